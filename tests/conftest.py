@@ -35,7 +35,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def tiny_geometry():
-    from tiny import GEOMETRY
+    from tiny_geometry import GEOMETRY
 
     return GEOMETRY
 

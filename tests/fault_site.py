@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from hosts import Host, hosts, hosts_work, outside
+from network_namespaces import Host, can_make_hosts, make_hosts, outside_address
 from object_server import ObjectServer, object_server
 from ports import free_port
 from ray_nodes import REPOSITORY, Node, Nodes
@@ -176,11 +176,11 @@ def site(folder: Path, *, objects: bool = False, redis: bool = False) -> Iterato
     """
     settings = environment(folder)
     with ExitStack() as stack:
-        there = stack.enter_context(hosts(3)) if hosts_work() else []
-        server = stack.enter_context(object_server(folder, outside(there))) if objects else None
+        there = stack.enter_context(make_hosts(3)) if can_make_hosts() else []
+        server = stack.enter_context(object_server(folder, outside_address(there))) if objects else None
         settings |= server.environment if server else {}
         nodes = stack.enter_context(Nodes(folder / "nodes", hosts=there, environment=settings))
-        own = {"RAY_REDIS_ADDRESS": stack.enter_context(redis_server(outside(there)))} if redis else {}
+        own = {"RAY_REDIS_ADDRESS": stack.enter_context(redis_server(outside_address(there)))} if redis else {}
         found = Site(folder, nodes, settings, server, own)
         stack.callback(found.clear)
         for number in range(3):

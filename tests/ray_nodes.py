@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from hosts import Host
+from network_namespaces import Host
 from ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from child_process import start_process
 from made_results import put_halves, put_run
-from started import started
 
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
@@ -294,7 +294,7 @@ def test_sigterm_outside_training_has_its_exit_code(tmp_path):
     data = tmp_path / "data"
     command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
     deadline = time.monotonic() + 300
-    with started(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
+    with start_process(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
         while not (data.exists() and any(data.iterdir())):
             assert packing.poll() is None and time.monotonic() < deadline, "nothing was packed"
             time.sleep(0.02)

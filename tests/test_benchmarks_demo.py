@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from started import started
+from child_process import start_process
 
 from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
@@ -93,7 +93,7 @@ def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturb
     command = [*COMMAND, str(out)]
     deadline = time.monotonic() + 600
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with started(command, cwd=ROOT, env=ONE_THREAD, **silent) as process:
+    with start_process(command, cwd=ROOT, env=ONE_THREAD, **silent) as process:
         while not any(out.glob(sign)):
             assert process.poll() is None and time.monotonic() < deadline, f"the demo ended before {sign} was seen"
             time.sleep(0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranked import run_ranks
+from rank_processes import run_ranks
 
 from benchmarks.studies.scaling.benchmark import Measured, estimates, list_parallelisms, main, split
 from benchmarks.studies.scaling.model import ETHERNET, H200, Links, Parts, counted_parts, pays_up_to, speedup, step_cost

@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, unquote
 import psutil
 import pytest
 import tracked_runs
+from child_process import start_process
 from ports import free_port
-from started import started
 
 from benchmarks.cli.ui import RunFilter, check_port, find_collection, select
 from benchmarks.report.links import COMPARED, compare_page
@@ -109,7 +109,7 @@ def page(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     code += "sys.exit(main(['ui', '--results', sys.argv[1], '--port', sys.argv[2]]))"
     command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with started(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with start_process(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
         reader.start()

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from child_process import start_process
 from object_server import object_server
 from ray_nodes import REPOSITORY, Nodes, without_settings
-from started import started
 
 from benchmarks.cli import main
 from cluster.configuration import SweepFolder
@@ -50,7 +50,7 @@ def cluster(nodes: Nodes, data: list[str]) -> list[str]:
 def sweeping(words: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
     """`procap sweep` as a process of its own."""
     settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return started(
+    return start_process(
         [*PROGRAM, "sweep", *words],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,

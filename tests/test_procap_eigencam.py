@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import GEOMETRY
+from tiny_geometry import GEOMETRY
 
 from procap.clip import CLIP
 from procap.eigencam import eigencam, image_maps, last_tokens

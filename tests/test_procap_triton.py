@@ -134,11 +134,11 @@ def interpreter():
     """Answers (question, case) by the kernels in Triton's interpreter."""
     pytest.importorskip("triton")
     # Not where this file is a program or a module of one: there it is not beside the others on the path.
-    from started import started
+    from child_process import start_process
 
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with started([sys.executable, __file__], env=environment, **pipes) as process:
+    with start_process([sys.executable, __file__], env=environment, **pipes) as process:
 
         def ask(question, case):
             process.stdin.write(json.dumps([question, case]) + "\n")

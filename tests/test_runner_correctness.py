@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_results import put_run, put_score
-from ranked import run_ranks
+from rank_processes import run_ranks
 
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranked import run_ranks
+from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
-from tiny import GEOMETRY
+from tiny_geometry import GEOMETRY
 from torch import Tensor
 
 from procap.clip import CLIP

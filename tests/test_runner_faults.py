@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 from local_server import Answer, LocalServer
-from ranked import SECONDS, Ended, run_ranks
+from rank_processes import SECONDS, Ended, run_ranks
 
 from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main

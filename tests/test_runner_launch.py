@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from ranked import SECONDS, Ended, Processes, run_ranks
+from rank_processes import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
 from benchmarks.cli import main
@@ -198,8 +198,8 @@ def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
         deadline = time.monotonic() + SECONDS
         for rank in (0, 1):
             for told in (0, 1):
-                while f"told {told} times" not in processes.said(rank):
-                    assert time.monotonic() < deadline, processes.said(rank) + processes.said(rank, "err")
+                while f"told {told} times" not in processes.output(rank):
+                    assert time.monotonic() < deadline, processes.output(rank) + processes.output(rank, "err")
                     time.sleep(0.01)
                 processes.kill(rank, signum)
         ends = processes.wait()

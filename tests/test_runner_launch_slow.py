@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from child_process import start_process
 from ports import free_port
-from started import started
 
 from runner.checkpoint import read_prompts
 from runner.results import RunFolder, find_runs
@@ -56,7 +56,7 @@ def begun(
     """A line as it is typed in the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return started([*prefix, "bash", "-c", f"exec {line}"], cwd=place, env=dict(shell), text=True, **pipes)
+    return start_process([*prefix, "bash", "-c", f"exec {line}"], cwd=place, env=dict(shell), text=True, **pipes)
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -132,7 +132,7 @@ def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell,
     line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 40000"
     terminal, inner = pty.openpty()
     said, pressed, deadline = "", False, time.monotonic() + SECONDS
-    with started(
+    with start_process(
         ["setsid", "--ctty", "--wait", "bash", "-c", f"exec {launcher} {line}"],
         cwd=tmp_path,
         env=shell | {"TERM": "xterm", "COLUMNS": "160"},

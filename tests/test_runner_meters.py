@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranked import run_ranks
+from rank_processes import run_ranks
 from shared_clock import SharedClock
 
 from runner.config import RunConfig, RuntimeConfig, plan_run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranked import run_ranks
-from tiny import GEOMETRY
+from rank_processes import run_ranks
+from tiny_geometry import GEOMETRY
 
 from procap.clip import CLIP
 from procap.methods import build_method

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 import torch.nn.functional as F
-from ranked import Processes, run_ranks
+from rank_processes import Processes, run_ranks
 from shared_clock import SharedClock
 from torch import Tensor, nn
 
@@ -288,7 +288,7 @@ def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
         ]
         for (_, unlucky, size, _), processes in zip(cases, groups, strict=True):
             for rank in set(range(size)) - {unlucky}:
-                code, said = processes.code(rank), processes.said(rank, "err")
+                code, said = processes.code(rank), processes.output(rank, "err")
                 assert code == 1, said
                 assert said.startswith(f"procap: no answer from rank {unlucky} of {size}"), said
                 assert said.count("\n") == 1, said
@@ -347,7 +347,7 @@ def come_alone(timeout: float, absent: int) -> None:
 def test_ranks_that_do_not_connect_name_the_address() -> None:
     with Processes(2, come_alone, 1, 0) as apart, Processes(2, come_alone, 1, 1) as other:
         for processes, rank in ((apart, 1), (other, 0)):
-            code, said = processes.code(rank), processes.said(rank, "err")
+            code, said = processes.code(rank), processes.output(rank, "err")
             assert code == 1, said
             assert said.startswith(f"procap: rank {rank} of 2 could not connect to the others at 127.0.0.1:"), said
             assert said.count("\n") == 1 and "in 1 seconds" in said, said

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from started import started
+from child_process import start_process
 
 from benchmarks.cli import main
 from runner.config import RuntimeConfig, Target, plan_run
@@ -138,7 +138,7 @@ def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, tiny
     def begun(home: str, results: str, before: str = "") -> AbstractContextManager[subprocess.Popen[bytes]]:
         command = [sys.executable, "-c", f"{before}{COMMAND}", *words, "--results", results]
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
-        return started(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return start_process(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def result(home: str, results: str) -> dict[str, Any]:
         with begun(home, results) as process:

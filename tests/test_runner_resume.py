@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ranked import Ended, Processes, run_ranks
+from rank_processes import Ended, Processes, run_ranks
 
 from procap.errors import UserError
 from runner import checkpointer
@@ -66,7 +66,7 @@ def train_until(
     with Processes(1, train_and_stop, *arguments) as processes:
         training, deadline = psutil.Process(processes.pid(0)), time.monotonic() + 240
         while (status := training.status()) != psutil.STATUS_STOPPED:
-            assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, processes.said(0, "err")
+            assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, processes.output(0, "err")
             time.sleep(0.002)
         training.send_signal(number)
         with suppress(psutil.NoSuchProcess):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranked import run_ranks
+from rank_processes import run_ranks
 
 import runner.checkpointer
 import runner.train

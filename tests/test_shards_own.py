@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from other_shards import layout
+from clip_benchmark_shards import layout
 
 from benchmarks.cli import main
 from shards.errors import DataError

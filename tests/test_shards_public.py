@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from other_shards import image, sample, write_tar
+from clip_benchmark_shards import image, sample, write_tar
 
 from shards.catalogue import CATALOGUE, derive_dataset
 from shards.errors import DataError, DataUsageError, NotFound

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from child_process import start_process
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from started import started
 from toy_shards import COUNTS, BrokenPart, LoggedPart, label, pixels, toy_source
 
 from shards.errors import DataError
@@ -60,7 +60,7 @@ def packing(root: Path, log: Path, workers: int, held: int) -> AbstractContextMa
         f"part = partial(LoggedPart, Path({str(log)!r}), {held})\n"
         f"pack_source(toy_source(part=part), Path({str(root)!r}), per_shard=5, workers={workers})"
     )
-    return started([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE)
+    return start_process([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE)
 
 
 def finished(root: Path) -> set[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from local_server import Answer, LocalServer
-from ranked import run_ranks
+from rank_processes import run_ranks
 from toy_shards import toy_source
 
 from benchmarks.cli import main

@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+from clip_benchmark_shards import CLASSES, image, layout, member, sample, several, write_tar
 from local_server import Answer, LocalServer
-from other_shards import CLASSES, image, layout, member, sample, several, write_tar
 from toy_shards import CLASSNAMES, COUNTS, toy_source
 from toy_shards import label as toy_label
 

@@ -1,7 +1,7 @@
-"""Runs a function of a test module in N processes with the environment of a launcher, and kills what is left of them.
+"""Run a function of a test module in N processes with the environment of a launcher, and kill those still running.
 
-A process that imports torch costs seconds, one that is forked nothing. So one server without threads, which has
-imported what runs import, forks all ranks; each then is a process like any other.
+Importing torch takes seconds, forking a process nothing. Therefore one server process without threads, which has
+imported torch and the runner, forks all ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-# As it is before any test changes it: one server is for all tests, and which of them comes first is no matter.
+# Before any test changes it: one server serves all tests, in any order.
 ENVIRONMENT = {**os.environ, **THREADS}
 SECONDS = 240.0
-"""What no rank takes on the slowest machine, the start of the server included."""
+"""Longer than any rank takes on a slow machine, including the start of the server."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Ended:
 class Processes:
     """`size` ranks that run function(*arguments), a function at the top of a module in `tests`; killed at the end.
 
-    Arguments arrive as they pass JSON. environ: additions for all ranks. to_the_end: let the interpreter end as it does
-    in a program, which takes a second and may go wrong; else a rank is gone when the function is done. patience: for
-    how long one that leaves waits for the reason and for all others to have read it; in vain where one cannot answer.
+    Arguments must be JSON. environ: additions for all ranks. to_the_end: end the interpreter normally, which takes a
+    second and may fail; otherwise a rank exits when the function returns. patience: seconds that a failing rank waits
+    for the first error and for the other ranks to have read it.
     """
 
     def __init__(
@@ -86,28 +86,28 @@ class Processes:
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to a rank, unless it has ended."""
         if not self._place(rank).with_suffix(".code").exists():
-            # It may be gone and its end not written down yet.
+            # It may have ended without its exit code being written yet.
             with suppress(ProcessLookupError):
                 os.kill(self.pid(rank), signum)
             if signum == signal.SIGKILL:
                 self.code(rank)
 
     def code(self, rank: int, seconds: float = SECONDS) -> int:
-        """How a rank ended; one that does not within `seconds` of the start fails the test with what all have said."""
+        """Return the exit code of a rank; fails the test with the output of all if it runs longer than `seconds`."""
         try:
             return int(_read(self._place(rank).with_suffix(".code"), self._time_left(seconds)))
         except TimeoutError:
-            said = {each: self.said(each) + self.said(each, "err") for each in range(self.size)}
-            raise AssertionError(f"rank {rank} did not end in {seconds} seconds: {said}") from None
+            outputs = {each: self.output(each) + self.output(each, "err") for each in range(self.size)}
+            raise AssertionError(f"rank {rank} did not end in {seconds} seconds: {outputs}") from None
 
-    def said(self, rank: int, stream: str = "out") -> str:
+    def output(self, rank: int, stream: str = "out") -> str:
         file = self._place(rank).with_suffix(f".{stream}")
         return file.read_text() if file.exists() else ""
 
     def wait(self, seconds: float = SECONDS) -> list[Ended]:
-        """All ranks' ends, in their order."""
+        """Wait for all ranks; returns how each ended."""
         codes = [self.code(rank, seconds) for rank in range(self.size)]
-        return [Ended(code, self.said(rank), self.said(rank, "err")) for rank, code in enumerate(codes)]
+        return [Ended(code, self.output(rank), self.output(rank, "err")) for rank, code in enumerate(codes)]
 
     def _place(self, rank: int) -> Path:
         return Path(self._folder.name) / str(rank)
@@ -123,13 +123,13 @@ def run_ranks(
     seconds: float = SECONDS,
     **how: Any,
 ) -> list[Ended]:
-    """How `Processes` of these arguments end."""
+    """Run `Processes` with these arguments; returns how each rank ended."""
     with Processes(size, function, *arguments, **how) as processes:
         return processes.wait(seconds)
 
 
 def _read(file: Path, seconds: float) -> str:
-    """The text of a file that another process will put there."""
+    """Wait for a file that another process writes and return its text."""
     deadline = time.monotonic() + max(seconds, 5.0)
     while not file.exists():
         if time.monotonic() > deadline:
@@ -147,7 +147,7 @@ def _ask_server(request: dict[str, Any]) -> None:
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """The server of this test process. It is the first of its process group, and takes all along when it goes."""
+    """Start the server of this test process, the leader of its process group, which ends all ranks when it ends."""
     server = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -161,16 +161,16 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> int:
-    """Fork a rank for every line of standard input; at its end, also when the test process is killed, end them all."""
+    """Fork a rank for every line of standard input; at its end, also if the test process was killed, end all ranks."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for name in ("torch._dynamo", "pytest", "runner.train", "runner.distributed.process_group"):
         importlib.import_module(name)
     tasks = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1
     assert tasks == 1, f"{tasks} threads: forked processes would lack all but one"
-    # What is here now is not looked through by the garbage collectors of all the ranks.
+    # Exclude existing objects from the garbage collection of every rank.
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # A plain descriptor: a buffered file would be shared, lines and all, with every rank.
+    # Read the descriptor: the buffer of a file object would be copied into every rank.
     rest = b""
     while chunk := os.read(0, 65536):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -180,15 +180,15 @@ def _serve() -> int:
                 request = json.loads(line)
                 rank = os.fork()
                 if rank == 0:
-                    return _be_a_rank(request)
-                _keep(rank, Path(request["place"]))
+                    return _run_rank(request)
+                _record_end(rank, Path(request["place"]))
                 os._exit(0)
     os.killpg(0, signal.SIGKILL)
     return 1
 
 
-def _keep(rank: int, place: Path) -> None:
-    """Say where a rank is and, in a process of its own, how it ended."""
+def _record_end(rank: int, place: Path) -> None:
+    """Write the process id of a rank and, when it has ended, its exit code."""
     _write(place.with_suffix(".pid"), rank)
     _write(place.with_suffix(".code"), os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]))
 
@@ -199,8 +199,8 @@ def _write(file: Path, number: int) -> None:
     partial.rename(file)
 
 
-def _be_a_rank(request: dict[str, Any]) -> int:
-    """What each process runs: errors of users end it with one line, as the command line does."""
+def _run_rank(request: dict[str, Any]) -> int:
+    """Run the requested function; an error of the user ends the process with one line, as on the command line."""
     place = Path(request["place"])
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(place.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT, 0o600), descriptor)

@@ -1,4 +1,4 @@
-"""The sizes of a CLIP small enough for a laptop, for fixtures and for processes that have none."""
+"""The sizes of a CLIP that is small enough for tests, for fixtures and for child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network namespaces of this machine that stand for hosts, each with its own address and name."""
+"""Make network namespaces on this machine that act as hosts, each with its own address and name."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ DEVICES = Path("/sys/class/net")
 
 @dataclass(frozen=True)
 class Host:
-    """name: also what `hostname` says there."""
+    """A network namespace. name: also its host name."""
 
     name: str
     address: str
 
     def command(self, words: Sequence[str | Path], hidden: Sequence[Path] = ()) -> list[str]:
-        """`words` as a command of that host, whose process is the one that is started.
+        """Return the command that runs `words` on that host, in the process that is started.
 
-        hidden: folders that are empty there, as when a shared disk is not mounted.
+        hidden: folders that are empty there, like a shared disk that is not mounted.
         """
         hide = "".join(f'mount -t tmpfs none "{folder}" && ' for folder in hidden)
         enter = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c"]
         return [*enter, f'hostname "$0" && {hide}exec "$@"', self.name, *map(str, words)]
 
     def cut(self) -> None:
-        """Cut the host off the network in both directions; its processes live on."""
+        """Cut the host off the network in both directions; its processes keep running."""
         _do("ip", "-n", self.name, "link", "set", "eth0", "down")
 
     def join(self) -> None:
         _do("ip", "-n", self.name, "link", "set", "eth0", "up")
 
 
-def hosts_work() -> bool:
-    """Whether network namespaces can be made here: that takes root, `ip` and `unshare`."""
+def can_make_hosts() -> bool:
+    """Whether network namespaces can be made here, which needs root, `ip` and `unshare`."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
         return False
     name = f"pc{os.getpid()}"
@@ -49,16 +49,16 @@ def hosts_work() -> bool:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """Make hosts that reach each other, this machine at `outside(hosts)`, and nothing else."""
-    # Several at once, of this process or others, would answer each other on one network.
+def make_hosts(count: int) -> Iterator[list[Host]]:
+    """Make hosts that reach each other, this machine at `outside_address(hosts)`, and nothing else."""
+    # Hosts of other tests, in this process or others, must not share a network.
     number = next(each for each in range(4 * os.getpid(), 4 * os.getpid() + 4) if not (DEVICES / f"pc{each}").exists())
     bridge, network = f"pc{number}", f"10.{64 + number // 250 % 128}.{number % 250}"
     found = [Host(f"host{index}-{number}", f"{network}.{index + 1}") for index in range(count)]
     names = "".join(f"{host.address} {host.name}\n" for host in found)
     try:
         _do("ip", "link", "add", bridge, "type", "bridge")
-        _do("ip", "addr", "add", f"{outside(found)}/24", "dev", bridge)
+        _do("ip", "addr", "add", f"{outside_address(found)}/24", "dev", bridge)
         _do("ip", "link", "set", bridge, "up")
         for index, host in enumerate(found):
             (NAMES / host.name).mkdir(parents=True)
@@ -72,7 +72,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         yield found
     finally:
         for index, host in enumerate(found):
-            # A process that is left over keeps its namespace, but not the wire.
+            # A process that is still running keeps its namespace, but loses the interface.
             subprocess.run(["ip", "link", "del", f"{bridge}-{index}"], capture_output=True)
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
             shutil.rmtree(NAMES / host.name, ignore_errors=True)
@@ -81,8 +81,8 @@ def hosts(count: int) -> Iterator[list[Host]]:
             NAMES.rmdir()
 
 
-def outside(there: Sequence[Host]) -> str:
-    """The address of this machine as the hosts see it."""
+def outside_address(there: Sequence[Host]) -> str:
+    """Return the address of this machine as the hosts see it."""
     return there[0].address.rpartition(".")[0] + ".254" if there else "127.0.0.1"
 
 

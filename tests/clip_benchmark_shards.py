@@ -1,4 +1,4 @@
-"""Tars as others write them, made member by member, whole or broken."""
+"""Write shards in the layout of clip-benchmark, member by member, whole or broken."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def several(start: int, stop: int) -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def layout(root: Path, splits: Mapping[str, tuple[int, ...]]) -> Path:
-    """clip-benchmark's layout with so many samples in each tar of each split."""
+    """Write tars with the given numbers of samples for each split in `root`."""
     for split, sizes in splits.items():
         start = 0
         for number, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Starts a command that leaves nothing behind, however the test that started it ends."""
+"""Start a command as a child process and kill all that is left of it when the test ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 
 
 @contextmanager
-def started(command: Sequence[str | Path], **more: Any) -> Iterator[subprocess.Popen[Any]]:
-    """`subprocess.Popen(command, **more)` in a session of its own, of which nothing is alive after the block."""
+def start_process(command: Sequence[str | Path], **more: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start `subprocess.Popen(command, **more)` in its own session, and kill all its processes after the block."""
     with subprocess.Popen(command, start_new_session=True, **more) as process:
         try:
             yield process
@@ -38,7 +38,7 @@ def _kill_all_of(process: subprocess.Popen[Any]) -> None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    # Who inherits orphans may leave them as they are.
+    # An orphan may stay a zombie if the process that inherits it never waits for it.
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
