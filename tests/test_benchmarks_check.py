@@ -360,13 +360,11 @@ def test_without_results_of_a_suite_the_profile_of_the_others_is_proposed(tmp_pa
     assert f"procap bench few-shot --profile mini --results {tmp_path}" in said and "paper" not in said
 
 
-@pytest.mark.parametrize("settings", [True, False])
-def test_tables_and_report_take_what_was_chosen_from_the_same_place(tmp_path, settings):
-    """Also of a collection without settings, whose runs name data sets, methods and seeds."""
+def test_recorded_options_of_a_suite_are_those_of_its_command_or_of_existing_runs(tmp_path):
     suite = suite_named("base-to-novel")
     options = suite.options(MINI, datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
     runs = tuple(put_config(tmp_path, entry.spec.config).path for entry in suite.plan(options))
-    collection = Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain() if settings else {})
-    assert recorded_options(suite, collection, tmp_path) == (options, not settings)
-    assert recorded_options(suite, None, tmp_path) == (suite.options(MINI), True), "its runs say the world alone"
-    assert recorded_options(suite, collection, tmp_path, profile="paper")[0].profile == PAPER
+    collection = Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain())
+    assert recorded_options(suite, collection, tmp_path) == options
+    assert recorded_options(suite, None, tmp_path) == suite.options(MINI)
+    assert recorded_options(suite, collection, tmp_path, profile="paper").profile == PAPER

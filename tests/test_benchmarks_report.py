@@ -22,8 +22,8 @@ from benchmarks.cli import main
 from benchmarks.plots import style
 from benchmarks.qualitative.pictures import describe_pictures
 from benchmarks.report.describe import describe_recipes, list_facts
-from benchmarks.report.found import find_suites
 from benchmarks.report.report import build_report, write_report
+from benchmarks.report.started_suites import find_suites
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
 from runner.config import Target

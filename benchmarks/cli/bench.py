@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from benchmarks.suites.outputs import SuiteOutputs
     from benchmarks.suites.planning import SuitePlan
     from benchmarks.suites.suite import Suite
-    from cluster.launcher import Launcher
-    from cluster.run import RunSpec
     from runner.config import RuntimeConfig
     from runner.run_collection import Status
 
@@ -101,10 +98,13 @@ def bench(
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     from benchmarks.cli.execution import execute
-    from benchmarks.suites.checks import check_engine
+    from benchmarks.cli.plan import show_plan
+    from benchmarks.suites.checks import check_engine, check_training_images
+    from benchmarks.suites.cost import forecast_runs
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
     from benchmarks.suites.progress import CollectionTrackers
+    from runner.config import Target
     from runner.environment import library_defaults
     from runner.remote_results import RemoteResults
     from runner.run_collection import status_after
@@ -123,11 +123,15 @@ def bench(
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for plan in plans:
         _note_ignored_flags(plan, flags, several=several)
-    if mode.dry_run:
-        return _show_plan(runs, runtime, launcher, output, flags.price, force=mode.force)
     remote = RemoteResults.of(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
+    if mode.dry_run:
+        check_training_images((run.config for run in runs), runtime.data)
+        work = [(run.config, runtime, [Target.recorded(target) for target in run.targets]) for run in runs]
+        forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
+        show_plan(work, output, force=mode.force, forecast=forecast)
+        return 0
     title = plural(len(plans), "suite") if several else plans[0].suite.title
     where = plans[0].options.profile.where
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
@@ -201,39 +205,6 @@ def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags, *, several: bool) ->
     trained = [run for run in runs if run.spec.config.recipe.epochs]
     if flags.shots and any(run.variant.shots not in (None, *plan.options.shots) for run in trained):
         note(f"{suite.name} prescribes the shots of some runs: --shots {flags.shots} does not change those")
-
-
-def _show_plan(
-    runs: Sequence[RunSpec],
-    runtime: RuntimeConfig,
-    launcher: Launcher,
-    output: OutputFlags,
-    price: float | None,
-    *,
-    force: bool,
-) -> int:
-    """Print the runs, and how long machines of several sizes would take for those that are not done."""
-    from benchmarks.cli.plan import make_plan
-    from benchmarks.results.profiles import MINI
-    from benchmarks.suites.checks import check_training_images
-    from benchmarks.suites.cost import CostModel, Machine, describe_forecast, find_machine
-    from benchmarks.suites.planning import is_done
-    from runner.config import Target
-
-    check_training_images((run.config for run in runs), runtime.data)
-    work = [(run.config, runtime, [Target.recorded(target) for target in run.targets]) for run in runs]
-    plan = make_plan(work, force=force)
-    plan.show(replace(output, json=False))
-    open_runs = [run for run in runs if force or not is_done(run, runtime)]
-    if open_runs:
-        machine = find_machine(runtime.device)
-        if machine.device == "cpu" and open_runs[0].config.backbone != MINI.backbone:
-            machine = Machine("H200", "cuda")
-        costs = CostModel(runtime, machine, processes=launcher.processes, force=force)
-        show("\n" + "\n".join(describe_forecast(costs, open_runs, price=price)))
-    if output.json:
-        show_json(asdict(plan))
-    return 0
 
 
 def _show_outputs(

@@ -11,7 +11,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.plan import make_plan
+from benchmarks.cli.plan import show_plan
 from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
@@ -78,7 +78,7 @@ def evaluate(
     if mode.dry_run:
         if is_first_rank():
             work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
-            make_plan(work).show(output)
+            show_plan(work, output)
         return 0
     train_flags = (
         "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)

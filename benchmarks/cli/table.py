@@ -101,7 +101,7 @@ def _suite_tables(
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
     suite = suite_named(name)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
-    recorded, _ = recorded_options(suite, collection, root, data, profile=flags.profile)
+    recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
     changes = suite_changes(selection, data) | ({"recipe": flags.recipe} if flags.recipe else {})
     options = replace(recorded, **changes)
     done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)

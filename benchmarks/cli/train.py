@@ -10,7 +10,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.data_few_shot import store_file
-from benchmarks.cli.plan import make_plan
+from benchmarks.cli.plan import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
@@ -53,7 +53,7 @@ def train(
     if mode.dry_run:
         if is_first_rank():
             runs = _checked_runs(selection, recipe, runtime)
-            make_plan([(config, runtime, []) for config in runs], force=mode.force).show(output)
+            show_plan([(config, runtime, []) for config in runs], output, force=mode.force)
         return 0
     with process_group(runtime) as (group, runtime):
         # Inside the group, so that an error of one host alone, such as missing data, reaches the others.

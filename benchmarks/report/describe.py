@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from benchmarks.console.output import plural
-from benchmarks.report.found import STATES, FoundSuite
+from benchmarks.report.started_suites import STATES, StartedSuite
 from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.suites import SUITES
@@ -23,7 +23,7 @@ KEYS: Mapping[str, str] = {
 """Titles for keys of variants."""
 
 
-def describe_suite(one: FoundSuite) -> tuple[str, str]:
+def describe_suite(one: StartedSuite) -> tuple[str, str]:
     """Return what the suite is, and what the paper has of it, from the docstring of a built-in suite's module."""
     module = sys.modules.get(SUITES.get(one.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
@@ -32,7 +32,7 @@ def describe_suite(one: FoundSuite) -> tuple[str, str]:
     return " ".join(text for text in prose if not text.startswith("Published")) or one.suite.title, paper
 
 
-def describe_state(one: FoundSuite) -> str:
+def describe_state(one: StartedSuite) -> str:
     """Describe how far it is: "33 of 35 runs finished: 1 failed, 1 missing"."""
     if not one.results.paths:
         return "measured without runs of its own"
@@ -42,7 +42,7 @@ def describe_state(one: FoundSuite) -> str:
     return f"{finished} of {plural(len(one.results.paths), 'run')} finished{f': {listed}' if listed else ''}"
 
 
-def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
+def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
     """List how it was run, as terms and values."""
     options, runs = one.options, one.results.runs
     facts = [
@@ -66,7 +66,7 @@ def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def describe_recipes(one: FoundSuite) -> list[str]:
+def describe_recipes(one: StartedSuite) -> list[str]:
     """Describe the recipes, and what the profile and the options change in them."""
     options, profile = one.options, one.options.profile
     names = {"published": "each method's own, as published", "procap": "ProCAP's for all"}
@@ -87,10 +87,10 @@ def describe_recipes(one: FoundSuite) -> list[str]:
     return found
 
 
-def list_caveats(suites: Sequence[FoundSuite]) -> list[tuple[str, str]]:
+def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     """List what a reader has to know before any number, each once for all suites, with a short form if it has one."""
 
-    def names(chosen: Sequence[FoundSuite]) -> str:
+    def names(chosen: Sequence[StartedSuite]) -> str:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)
 
     found = []
@@ -122,8 +122,6 @@ def list_caveats(suites: Sequence[FoundSuite]) -> list[tuple[str, str]]:
     changed = {name: text for one in suites for name, text in one.results.changed_sets.items()}
     found += [(f"{name} is not the published data set: {text}.", f"changed {name}") for name, text in changed.items()]
     for one in suites:
-        if one.guessed:
-            found.append((f"{one.name} did not record its options: data sets, methods and seeds are its runs'.", ""))
         if one.further:
             further = plural(len(one.further), "further run")
             found.append((f"{one.name} has {further} made with other flags, which no table here shows.", ""))

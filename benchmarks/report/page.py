@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.found import Problem, UnfinishedRun
 from benchmarks.report.pictures import Picture
+from benchmarks.report.started_suites import Problem, UnfinishedRun
 from benchmarks.tables.html import to_html
 from benchmarks.tables.render import SUFFIXES, render, write_tables
 from benchmarks.tables.table import Table, list_notes
@@ -58,7 +58,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class PageContents:
     """The contents of the page.
 
     lead: what was run and when. state: how many runs are finished, in one sentence. caveats: what a reader has to know
@@ -126,14 +126,14 @@ class FileWriter:
         }
 
 
-def write_page(report: Report, folder: Path) -> None:
+def write_page(contents: PageContents, folder: Path) -> None:
     """Write index.html and the folders `tables` and `figures` into `folder`."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["digest"] = _digest
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    page = template.render(vars(report), writer=FileWriter(folder), generator=GENERATOR)
+    page = template.render(vars(contents), writer=FileWriter(folder), generator=GENERATOR)
     write_bytes(folder / "index.html", page.encode())
 
 

@@ -17,11 +17,11 @@ from typing import TypeVar
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
-from benchmarks.report.found import STATES, FoundSuite, Problem, find_suites, merge_unfinished
 from benchmarks.report.links import find_links
-from benchmarks.report.page import GENERATOR, Report, Section, write_page
+from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
 from benchmarks.report.pictures import Picture, draw_picture, load_picture
-from benchmarks.report.work import describe_cost, list_versions, machines_table, read_work, suites_table
+from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_suites, merge_unfinished
+from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
@@ -61,8 +61,8 @@ def write_report(
         _replace_folder(folder, report)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
-    for problem in report.problems:
-        note(f"{problem.where}: {problem.what}")
+    for name, what in report.problems:
+        note(f"{name}: {what}")
     if not all(section.is_finished for section in report.sections):
         note(report.state)
     return folder / "index.html"
@@ -79,7 +79,7 @@ def _check_replaceable(folder: Path) -> None:
         raise UsageError(f"{folder} is a file: name a folder with --out")
 
 
-def _replace_folder(folder: Path, report: Report) -> None:
+def _replace_folder(folder: Path, report: PageContents) -> None:
     """Write the report into a new folder, then rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
@@ -104,7 +104,7 @@ def build_report(
     data: Path | None = None,
     tracking: str = "",
     price: float | None = None,
-) -> Report:
+) -> PageContents:
     """Collect the contents of the page, see `write_report`."""
     suites, problems = find_suites(results, data, wanted)
     if not suites and not problems:
@@ -120,8 +120,8 @@ def build_report(
         pictures = [one for one in main.pictures if one is not plot]
         rest = replace(main, tables=main.tables[1:], pictures=pictures, leads=True)
         sections[sections.index(main)] = rest
-    work = read_work(suites)
-    return Report(
+    jobs = read_jobs(suites)
+    return PageContents(
         lead=_describe_dates(suites),
         state=state,
         shown=shown,
@@ -129,13 +129,13 @@ def build_report(
         headline=headline,
         problems=problems,
         caveats=list_caveats(suites),
-        cost=describe_cost(suites, work, price),
-        work=[suites_table(suites, work), machines_table(work)] if any(one.results.paths for one in suites) else [],
-        versions=list_versions(work),
+        cost=describe_cost(jobs, price),
+        work=[suites_table(suites, jobs), machines_table(jobs)] if any(one.results.paths for one in suites) else [],
+        versions=list_versions(jobs),
     )
 
 
-def _describe_dates(suites: Sequence[FoundSuite]) -> str:
+def _describe_dates(suites: Sequence[StartedSuite]) -> str:
     """Describe the number of suites and runs, and the days between which they ran, in UTC."""
     runs = len({path for one in suites for path in one.results.paths})
     moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
@@ -144,7 +144,7 @@ def _describe_dates(suites: Sequence[FoundSuite]) -> str:
     return f"{plural(len(suites), 'suite')}, {plural(runs, 'run')}{f', {between}' if between else ''}."
 
 
-def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
+def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
     """Describe how many runs are finished. all_read: whether all suites could be read; other plans are unknown."""
     if not suites:
         return "No suite could be read."
@@ -158,7 +158,7 @@ def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
     return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
 
 
-def _make_section(one: FoundSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem]) -> Section:
+def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem]) -> Section:
     """Make the section of a suite. A part that fails becomes a problem, so that the others are still shown."""
 
     def attempt(what: str, make: Callable[[], T], otherwise: T) -> T:
@@ -167,7 +167,7 @@ def _make_section(one: FoundSuite, shown: str, data: Path | None, tracking: str,
         except Exception as error:
             expected = isinstance(error, UserError | DataError | OSError)
             text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
-            problems.append(Problem(one.name, f"{what}: {text}"))
+            problems.append((one.name, f"{what}: {text}"))
             return otherwise
 
     suite, results = one.suite, one.results

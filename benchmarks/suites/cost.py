@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.results.profiles import MINI
+from benchmarks.suites.planning import count_images, read_state
 from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
@@ -48,8 +50,8 @@ GPU_STEP_SECONDS = 2e-3
 """Lower limit of a step with CUDA graphs: about a thousand kernels of 2 us each."""
 START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
 """Seconds until the first step: loading weights, and on a GPU compiling and capturing graphs."""
-DECODE_SECONDS = {"photograph": 4.5e-3, "generated": 2.5e-4}
-"""Seconds of one core per image (docs/results/loader.md); a cached image of a later epoch takes a third."""
+DECODE_SECONDS = {True: 4.5e-3, False: 2.5e-4}
+"""Seconds of one core per photograph and per generated image (docs/results/loader.md); later epochs take a third."""
 DECODE_THREADS = 12
 """Number of threads that decode images for a GPU."""
 MAX_FINISHED_RUNS = 400
@@ -131,9 +133,6 @@ class CostModel:
         self.seconds(run)
         self._add_ratio(run.config, self._first[run.path], taken)
 
-    def remaining(self, left: Iterable[float], at_once: int) -> float:
-        return makespan(left, max(1, at_once))
-
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done.
 
@@ -144,8 +143,10 @@ class CostModel:
         on_gpu = self.machine.device == "cuda"
         seconds = START_SECONDS[self.machine.device]
         if trained < 1 and config.recipe.epochs:
-            classes, images, decode = self._split(config.dataset, config.classes, "train")
-            images = min(images, config.shots * classes) if config.shots else images
+            dataset, classes, images = count_images(
+                config.dataset, config.classes, "train", self.runtime.data, most=config.shots
+            )
+            decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.epochs * (1 - trained)
             step = flops(counted["step"], min(batch, images), classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
@@ -153,8 +154,9 @@ class CostModel:
             again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)
             seconds += steps * max(step, GPU_STEP_SECONDS if on_gpu else 0.0) + again
         for target in targets:
-            classes, images, decode = self._split(target.dataset, target.classes, target.split)
-            images = images if self.runtime.limit is None else min(images, self.runtime.limit)
+            dataset, classes, images = count_images(target.dataset, target.classes, target.split, self.runtime.data)
+            decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
+            images = min(images, self.runtime.limit or images)
             encode = flops(counted["eval"], images, classes) / pace
             # Decoding overlaps with a GPU's work; on a CPU the times add up.
             both = max(encode, images * decode / DECODE_THREADS) if on_gpu else encode + images * decode
@@ -164,17 +166,11 @@ class CostModel:
     def _work_left(self, run: RunSpec) -> float:
         """Estimate seconds without correction; 0 if everything is done, infinite for an unknown data set."""
         targets, trained = [Target.recorded(target) for target in run.targets], 0.0
-        folder = RunFolder(self.runtime.results / run.config.path)
         # An unreadable result counts as missing.
-        with suppress(UserError, DataError):
-            if not self.force and (training := folder.train()):
-                trained, limit = 1.0, self.runtime.limit
-                found = {target: folder.evaluation(target) for target in targets}
-                targets = [target for target, one in found.items() if not (one and one.is_current(training, limit))]
-            elif not self.force and (progress := folder.progress()) and progress.steps:
-                trained = progress.step / progress.steps
-        if trained == 1 and not targets:
-            return 0.0
+        with suppress(UserError):
+            _, trained, targets = read_state(run.config, targets, self.runtime, force=self.force)
+            if trained == 1.0 and not targets:
+                return 0.0
         try:
             return self.work(run.config, targets, trained=trained)
         except DataError:
@@ -209,31 +205,29 @@ class CostModel:
         if 0 < work < math.inf and taken > 0:
             self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
-    def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
-        """Return classes, images, and seconds that one core takes to decode an image."""
-        from shards.fewshot import select_labels
-        from shards.resolve import resolve_dataset
 
-        found = resolve_dataset(dataset, self.runtime.data)
-        chosen = len(select_labels(range(found.classes), classes))
-        kind = "photograph" if found.source in ("folder", "packed") else "generated"
-        return chosen, found.counts.get(split, 0) * chosen / found.classes, DECODE_SECONDS[kind]
-
-
-def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float | None = None) -> list[str]:
+def forecast_runs(
+    runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, price: float | None = None, *, force: bool = False
+) -> list[str]:
     """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
 
-    price: of one GPU's (or machine's) hour, idle or not.
+    Without a GPU here, runs of a full-size backbone are estimated for an H200. processes: see `CostModel`. price: of
+    one GPU's (or machine's) hour, idle or not.
     """
+    if not runs:
+        return []
+    machine = find_machine(runtime.device)
+    if machine.device == "cpu" and runs[0].config.backbone != MINI.backbone:
+        machine = Machine("H200", "cuda")
+    model = CostModel(runtime, machine, processes=processes, force=force)
     seconds = sorted((model.seconds(run) for run in runs), reverse=True)
-    unit = "GPU" if model.machine.device == "cuda" else "machine"
+    unit = "GPU" if machine.device == "cuda" else "machine"
     bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
-    start = START_SECONDS[model.machine.device]
-    lines = [f"On {model.machine.name} ({'; '.join(bases)}), a run starts in {start:g} s:"]
+    lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
     if not math.isfinite(sum(seconds)):
         return [*lines, "unknown"]
     for size in CLUSTER_SIZES:
-        groups = size // model.processes
+        groups = size // processes
         if groups and (groups == 1 or groups // 2 < len(seconds)):
             wall = makespan(seconds, groups)
             hours = wall * size / 3600

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun
@@ -16,10 +16,10 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, find_runs
 from runner.run_collection import Collection
+from shards.dataset import Dataset
 from shards.errors import DataError
-
-PATH_PARTS = 6
-"""Parts of a run's path: classes, data set, method, backbone, shots, and seed with hash."""
+from shards.fewshot import select_labels
+from shards.resolve import resolve_dataset
 
 
 @dataclass(frozen=True)
@@ -60,45 +60,70 @@ def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
 
 
+class RunState(NamedTuple):
+    """What exists of a run. trained: share of its training that is saved; open: targets without a current result."""
+
+    status: Literal["finished", "resume", "new", "repeat"]
+    trained: float
+    open: list[Target]
+
+
+def read_state(
+    config: RunConfig, targets: Sequence[Target], runtime: RuntimeConfig, *, force: bool = False
+) -> RunState:
+    """Read what exists of a run, with `force` to be repeated. Raises UserError for a file that cannot be read."""
+    folder = RunFolder(runtime.results / config.path)
+    training = folder.train()
+    is_started = training is not None or folder.state.is_dir()
+    if force:
+        return RunState("repeat" if is_started else "new", 0.0, [*targets])
+    if training is not None:
+        results = {target: folder.evaluation(target) for target in targets}
+        current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
+        return RunState("finished", 1.0, [target for target in targets if target not in current])
+    progress = folder.progress() if is_started else None
+    trained = progress.step / progress.steps if progress and progress.steps else 0.0
+    return RunState("resume" if is_started else "new", trained, [*targets])
+
+
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
     """Whether the run and all its evaluations exist. Unreadable files count as missing."""
-    folder = RunFolder(runtime.results / run.config.path)
     try:
-        training = folder.train()
-        results = [folder.evaluation(Target.recorded(target)) for target in run.targets]
+        state = read_state(run.config, [Target.recorded(target) for target in run.targets], runtime)
     except UserError:
         return False
-    return training is not None and all(result and result.is_current(training, runtime.limit) for result in results)
+    return state.status == "finished" and not state.open
+
+
+def count_images(name: str, classes: str, split: str, data: Path, *, most: int = 0) -> tuple[Dataset, int, float]:
+    """Return a data set, how many of its classes are chosen, and about how many images of a split they have.
+
+    most: of each class, 0 for all. Raises DataUsageError for an unknown data set.
+    """
+    dataset = resolve_dataset(name, data)
+    chosen = len(select_labels(range(dataset.classes), classes))
+    images = dataset.counts.get(split, 0) * chosen / dataset.classes
+    return dataset, chosen, min(images, most * chosen) if most else images
 
 
 def recorded_options(
     suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
-) -> tuple[SuiteOptions, bool]:
-    """Return the options of the suite's last run, and whether they had to be guessed.
+) -> SuiteOptions:
+    """Return the options of the suite's last run.
 
-    profile: the requested one; empty: any. Options are guessed if none are recorded, or only those of another
-    profile: choose the options (of each profile, with and without `--quick`) whose plan shares most runs with existing
-    ones, then those whose data sets have most runs. Raises UserError for settings that cannot be read.
+    profile: the requested one; empty: any. If no options are recorded, or only those of another profile, return the
+    default options (of each profile, with and without `--quick`) whose plan has most of the existing runs, then those
+    whose data sets have most. Raises UserError for settings that cannot be read.
     """
     settings = collection.settings if collection else {}
     if settings and profile in ("", settings.get("profile")):
-        return SuiteOptions.of_plain(settings, data), False
-    recorded = _split_paths(collection.runs if collection else ())
-    existing = _split_paths(folder.path.relative_to(results).as_posix() for folder in find_runs(results))
-    named: dict[str, Any] = {}
-    if recorded and not settings:
-        datasets, methods = (tuple(dict.fromkeys(run[part] for run in recorded)) for part in (1, 2))
-        seeds = tuple(dict.fromkeys(int(run[-1].removeprefix("seed").partition("-")[0]) for run in recorded))
-        named = {"datasets": datasets, "methods": methods, "seeds": seeds}
+        return SuiteOptions.of_plain(settings, data)
+    existing = {folder.path.relative_to(results).as_posix() for folder in find_runs(results)}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
-    candidates = [suite.options(one, quick=quick, data=data, **named) for one in profiles for quick in (False, True)]
+    candidates = [suite.options(one, quick=quick, data=data) for one in profiles for quick in (False, True)]
 
     def count_existing(options: SuiteOptions) -> tuple[int, int]:
-        planned = _split_paths(run.path for run in suite.plan(options))
-        return len({*planned} & {*existing, *recorded}), sum(run[1] in options.profile.datasets for run in existing)
+        planned = {run.path for run in suite.plan(options)}
+        return len(planned & existing), sum(path.split("/")[1] in options.profile.datasets for path in existing)
 
-    return max(candidates, key=count_existing), True
-
-
-def _split_paths(paths: Iterable[str]) -> list[tuple[str, ...]]:
-    return [parts for path in paths if len(parts := tuple(path.split("/"))) == PATH_PARTS]
+    return max(candidates, key=count_existing)

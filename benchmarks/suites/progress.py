@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.suites.cost import CostModel
+from benchmarks.suites.cost import CostModel, makespan
 from cluster.run import RunSpec, TrialReport
 from runner.progress import ProgressDisplay, format_duration
 from runner.run_collection import Status
@@ -110,7 +110,7 @@ class RunProgress:
         for number, run in enumerate(self.runs):
             if number not in self.done and number not in self.failed:
                 left.append(max(0.0, self._costs.seconds(run) - (now - self._running.get(number, now))))
-        remaining = self._costs.remaining(left, self._max_concurrent)
+        remaining = makespan(left, max(1, self._max_concurrent))
         facts = {"running": f"{len(self._running)}"}
         facts["left"] = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
         if self.failed:

@@ -1,4 +1,4 @@
-"""What a report says of time and cost: everything that was done is in every sum, and nothing twice."""
+"""Time and cost in a report: every job is in every sum, and none twice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from made_results import put_config, put_score
 from report_pages import Page, begin, put_entry, tables, words_of
 
-from benchmarks.report.found import find_suites, merge_unfinished
 from benchmarks.report.report import write_report
+from benchmarks.report.started_suites import find_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
 from runner.results import RankUse, RunFolder, Use, write_json
-from runner.run_collection import Collection, write_collection
 
 
 def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:
@@ -27,16 +26,6 @@ def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:
     table = tables(Page(text).root)["Suites, their runs, and how long they took"]
     last = [words_of(cell) for cell in table.all("tr")[-1].all("td")]
     assert last == ["1", "1", "2", "12.5", "2.0", "-"]
-
-
-def test_the_wall_clock_counts_suites_of_one_command_once(tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    for number, name in enumerate(("base-to-novel", "stability", "ablation")):
-        options, _ = begin(tmp_path / "begun", name, datasets=("tiles",), methods=("procap",), seeds=(1,))
-        since = 1_700_000_000_000 + (number // 2) * 5_000_000 + number
-        moments = {"status": "finished", "started": since, "ended": since + 3_600_000}
-        write_collection(root, Collection(kind="suite", name=name, settings=options.plain(), **moments))
-    assert "The commands ran for 2.00 hours" in write_report(root).read_text()
 
 
 def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path: Path) -> None:

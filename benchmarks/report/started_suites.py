@@ -28,13 +28,8 @@ STATES: Mapping[str, str] = {
 }
 """States of an unfinished run, the worst first, and their descriptions."""
 
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that could not be read or made. where: the suite it belongs to."""
-
-    where: str
-    what: str
+Problem = tuple[str, str]
+"""A suite, and what of it could not be read or made."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,11 @@ class UnfinishedRun:
 
 
 @dataclass(frozen=True)
-class FoundSuite:
+class StartedSuite:
     """A suite that was started, and what exists of it.
 
     unfinished: its unfinished runs, the worst first. further: finished runs of its collection that its options do not
-    plan, made with other flags. guessed: its options were not recorded, see `recorded_options`.
+    plan, made with other flags.
     """
 
     suite: Suite
@@ -59,7 +54,6 @@ class FoundSuite:
     results: SuiteResults
     unfinished: tuple[UnfinishedRun, ...] = ()
     further: tuple[str, ...] = ()
-    guessed: bool = False
 
     @property
     def name(self) -> str:
@@ -72,56 +66,51 @@ class FoundSuite:
 
 def find_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
-) -> tuple[list[FoundSuite], list[Problem]]:
+) -> tuple[list[StartedSuite], list[Problem]]:
     """Find every suite that was started below `results`, in the order of the paper, then users' own by name.
 
     wanted: names of suites, or files with one; empty: all. What cannot be read becomes a Problem.
     Raises UsageError for an unknown name.
     """
     chosen = {suite_named(word).name: word for word in wanted}
-    found, problems = [], []
+    suites: list[StartedSuite] = []
+    problems: list[Problem] = []
     for folder in sorted(find_collections(results), key=lambda one: order_in(one.name, SUITES)):
         name = folder.name
         if folder.parent.name != "suite" or (chosen and name not in chosen):
             continue
         try:
-            found.append(_read_suite(folder, chosen.get(name, name), results, data))
+            suites.append(_read_suite(folder, chosen.get(name, name), results, data))
         except (UserError, DataError) as error:
-            problems.append(Problem(name, str(error)))
-    started = {one.collection.name for one in found} | {one.where for one in problems}
-    problems += [Problem(name, "was not started here") for name in chosen if name not in started]
-    return found, problems
+            problems.append((name, str(error)))
+    started = {one.collection.name for one in suites} | {name for name, _ in problems}
+    problems += [(name, "was not started here") for name in chosen if name not in started]
+    return suites, problems
 
 
-def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> FoundSuite:
+def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> StartedSuite:
     collection = read_collection(folder)
     assert collection is not None
     try:
         suite = suite_named(word)
     except UserError as error:
         raise UserError(f"no suite '{word}' is installed; if it is in a file: procap report FILE.py") from error
-    options, guessed = recorded_options(suite, collection, root, data)
-    results = SuiteResults.read(suite, options, root)
+    results = SuiteResults.read(suite, recorded_options(suite, collection, root, data), root)
+    missing: dict[str, list[str]] = {}
+    for path, target in results.missing:
+        missing.setdefault(path, []).append(target)
+    unfinished = []
+    for path, targets in missing.items():
+        state, reason = _read_state(root / path, results.unreadable.get(path, ""), collection.failed.get(path, ""))
+        text = STATES[state] + (f" ({', '.join(targets)})" if state == "not evaluated" else "")
+        unfinished.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
     # A command that was stopped or refused has left its plan in the collection, but no runs.
     further = tuple(collection.finished(root, but=set(results.paths)))
-    return FoundSuite(suite, collection, results, _find_unfinished(results, collection.failed), further, guessed)
-
-
-def _find_unfinished(results: SuiteResults, failures: Mapping[str, str]) -> tuple[UnfinishedRun, ...]:
-    """List the planned runs with missing results. failures: reasons of the last attempt, by run."""
-    targets: dict[str, list[str]] = {}
-    for path, target in results.missing:
-        targets.setdefault(path, []).append(target)
-    found = []
-    for path, missing in targets.items():
-        state, reason = _read_state(results.results / path, results.unreadable.get(path, ""), failures.get(path, ""))
-        text = STATES[state] + (f" ({', '.join(missing)})" if state == "not evaluated" else "")
-        found.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
-    return tuple(sorted(found, key=lambda run: list(STATES).index(run.state)))
+    return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), further)
 
 
 def _read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
-    """Return state and reason of an unfinished run."""
+    """Return state and reason of an unfinished run. failure: the reason of its last attempt, if that failed."""
     if unreadable:
         return "broken", unreadable
     try:
@@ -137,9 +126,13 @@ def _read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
     return state, failure if state == "failed" else ""
 
 
-def merge_unfinished(suites: Sequence[FoundSuite]) -> list[UnfinishedRun]:
+def merge_unfinished(suites: Sequence[StartedSuite]) -> list[UnfinishedRun]:
     """List the unfinished runs of all suites, each once and in the worst state it has in any of them."""
     worst: dict[str, UnfinishedRun] = {}
-    for run in sorted((run for one in suites for run in one.unfinished), key=lambda run: list(STATES).index(run.state)):
+    for run in sorted((run for one in suites for run in one.unfinished), key=_severity):
         worst.setdefault(run.path, run)
     return list(worst.values())
+
+
+def _severity(run: UnfinishedRun) -> int:
+    return list(STATES).index(run.state)
