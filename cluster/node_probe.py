@@ -91,7 +91,7 @@ def _digest_program() -> str:
 def _digest_dataset(data: str, name: str, wanted: list[str]) -> str:
     """Return the digest of a data set's manifest; empty for one that is packed on demand, with the same content."""
     from shards.catalogue import CATALOGUE
-    from shards.home import data_root
+    from shards.default_paths import data_root
     from shards.mirror import is_mirror
     from shards.reader import open_dataset
     from shards.resolve import is_packed
@@ -120,7 +120,7 @@ def _check_weights(name: str, tag: str | None) -> str:
 
 def _check_results(given: str, nonce: str, name: str) -> str:
     """Write the driver's file; on a node look for that file, and write one."""
-    from shards.home import cache_home
+    from shards.default_paths import cache_home
     from shards.remote import RemoteFolder
     from shards.urls import local_path, redact
 

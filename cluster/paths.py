@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.config import RuntimeConfig
 from runner.remote_results import results_root
-from shards.home import cache_home, data_root
+from shards.default_paths import cache_home, data_root
 from shards.urls import is_url
 
 

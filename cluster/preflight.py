@@ -36,7 +36,7 @@ def check_nodes(
     """
     import ray
 
-    from shards.home import data_root
+    from shards.default_paths import data_root
     from shards.pack import pack_missing
     from shards.remote import RemoteFolder
 

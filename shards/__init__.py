@@ -19,7 +19,7 @@ def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebD
         for image, label in pipeline("shapes", "test").decode("pil").to_tuple("webp;png;jpg", "cls"):
             ...
     """
-    from shards.home import data_root
+    from shards.default_paths import data_root
     from shards.reader import open_dataset
 
     return open_dataset(data_root(root), name, stream=True).pipeline(split)

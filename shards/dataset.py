@@ -10,20 +10,6 @@ Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "
 
 
 @dataclass(frozen=True)
-class PublicShards:
-    """The clip-benchmark set of the same images on the Hub.
-
-    repository: its name, "" if there is none.
-    usable: whether its test split is CoOp's test list, with labels in the same order.
-    reason: why it is refused; completes the sentence "it cannot be used: ".
-    """
-
-    repository: str = ""
-    usable: bool = False
-    reason: str = "no such set is published"
-
-
-@dataclass(frozen=True)
 class RawLayout:
     """How the raw files of a published data set lie on a disk.
 
@@ -34,6 +20,7 @@ class RawLayout:
     random_split: what CoOp splits without that file: class folders, the official train list, or a file of labels.
     ignored: entries among the class folders that are no class. renamed: class folder to class name.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
+    public: the clip-benchmark set of the same images on the Hub. public_problem: why its test split cannot be used.
     """
 
     layout: Layout
@@ -47,7 +34,8 @@ class RawLayout:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     indices: tuple[int, ...] = field(default=(), repr=False)
-    public: PublicShards = PublicShards()
+    public: str = ""
+    public_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,7 @@ class Dataset:
         "packed" is known from its packed shards alone.
     title: its name as papers print it.
     base: the set that a derived one comes from, else its own name. variant: how it differs from that, "" when it is it.
+    random_split: the seed of a random split. subset: only the files that are there. resize: pixels of the shorter side.
     """
 
     name: str
@@ -76,6 +65,9 @@ class Dataset:
     title: str = ""
     base: str = ""
     variant: str = ""
+    random_split: int | None = None
+    subset: bool = False
+    resize: int | None = None
     raw: RawLayout | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -134,7 +134,7 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
         samples = read_samples(file)
         if (samples.shots, samples.seed) != (shots, seed):
             raise DataUsageError(f"{file} holds other samples: give --shots {samples.shots} --seed {samples.seed}")
-        if samples.dataset not in (shards.name, parse_name(shards.name).base):
+        if samples.dataset not in (shards.name, parse_name(shards.name)[0]):
             raise DataUsageError(f"{file} holds few-shot samples of '{samples.dataset}', not of '{shards.name}'")
         foreign = {"train": list(samples.train), "val": list(samples.val)}
     else:

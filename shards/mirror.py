@@ -180,6 +180,6 @@ def open_shard(folder: Path, shard: Shard) -> int:
     # The open file is checked, not its name: another version of the data set may take the name at any time.
     if not cache.is_verified(shard, os.fstat(descriptor)):
         os.close(descriptor)
-        reason = "changed while it was opened: its data set was packed anew; try again"
+        reason = "changed while it was opened, because its data set was packed again; try again"
         raise DataError(f"{folder / shard.file} {reason}")
     return descriptor

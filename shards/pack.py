@@ -39,7 +39,7 @@ from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.shard import ShardTask, pack_shard, read_finished
+from shards.shard_writer import ShardTask, pack_shard, read_finished
 from shards.sources import builtin_source
 
 PackProgress = Callable[[str, int, int], None]

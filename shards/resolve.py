@@ -95,7 +95,7 @@ def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUs
     """Add the names of packed sets to `error`, unless it explains why a known set cannot be derived."""
     own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
     try:
-        find(parse_name(name).base)
+        find(parse_name(name)[0])
     except DataUsageError:
         spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
         message = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,8 @@ from numpy.typing import NDArray
 from shards.dataset import Dataset
 from shards.records import ImageRecord, Source, png
 from shards.rng import stream_seed
-from shards.world.generate import VERSION, render, sample_seed
-
-DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGIT_COUNTS: Mapping[str, int] = MappingProxyType({"train": 898, "val": 359, "test": 540})
+from shards.world.generate import VERSION, paint, sample_seed
+from shards.world.scenes import DIGITS
 
 # Enough for the renderer to work on whole arrays, few enough for a progress bar to move.
 RENDER_BATCH = 64
@@ -52,7 +49,8 @@ class WorldPart:
             index = np.arange(start, min(start + RENDER_BATCH, self.stop))
             labels = index % len(self.classnames)
             seeds = np.array([sample_seed(self.family, self.split, int(i)) for i in index], np.int64)
-            for i, label, pixels in zip(index, labels, render(self.family, labels, seeds), strict=True):
+            pictures, _ = paint(self.family, labels, seeds)
+            for i, label, pixels in zip(index, labels, pictures, strict=True):
                 folder = self.classnames[label].replace(" ", "_")
                 yield ImageRecord(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
@@ -77,7 +75,7 @@ class DigitsPart:
         for position in split_digits(labels)[self.split][self.start : self.stop]:
             label = int(labels[position])
             grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
-            yield ImageRecord(f"{self.split}/{DIGIT_NAMES[label]}/{position:04d}.png", label, png(grey))
+            yield ImageRecord(f"{self.split}/{DIGITS[label]}/{position:04d}.png", label, png(grey))
 
     def stamp(self) -> str:
         return ""
@@ -89,7 +87,7 @@ def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:
     This is CoOp's rule for folders; the shuffle is the same for every run.
     """
     splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
-    for label in range(len(DIGIT_NAMES)):
+    for label in range(len(DIGITS)):
         positions = np.flatnonzero(labels == label).tolist()
         random.Random(stream_seed(0, "digits", "split", label)).shuffle(positions)
         train, val = round(0.5 * len(positions)), round(0.2 * len(positions))

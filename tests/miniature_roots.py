@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from shards.catalogue import find
 from shards.dataset import Dataset
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.world.generate import FAMILIES, render, sample_seed
+from shards.world.generate import CLASSNAMES, paint, sample_seed
 
 # Of a thousand classes these: neighbours in the order of text and of numbers, and the two pairs that share a name.
 FEW_OF_A_THOUSAND = (0, 1, 2, 10, 100, 657, 744, 836, 837, 999)
@@ -289,9 +289,9 @@ def encoded(name: str, label: int, i: int, image_format: str) -> bytes:
     if (name, label) not in _PICTURES:
         if next(iter(_PICTURES), (name, 0))[0] != name:
             _PICTURES.clear()
-        classes = np.full(PICTURES_PER_CLASS, label % len(FAMILIES[family].classnames))
+        classes = np.full(PICTURES_PER_CLASS, label % len(CLASSNAMES[family]))
         seeds = np.array([sample_seed(name, str(label), number) for number in range(PICTURES_PER_CLASS)], np.int64)
-        _PICTURES[name, label] = render(family, classes, seeds)
+        _PICTURES[name, label] = paint(family, classes, seeds)[0]
     width, height = (64, 64) if name == "eurosat" else (64 + (i * 13 + label) % 33, 64 + (i * 7 + 2 * label) % 33)
     picture = Image.fromarray(_PICTURES[name, label][i % PICTURES_PER_CLASS]).resize((width, height))
     picture.putpixel((0, 0), (i % 256, i // 256 % 256, label % 256))

@@ -229,7 +229,7 @@ def each_node_fetches_each_shard_once(nodes: Nodes, url: str) -> None:
 
     @ray.remote(num_cpus=0)
     def read(address: str) -> int:
-        from shards.home import data_root
+        from shards.default_paths import data_root
         from shards.reader import open_dataset
 
         split = open_dataset(data_root(address), "toy").split("train")

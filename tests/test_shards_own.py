@@ -16,7 +16,7 @@ from benchmarks.cli import main
 from shards.errors import DataError
 from shards.fewshot import load_few_shot
 from shards.pack import pack_source
-from shards.raw.own import own_source
+from shards.raw.user_dataset import user_source
 from shards.reader import ShardSet, open_dataset
 from shards.records import Source, png
 
@@ -55,7 +55,7 @@ def put_table(folder: Path, lines: Sequence[Sequence[object]], header: Sequence[
 
 def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_rule(tmp_path):
     put_classes(tmp_path / "images")
-    source = own_source(sheet(tmp_path, "folder: images\n" + RULE))
+    source = user_source(sheet(tmp_path, "folder: images\n" + RULE))
     assert (source.name, source.classnames) == ("my-birds", SORTED)
     assert source.templates == ("a photo of a {}, a type of bird",) and source.variant == ""
     assert dict(source.counts) == {"train": 20, "val": 8, "test": 12}
@@ -73,21 +73,21 @@ def test_a_split_is_a_function_of_its_seed_and_of_the_names(tmp_path):
     for root in ("one", "other"):
         put_classes(tmp_path / root / "images", CLASSES if root == "one" else CLASSES[::-1])
     first, same, other = (
-        rows(own_source(sheet(tmp_path / root, "folder: images\n" + RULE.replace("1}", f"{seed}}}"))), "train")
+        rows(user_source(sheet(tmp_path / root, "folder: images\n" + RULE.replace("1}", f"{seed}}}"))), "train")
         for root, seed in (("one", 1), ("other", 1), ("one", 2))
     )
     assert first == same != other and len(first) == len(other)
     assert (
-        own_source(sheet(tmp_path / "one", "folder: images\n" + RULE)).origin
-        != own_source(sheet(tmp_path / "one", "folder: images\n" + RULE.replace("1}", "2}"))).origin
+        user_source(sheet(tmp_path / "one", "folder: images\n" + RULE)).origin
+        != user_source(sheet(tmp_path / "one", "folder: images\n" + RULE.replace("1}", "2}"))).origin
     )
 
 
 def test_a_split_without_val_and_test_images_alone(tmp_path):
     put_classes(tmp_path / "images")
-    no_val = own_source(sheet(tmp_path, "folder: images\nsplit: {train: 0.7, test: 0.3}\n"))
+    no_val = user_source(sheet(tmp_path, "folder: images\nsplit: {train: 0.7, test: 0.3}\n"))
     assert dict(no_val.counts) == {"train": 28, "test": 12}
-    test = own_source(sheet(tmp_path, "folder: images\nsplit: test\n"))
+    test = user_source(sheet(tmp_path, "folder: images\nsplit: test\n"))
     assert dict(test.counts) == {"test": 40}
     assert rows(test, "test")[:2] == [("Ara/00.png", 0), ("Ara/01.png", 0)]
 
@@ -98,17 +98,17 @@ def test_folders_called_train_val_and_test_are_the_splits(tmp_path):
     (tmp_path / "images" / "README.txt").write_text("about")
     (tmp_path / "images" / "train" / "Ara" / ".DS_Store").write_text("")
     (tmp_path / "images" / ".cache").mkdir()
-    source = own_source(sheet(tmp_path, "folder: images\n"))
+    source = user_source(sheet(tmp_path, "folder: images\n"))
     assert dict(source.counts) == {"train": 12, "val": 4, "test": 8} and source.classnames == SORTED
     assert rows(source, "val") == [(f"val/{name}/00.png", label) for label, name in enumerate(SORTED)]
 
 
 def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
     put_classes(tmp_path / "images")
-    listed = own_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: [{', '.join(CLASSES)}]\n"))
+    listed = user_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: [{', '.join(CLASSES)}]\n"))
     assert listed.classnames == CLASSES and rows(listed, "test")[0] == ("Zebra finch/00.png", 0)
     names = "{Ara: macaw, Zebra finch: zebra finch, bee_eater: bee-eater, coal tit: 'coal tit (Periparus ater)'}"
-    renamed = own_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: {names}\n"))
+    renamed = user_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: {names}\n"))
     assert renamed.classnames == ("macaw", "zebra finch", "bee-eater", "coal tit (Periparus ater)")
 
 
@@ -116,7 +116,7 @@ def test_a_table_keeps_its_order_and_its_splits(tmp_path):
     put_classes(tmp_path / "pictures", each=2)
     lines = [(f"{name}/{i:02d}.png", name, ("test", "train")[i]) for i in (1, 0) for name in CLASSES]
     put_table(tmp_path, lines, ("path", "label", "split"))
-    source = own_source(sheet(tmp_path, "table: birds.csv\nimages: pictures\n"))
+    source = user_source(sheet(tmp_path, "table: birds.csv\nimages: pictures\n"))
     assert source.classnames == SORTED
     assert rows(source, "train") == [(f"{name}/01.png", SORTED.index(name)) for name in CLASSES]
 
@@ -126,7 +126,7 @@ def test_numbers_in_a_table_are_the_labels(tmp_path, names):
     for i in range(6):
         put(tmp_path / f"{i}.png")
     put_table(tmp_path, [(f"{i}.png", (2, 0, 1)[i % 3]) for i in range(6)], ("path", "label"))
-    source = own_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
+    source = user_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
     assert source.classnames == ("north", "west", "south")
     assert [label for _, label in rows(source, "test")] == [2, 0, 1, 2, 0, 1]
 
@@ -144,14 +144,14 @@ def test_json_tables_of_every_form_list_the_same_images(tmp_path, form):
             part: [(path, SORTED.index(name), name) for path, name, its in plain if its == part] for part in split
         }
     (tmp_path / "birds.json").write_text(json.dumps(document))
-    source = own_source(sheet(tmp_path, "table: birds.json\nimages: images\n"))
+    source = user_source(sheet(tmp_path, "table: birds.json\nimages: images\n"))
     assert source.classnames == SORTED and dict(source.counts) == {"train": 4, "test": 4}
     assert rows(source, "test") == [(f"{name}/01.png", label) for label, name in enumerate(SORTED)]
 
 
 def test_published_shards_take_the_class_names_of_the_yaml_file(tmp_path):
     layout(tmp_path / "shards", {"train": (6,), "test": (4,)})
-    source = own_source(sheet(tmp_path, "shards: shards\nclasses: [dawn, day, night]\n"))
+    source = user_source(sheet(tmp_path, "shards: shards\nclasses: [dawn, day, night]\n"))
     assert dict(source.counts) == {"train": 6, "test": 4} and source.classnames == ("dawn", "day", "night")
     assert [label for _, label in rows(source, "train")] == [0, 1, 2] * 2
 
@@ -159,7 +159,7 @@ def test_published_shards_take_the_class_names_of_the_yaml_file(tmp_path):
 def test_packed_it_is_used_by_name_like_any_other(tmp_path, capsys):
     put_classes(tmp_path / "images")
     file, data = sheet(tmp_path, "folder: images\n" + RULE), str(tmp_path / "data")
-    source = own_source(file)
+    source = user_source(file)
     pack_source(source, tmp_path / "data")
     shards: ShardSet = open_dataset(tmp_path / "data", "my-birds")
     assert shards.manifest.source == source.origin and shards.manifest.template.endswith("a type of bird.")
@@ -191,10 +191,10 @@ def test_the_command_packs_a_yaml_file_again_after_a_change(tmp_path, capsys):
 def test_an_image_that_is_replaced_under_its_name_is_packed_again(tmp_path):
     put_classes(tmp_path / "images")
     file = sheet(tmp_path, "folder: images\n" + RULE)
-    before = pack_source(own_source(file), tmp_path / "data")
-    assert pack_source(own_source(file), tmp_path / "data") == before
+    before = pack_source(user_source(file), tmp_path / "data")
+    assert pack_source(user_source(file), tmp_path / "data") == before
     (tmp_path / "images" / "Ara" / "00.png").write_bytes(png(np.full((40, 50, 3), (9, 1, 5), np.uint8)))
-    after = pack_source(own_source(file), tmp_path / "data")
+    after = pack_source(user_source(file), tmp_path / "data")
     assert {split: entry.digest for split, entry in after.splits.items()} == {
         split: entry.digest for split, entry in before.splits.items()
     }
@@ -238,7 +238,7 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
     text, words, head = (*MISTAKES[kind], HEAD)[:3]
     file = sheet(tmp_path, text, head)
     with pytest.raises(DataError, match=words) as caught:
-        own_source(file)
+        user_source(file)
     message = str(caught.value)
     assert message.startswith(str(file)) and "\n" not in message and len(message) < 700
 
@@ -280,7 +280,7 @@ def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
     says = "split" in text or (extension == "json" and ("{" in text[:1] or "test" in text))
     file = sheet(tmp_path, f"table: birds.{extension}\n" + ("" if says else "split: test\n"))
     with pytest.raises(DataError, match=words) as caught:
-        own_source(file)
+        user_source(file)
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
 
 
@@ -295,14 +295,14 @@ def test_numeric_labels_must_fit_the_listed_classes(tmp_path):
     ):
         put_table(tmp_path, [(f"{i}.png", label) for i, label in enumerate(labels)], ("path", "label"))
         with pytest.raises(DataError, match=re.escape(words)):
-            own_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
+            user_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
 
 
 def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
     for split in ("train", "test"):
         put_classes(tmp_path / "images" / split, each=1)
     with pytest.raises(DataError, match="the data define their own splits"):
-        own_source(sheet(tmp_path, IN_FOLDERS))
+        user_source(sheet(tmp_path, IN_FOLDERS))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, trouble, words)
     elif trouble == "another part":
         put_classes(images / "test")
     with pytest.raises(DataError, match=words) as caught:
-        own_source(sheet(tmp_path, text))
+        user_source(sheet(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 
@@ -346,6 +346,6 @@ def test_a_file_that_is_no_sheet_is_refused(tmp_path, content):
     file = tmp_path / "birds.yaml"
     file.write_bytes(content)
     with pytest.raises(DataError, match=re.escape(str(file))):
-        own_source(file)
+        user_source(file)
     with pytest.raises(DataError, match="cannot be read"):
-        own_source(tmp_path / "nowhere.yaml")
+        user_source(tmp_path / "nowhere.yaml")

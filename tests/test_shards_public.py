@@ -78,9 +78,9 @@ def test_published_shards_of_another_split_are_refused_with_the_reason(tmp_path,
     assert dataset.raw is not None
     with pytest.raises(DataUsageError) as error:
         public_source(dataset, "https://huggingface.co/datasets/clip-benchmark/x/tree/main", tmp_path)
-    public = dataset.raw.public
-    assert public.reason in str(error.value) and f"procap data pack {name} --raw FOLDER" in str(error.value)
-    assert not public.repository or f"{public.repository} cannot stand for CoOp's {dataset.title}" in str(error.value)
+    public, problem = dataset.raw.public, dataset.raw.public_problem
+    assert problem and problem in str(error.value) and f"procap data pack {name} --raw FOLDER" in str(error.value)
+    assert not public or f"{public} cannot stand for CoOp's {dataset.title}" in str(error.value)
 
 
 @pytest.mark.parametrize(

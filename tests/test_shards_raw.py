@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
 
-from shards.catalogue import find
+from shards.catalogue import derive_dataset, find
 from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
@@ -30,7 +30,7 @@ def listed(source: Source) -> dict[str, list[tuple[str, int]]]:
 
 
 def subset(name: str, root: Path) -> Source:
-    return raw_source(find(name), root, subset=True)
+    return raw_source(derive_dataset(find(name), subset=True), root)
 
 
 def names(name: str) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_
     assert scenes[names("sun397").index("indoor apse")].startswith("a/apse/indoor/sun_")
     for name in ("ucf101", "stanford-cars", "sun397"):
         assert len(set(names(name))) == find(name).classes, "official lists are read by these names"
-        own = raw_source(find(name), tmp_path, random_split=1)
+        own = raw_source(derive_dataset(find(name), random_split=1), tmp_path)
         test = sorted(listed(subset(name, tmp_path))["test"])
         assert sorted(listed(own)["test"]) == test and own.classnames == names(name)
 
@@ -213,7 +213,7 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
     file.unlink()
     for asked_for_a_part in (False, True):
         with pytest.raises(DataError) as error:
-            raw_source(find("dtd"), tmp_path, subset=asked_for_a_part)
+            raw_source(derive_dataset(find("dtd"), subset=asked_for_a_part), tmp_path)
         text = str(error.value)
         assert f"the official split file {file} is missing" in text and "--random-split SEED" in text
         assert "DATASETS.md" in text and "\n" not in text
@@ -221,16 +221,16 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
 
 
 def test_a_random_split_needs_enough_images_of_every_class(minis):
-    with pytest.raises(DataError, match=r"random split of DTD .* class 'bubbly' has 0 images, too few for train"):
-        raw_source(find("dtd"), minis, random_split=1)
+    with pytest.raises(DataError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
+        raw_source(derive_dataset(find("dtd"), random_split=1), minis)
     with pytest.raises(DataUsageError, match=r"official split"):
-        raw_source(find("imagenet"), minis, random_split=1)
+        raw_source(derive_dataset(find("imagenet"), random_split=1), minis)
 
 
 def test_a_random_split_takes_the_existing_images(tmp_path):
     build("eurosat", tmp_path, per_class=10, drawn=False)
     (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
-    source = raw_source(find("eurosat"), tmp_path, random_split=5, resize=32)
+    source = raw_source(derive_dataset(find("eurosat"), random_split=5, resize=32), tmp_path)
     assert source.name == "eurosat-split5-32px" and source.resize == 32
     assert source.variant.startswith("random split, seed 5") and source.variant.endswith("100 of 27,000 images")
     assert dict(source.counts) == {"train": 50, "val": 20, "test": 30}
@@ -243,7 +243,7 @@ def test_a_random_split_takes_the_existing_images(tmp_path):
         target = moved / file.relative_to(tmp_path)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(file, target)
-    assert listed(raw_source(find("eurosat"), moved, random_split=5)) == listed(source)
+    assert listed(raw_source(derive_dataset(find("eurosat"), random_split=5), moved)) == listed(source)
 
 
 def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(minis, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from miniature_roots import WRITERS, build
 
-from shards.catalogue import find
+from shards.catalogue import derive_dataset, find
 from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.raw.check import RawReport, check_raw
@@ -55,7 +55,7 @@ def test_a_partial_set_is_counted_against_the_published_one(name, minis):
     assert report.found and not report.ok and report.dataset == name
     assert report.folder == minis / first_folder(find(name))
     assert {split.name: split.expected for split in report.splits} == dict(counts)
-    source = raw_source(find(name), minis, subset=True)
+    source = raw_source(derive_dataset(find(name), subset=True), minis)
     assert [split.present for split in report.splits] == list(source.counts.values())
     assert any("published" in problem for problem in report.problems)
     assert calls[-1] == (images_there(report), images_there(report)) and calls == sorted(calls)

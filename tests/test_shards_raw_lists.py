@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from miniature_roots import build
 
-from shards.catalogue import find
+from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import unsafe_path
@@ -65,7 +65,7 @@ def test_a_split_file_that_is_none_is_refused_in_one_line(document, dtd):
     text = document if isinstance(document, str | bytes) else json.dumps(document)
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=BROKEN_FILE) as error:
-        raw_source(find("dtd"), dtd, subset=True)
+        raw_source(derive_dataset(find("dtd"), subset=True), dtd)
     assert str(file) in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
@@ -75,7 +75,7 @@ def test_a_broken_entry_is_named_by_file_split_and_number(row, dtd):
     rows = {"train": [["a/0.jpg", 0, "a"]], "val": [["a/1.jpg", 0, "a"], row], "test": [["a/2.jpg", 0, "a"]]}
     file.write_text(json.dumps(rows))
     with pytest.raises(DataError, match=BROKEN_FILE) as error:
-        raw_source(find("dtd"), dtd, subset=True)
+        raw_source(derive_dataset(find("dtd"), subset=True), dtd)
     text = str(error.value)
     assert f"{file}: val entry 2" in text or "no image has label 1" in text
     assert text.isprintable() and len(text) < 600
@@ -114,7 +114,7 @@ def test_broken_variant_lists_are_refused(file, content, message, tmp_path):
     if content is not None:
         target.write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        raw_source(find("fgvc-aircraft"), tmp_path, subset=True)
+        raw_source(derive_dataset(find("fgvc-aircraft"), subset=True), tmp_path)
     assert str(target) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -151,7 +151,7 @@ def test_broken_official_lists_are_refused_for_a_random_split(name, file, conten
     elif content is not None:
         target.write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        raw_source(find(name), tmp_path, random_split=1)
+        raw_source(derive_dataset(find(name), random_split=1), tmp_path)
     assert str(target) in str(error.value) and "\n" not in str(error.value)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from miniature_roots import encoded
 
-from shards.catalogue import find
+from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.pack import pack_source
@@ -124,7 +124,7 @@ def test_a_random_split_has_the_published_sizes_and_keeps_an_official_test_list(
     dataset, before, published = find(name), tree(root), rows_of(name)
     random.seed(3)
     state = random.getstate()
-    source, again, other = (raw_source(dataset, root, random_split=seed) for seed in (7, 7, 8))
+    source, again, other = (raw_source(derive_dataset(dataset, random_split=seed), root) for seed in (7, 7, 8))
     assert random.getstate() == state, "the draw has a stream of its own"
     assert source.name == f"{name}-split7" and source.variant == "random split, seed 7"
     assert source.classnames == published_classnames(dataset)
@@ -164,7 +164,7 @@ def test_a_random_split_is_drawn_by_coops_rule_from_the_official_order(stubs):
             expected[split] += part
     if name in TRAINVAL:
         expected["test"] = [tuple(row) for row in published["test"]]
-    source = raw_source(find(name), root, random_split=11)
+    source = raw_source(derive_dataset(find(name), random_split=11), root)
     assert {split: listed(source, split) for split in expected} == expected
 
 
@@ -217,7 +217,7 @@ def test_missing_images_are_counted_and_a_subset_packs_the_rest_with_the_same_la
         DataError, match=r"train: 59 of 2,944 images are missing: .* and 56 more; get the rest .*--subset"
     ):
         raw_source(dataset, tmp_path)
-    source = raw_source(dataset, tmp_path, subset=True)
+    source = raw_source(derive_dataset(dataset, subset=True), tmp_path)
     assert source.name == "oxford-pets-subset" and source.variant == f"subset: {7349 - len(gone):,} of 7,349 images"
     for split, rows in rows_of("oxford-pets").items():
         assert listed(source, split) == [tuple(row) for row in rows if row[0] not in gone]

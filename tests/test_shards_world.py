@@ -5,34 +5,35 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shards.world.generate import FAMILIES, Style, caption, render, sample_seed
+from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, caption
+from shards.catalogue import CATALOGUE
+from shards.world.generate import CLASSNAMES, Style, paint, sample_seed
 
-FULL = [name for name, family in FAMILIES.items() if "train" in family.splits]
 STYLES: tuple[Style, ...] = ("own", "plain")
 
 
 def _some(family: str, count: int, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
-    labels = np.arange(count) % len(FAMILIES[family].classnames)
+    labels = np.arange(count) % len(CLASSNAMES[family])
     return labels, np.array([sample_seed(family, split, k) for k in range(count)], np.int64)
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSNAMES)
 def test_a_picture_does_not_depend_on_its_batch(family, style):
-    labels, seeds = _some(family, 2 * len(FAMILIES[family].classnames) + 3)
-    together = render(family, labels, seeds, style)
+    labels, seeds = _some(family, 2 * len(CLASSNAMES[family]) + 3)
+    together = paint(family, labels, seeds, style)[0]
     order = np.random.default_rng(0).permutation(len(labels))
-    shuffled = render(family, labels[order], seeds[order], style)
-    alone = render(family, labels[5:6], seeds[5:6], style)
+    shuffled = paint(family, labels[order], seeds[order], style)[0]
+    alone = paint(family, labels[5:6], seeds[5:6], style)[0]
     assert np.array_equal(together[order], shuffled)
     assert np.array_equal(together[5], alone[0])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSNAMES)
 def test_every_class_gives_a_picture_with_something_in_it(family):
-    classes = len(FAMILIES[family].classnames)
+    classes = len(CLASSNAMES[family])
     for style in STYLES:
-        pictures = render(family, np.arange(classes), np.arange(classes), style)
+        pictures = paint(family, np.arange(classes), np.arange(classes), style)[0]
         assert pictures.shape == (classes, 64, 64, 3)
         assert pictures.dtype == np.uint8
         assert (pictures.std(axis=(1, 2)).max(axis=-1) > 4).all()
@@ -41,9 +42,9 @@ def test_every_class_gives_a_picture_with_something_in_it(family):
 def test_no_two_splits_families_or_worlds_share_a_seed():
     seeds = [
         sample_seed(family, split, index, world)
-        for family, about in FAMILIES.items()
-        for split, count in about.splits.items()
-        for index in range(count * len(about.classnames))
+        for family in CLASSNAMES
+        for split, count in CATALOGUE[family].counts.items()
+        for index in range(count)
         for world in (0, 1)
     ]
     assert len(set(seeds)) == len(seeds)
@@ -54,37 +55,37 @@ def test_no_two_splits_families_or_worlds_share_a_seed():
 def test_seeds_and_pixels_stay_what_they_were():
     """Packed data sets and the shipped weights were made from these very numbers."""
     assert sample_seed("shapes", "train", 0) == 2921336399285272978
-    picture = render("shapes", np.array([0]), np.array([sample_seed("shapes", "train", 0)]), "plain")[0]
+    picture = paint("shapes", np.array([0]), np.array([sample_seed("shapes", "train", 0)]), "plain")[0][0]
     corners = picture[[0, 0, -1, -1], [0, -1, 0, -1]]
     assert np.abs(corners.astype(int) - np.array([10, 12, 12])).max() <= 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSNAMES)
 def test_names_are_plain_words_and_the_sizes_suit_a_demo(family):
-    about = FAMILIES[family]
+    about = CATALOGUE[family]
     names = about.classnames
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) == about.classes and names == CLASSNAMES[family]
     assert 10 <= len(names) <= 40
     assert all(word.isalpha() for name in names for word in name.split())
     assert about.template.count("{}") == 1
     assert about.template.endswith(".")
     assert all(template.count("{}") == 1 and not template.endswith(".") for template in about.templates)
-    assert 400 <= about.splits["test"] * len(names) <= 900
-    assert about.splits.get("train", 16) >= 16
+    assert 400 <= about.counts["test"] <= 900
+    assert about.test_only or about.counts["train"] >= 16 * len(names)
 
 
 def test_the_shifted_sets_keep_the_classes_of_their_source_and_are_for_testing_only():
-    shifted = [about for name, about in FAMILIES.items() if name.startswith("shapes-")]
+    shifted = [about for name, about in CATALOGUE.items() if name.startswith("shapes-")]
     assert len(shifted) == 4
     for about in shifted:
-        assert about.classnames == FAMILIES["shapes"].classnames
-        assert set(about.splits) == {"test"}
+        assert about.classnames == CATALOGUE["shapes"].classnames
+        assert about.test_only
 
 
-@pytest.mark.parametrize("family", FULL)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_either_half_of_the_classes_uses_the_words_of_the_other_where_names_are_combined(family):
     """Base-to-novel asks for new combinations, not for words nobody could have learned."""
-    names = FAMILIES[family].classnames
+    names = CLASSNAMES[family]
     half = (len(names) + 1) // 2
     base, novel = ({word for name in part for word in name.split()} for part in (names[:half], names[half:]))
     if family in ("coloured-shapes", "petals"):
@@ -94,8 +95,8 @@ def test_either_half_of_the_classes_uses_the_words_of_the_other_where_names_are_
 
 
 def test_captions_name_the_class_and_repeat():
-    for family in FULL:
-        names = FAMILIES[family].classnames
+    for family in FAMILY_NAMES:
+        names = CLASSNAMES[family]
         for label in (0, len(names) - 1):
             text = caption(family, label, 11)
             assert names[label] in text
@@ -105,7 +106,7 @@ def test_captions_name_the_class_and_repeat():
 def test_a_caption_tells_the_colours_that_are_in_the_picture():
     """The caption's background is the plain picture's corner."""
     greens = [seed for seed in range(200) if caption("shapes", 0, seed).endswith("green background.")]
-    pictures = render("shapes", np.zeros(len(greens), int), np.array(greens), "plain")
+    pictures = paint("shapes", np.zeros(len(greens), int), np.array(greens), "plain")[0]
     corner = pictures[:, 0, 0].astype(int)
     assert len(greens) > 4
     assert (corner[:, 1] > corner[:, 0] + 40).all()

@@ -177,7 +177,7 @@ def plan_suite(
     """
     from benchmarks.results.profiles import MINI, PAPER, find_profile
     from benchmarks.suites.planning import SuitePlan
-    from shards.home import data_is_named
+    from shards.default_paths import data_is_named
 
     changes = suite_changes(flags, data)
     named = set(changes.get("datasets", ()))

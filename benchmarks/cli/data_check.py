@@ -18,8 +18,8 @@ from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from runner.environment import available_cores
 from shards.catalogue import CATALOGUE, find
+from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
-from shards.home import data_root
 from shards.mirror import is_mirror
 from shards.resolve import base_name, packed_names, resolve_dataset
 

@@ -12,6 +12,7 @@ from benchmarks.cli.flags import Data, OutputFlags, flag, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
+from shards.default_paths import data_root
 from shards.fewshot import (
     DIGEST,
     FewShotSamples,
@@ -23,7 +24,6 @@ from shards.fewshot import (
     store_samples,
     write_samples,
 )
-from shards.home import data_root
 from shards.import_samples import import_samples
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset

@@ -19,8 +19,8 @@ from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote,
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.environment import available_cores
+from shards.default_paths import cache_home, data_root
 from shards.errors import DataError
-from shards.home import cache_home, data_root
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
 from shards.resolve import is_packed

@@ -12,7 +12,7 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
 from procap.errors import UsageError
-from shards.home import data_root
+from shards.default_paths import data_root
 from shards.resolve import resolve_dataset
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quote
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
-from shards.catalogue import CATALOGUE, GROUPS, Change, derive_dataset, find, parse_name
+from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find
 from shards.dataset import Dataset
+from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
-from shards.home import cache_home
 from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.records import Source
@@ -139,14 +138,14 @@ def _drawn(dataset: Dataset) -> DatasetToPack:
 
 def _described(file: Path, packing: PackFlags) -> DatasetToPack:
     from shards.raw.description import read_description
-    from shards.raw.own import own_source
+    from shards.raw.user_dataset import user_source
 
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
     if not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set")
     own = read_description(file)
-    source = partial(own_source, file, cache_home())
+    source = partial(user_source, file, cache_home())
     return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "")
 
 
@@ -170,14 +169,11 @@ def _folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
 
     if dataset.variant and packing.changes:
         raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
-    change: Change | PackFlags = parse_name(dataset.name) if dataset.variant else packing
-    changes: dict[str, Any] = {"random_split": change.random_split, "subset": change.subset, "resize": change.resize}
-    plain = find(dataset.base)
-    name = derive_dataset(plain, **changes).name
+    derived = derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     root = packing.raw_root()
     if root is None:
-        folder = plain.raw.folders[0] if plain.raw else plain.name
+        folder = derived.raw.folders[0] if derived.raw else derived.base
         where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
-        raise UsageError(f"'{name}' is packed from raw files: {where}")
-    caution = "" if change.subset or change.random_split is not None else unverified_lists_note(plain)
-    return DatasetToPack(name, partial(raw_source, plain, root, **changes), caution=caution)
+        raise UsageError(f"'{derived.name}' is packed from raw files: {where}")
+    caution = "" if derived.subset or derived.random_split is not None else unverified_lists_note(derived)
+    return DatasetToPack(derived.name, partial(raw_source, derived, root), caution=caution)

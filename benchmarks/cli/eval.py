@@ -22,7 +22,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder
 from runner.tracking.background import exporter_for
-from shards.home import features_root
+from shards.default_paths import features_root
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup

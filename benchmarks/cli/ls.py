@@ -13,8 +13,8 @@ from benchmarks.cli.flags import Data, OutputFlags, Results, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
+from shards.default_paths import data_root
 from shards.errors import DataError
-from shards.home import data_root
 
 app = typer.Typer(**PLAIN)
 

@@ -15,7 +15,7 @@ from benchmarks.report.report import write_report
 from benchmarks.results.frame import find_results
 from procap.errors import UsageError
 from runner.environment import library_defaults
-from shards.home import data_root
+from shards.default_paths import data_root
 from shards.urls import is_url
 
 app = typer.Typer(**PLAIN)

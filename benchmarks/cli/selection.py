@@ -107,7 +107,7 @@ def runtime_config(
     """
     from runner.config import RuntimeConfig
     from runner.remote_results import results_root
-    from shards.home import cache_home, data_root
+    from shards.default_paths import cache_home, data_root
 
     engine = engine or EngineFlags()
     data = data_root(flags.data)

@@ -92,7 +92,7 @@ def _suite_tables(
     from benchmarks.suites.planning import recorded_options
     from benchmarks.tables.check import OK, check_metrics, check_table
     from runner.run_collection import COLLECTIONS, read_collection
-    from shards.home import data_root
+    from shards.default_paths import data_root
 
     if selection.classes:
         raise UsageError("--classes is for tables without a suite: a suite has its own")

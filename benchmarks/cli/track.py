@@ -68,7 +68,7 @@ def sync(
 def open_results(given: str, *, weights: bool = False) -> RemoteResults:
     """Return the results folder, synchronized with its URL, if any. Raises UserError if it does not exist."""
     from runner.remote_results import RemoteResults, results_root
-    from shards.home import cache_home
+    from shards.default_paths import cache_home
 
     root, url = results_root(given, cache_home())
     store = RemoteResults(url, root)

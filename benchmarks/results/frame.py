@@ -78,7 +78,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
 def find_results(results: str | Path) -> Path:
     """Return the local folder of `results`; for a URL, a copy of its documents without weights."""
     from runner.remote_results import RemoteResults, results_root
-    from shards.home import cache_home
+    from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
     RemoteResults(url, folder).pull_all()

@@ -16,7 +16,7 @@ from cluster.run import RunSpec
 from procap.errors import UsageError
 from runner.config import RuntimeConfig, Target
 from runner.run_collection import COLLECTION_NAME
-from shards.home import data_root
+from shards.default_paths import data_root
 
 if TYPE_CHECKING:
     from benchmarks.plots.style import Plots

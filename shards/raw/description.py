@@ -82,7 +82,7 @@ class Description(BaseModel):
         if not NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
         try:
-            taken = find(parse_name(name).base).name
+            taken = find(parse_name(name)[0]).name
         except DataUsageError:
             taken = name if name in GROUPS else ""
         if taken:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shards.catalogue import derive_dataset
 from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
@@ -21,53 +20,44 @@ from shards.raw.random_split import make_random_split
 from shards.records import Source
 
 
-def raw_source(
-    dataset: Dataset,
-    raw_root: Path,
-    *,
-    random_split: int | None = None,
-    subset: bool = False,
-    resize: int | None = None,
-) -> Source:
+def raw_source(dataset: Dataset, raw_root: Path) -> Source:
     """Make a source of a published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
 
-    random_split: split the images that are there with this seed, by CoOp's rule. subset: pack only the files that are
-    there, unchanged in labels and class list. resize: pixels of the shorter side. Each makes a set of another name.
+    A set derived from one has a random split by CoOp's rule, or only the files that are there (`derive_dataset`).
     Raises DataError, in one line, when files or lists are missing, broken, or not the published ones.
     """
-    target = derive_dataset(dataset, random_split=random_split, subset=subset, resize=resize)
-    published, variant = sum(dataset.counts.values()), target.variant
+    published, variant, seed = sum(dataset.counts.values()), dataset.variant, dataset.random_split
     try:
         location = find_location(dataset, raw_root)
-        listing = read_published(location) if random_split is None else make_random_split(location, random_split)
-        differences = [] if random_split is not None else list(published_differences(dataset, listing))
+        listing = read_published(location) if seed is None else make_random_split(location, seed)
+        differences = [] if seed is not None else list(published_differences(dataset, listing))
         splits, missing = existing_images(dataset, listing)
-        for problem in (*listing.problems, *([] if subset else [*differences, *missing])):
+        for problem in (*listing.problems, *([] if dataset.subset else [*differences, *missing])):
             raise problem
         splits = {split: images for split, images in splits.items() if images}
         if "test" not in splits:
             raise RawProblem(f"none of its test images is in {listing.root}", f"get {location.raw.get}")
     except RawProblem as problem:
-        raise DataError(f"'{dataset.name}': {problem}") from problem
+        raise DataError(f"'{dataset.base}': {problem}") from problem
     existing = replace(listing, splits=splits)
     count = len(existing.paths)
-    if subset:
+    if dataset.subset:
         counts = f"subset: {count:,} of {published:,} images"
         counts += ", by lists that are not the published ones" if differences and not listing.scanned else ""
         variant = variant.replace("subset of the images", counts)
     elif variant and count != published:
         variant = f"{variant}, {count:,} of {published:,} images"
     return Source(
-        name=target.name,
+        name=dataset.name,
         classnames=listing.classnames,
-        template=target.template,
-        templates=target.templates,
+        template=dataset.template,
+        templates=dataset.templates,
         origin=f"{listing.origin}, lists {existing.digest()}",
         counts=existing.counts,
         part=existing.part,
         size=total_size(listing.root, existing.paths),
         variant=variant,
-        resize=resize,
+        resize=dataset.resize,
     )
 
 

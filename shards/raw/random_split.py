@@ -24,7 +24,7 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
 
     Raises RawProblem when a list is missing or broken, or when a class has too few images for its parts.
     """
-    dataset, names = location.dataset, published_classnames(location.dataset)
+    names = published_classnames(location.dataset)
     rule, draw = location.raw.random_split, random.Random(seed)
     problems: list[RawProblem] = []
     try:
@@ -43,7 +43,7 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
     except RawProblem:
         raise
     except DataError as error:
-        raise RawProblem(f"a random split of {dataset.title} cannot be made: {error}") from error
+        raise RawProblem(f"no random split can be made: {error}") from error
     of_what = {"folders": "class folders", "labels": "labelled images", "trainval": "official training list"}[rule]
     origin = f"random split of the {of_what}, seed {seed}"
     return Listing(location.images, names, splits, origin, True, tuple(problems))

@@ -110,23 +110,22 @@ def _find_repository(dataset: Dataset, location: str) -> str:
         raise DataUsageError(f"'{dataset.name}' has no published shards; pack it with: procap data pack {dataset.name}")
     if dataset.variant:
         raise DataUsageError(f"'{dataset.name}' is not a published set ({dataset.variant}); pack it from raw folders")
-    public = dataset.raw.public
-    if not public.usable:
-        why = f"{public.repository} cannot stand for CoOp's {dataset.title}: " if public.repository else ""
+    public, problem = dataset.raw.public, dataset.raw.public_problem
+    if problem:
+        why = f"{public} cannot stand for CoOp's {dataset.title}: " if public else ""
         instead = f"pack it from raw folders: procap data pack {dataset.name} --raw FOLDER"
-        raise DataUsageError(f"'{dataset.name}': {why}{public.reason}; {instead}")
-    repositories = {other.raw.public.repository for other in PUBLISHED if other.raw} - {""}
+        raise DataUsageError(f"'{dataset.name}': {why}{problem}; {instead}")
+    repositories = {other.raw.public for other in PUBLISHED if other.raw} - {""}
     hub = re.match(r"https?://huggingface\.co/datasets/clip-benchmark/([^/?#]+)", location)
     for name in [hub[1]] if hub else repositories.intersection(re.split(r"[/?#]", location)):
-        if name != public.repository:
-            raise DataUsageError(f"{name} is not {dataset.title}, whose shards are {public.repository}")
-    return public.repository
+        if name != public:
+            raise DataUsageError(f"{name} is not {dataset.title}, whose shards are {public}")
+    return public
 
 
 def public_origin(dataset: Dataset) -> str:
     """Describe the origin of a set from its public shards, for its manifest."""
-    repository = dataset.raw.public.repository if dataset.raw else ""
-    return f"clip-benchmark {repository}, published shards"
+    return f"clip-benchmark {dataset.raw.public if dataset.raw else ''}, published shards"
 
 
 def working_folder(location: str, cache: Path) -> Path:

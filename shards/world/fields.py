@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shards.world.draws import SIZE, Draws, Floats
+from shards.world.counter_rng import SIZE, Draws, Floats
 
 PIXEL = 2.0 / SIZE
 

@@ -12,7 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from shards.world.draws import Draws, Floats
+from shards.world.counter_rng import Draws, Floats
+from shards.world.distortions import Look, backdrop, draw_pose
 from shards.world.fields import (
     PALETTE,
     SHAPES,
@@ -27,7 +28,6 @@ from shards.world.fields import (
     rotate,
     spread,
 )
-from shards.world.looks import Look, backdrop, draw_pose
 from shards.world.textures import texture
 from shards.world.tiles import TILES
 

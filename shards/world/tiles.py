@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shards.world.draws import SIZE, Draws, Floats
+from shards.world.counter_rng import SIZE, Draws, Floats
 from shards.world.fields import Picture, cover, flat, grid, ink, nearby, over, rotate, spread
 from shards.world.textures import cell, wave
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, IMAGE, Pool, Teacher
-from shards.world.generate import FAMILIES
+from shards.catalogue import CATALOGUE
 
 DEPTH = 12
 # Common templates around a class name; a family's own templates are used as often as all of these together.
@@ -73,7 +73,7 @@ class Vocabulary:
 
 def phrases(family: str) -> tuple[str, ...]:
     """Return the family's own templates, with and without a full stop."""
-    own = FAMILIES[family]
+    own = CATALOGUE[family]
     return (own.template, *own.templates, *(f"{template}." for template in own.templates))
 
 
@@ -82,7 +82,7 @@ def vocabulary(pool: Pool) -> Vocabulary:
     texts = set(pool.captions)
     for name in FAMILY_NAMES:
         for template in (*phrases(name), *PHRASES):
-            texts.update(template.format(classname) for classname in FAMILIES[name].classnames)
+            texts.update(template.format(classname) for classname in CATALOGUE[name].classnames)
     tokenizer = SimpleTokenizer()
     return Vocabulary(tokenizer, tuple(sorted({int(row) for row in tokenizer(sorted(texts)).unique()} | {0})))
 

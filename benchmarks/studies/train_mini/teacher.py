@@ -16,11 +16,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shards.catalogue import CATALOGUE
 from shards.rng import generator
-from shards.world.generate import FAMILIES, Style, caption, paint, sample_seed
+from shards.world.generate import Style, image_draws, paint, sample_seed
+from shards.world.scenes import COLOUR_PAIRS
 
 IMAGE = 48
-FAMILY_NAMES = tuple(name for name, family in FAMILIES.items() if "train" in family.splits)
+FAMILY_NAMES = tuple(name for name, data in CATALOGUE.items() if data.source == "world" and not data.test_only)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -49,7 +51,7 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
     """Draw `per_family` pictures of every family with labels in turn."""
     parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[str]]] = []
     for index, name in enumerate(FAMILY_NAMES):
-        classes = len(FAMILIES[name].classnames)
+        classes = CATALOGUE[name].classes
         for start in range(0, per_family, 4096):
             labels = np.arange(start, min(start + 4096, per_family), dtype=np.int64) % classes
             seeds = np.array([sample_seed(name, split, start + k, seed) for k in range(len(labels))], np.int64)
@@ -62,6 +64,18 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
             parts.append((shrink(pictures), small, np.full(len(labels), index), labels, words))
     images, masks, family, label = (np.concatenate([part[k] for part in parts]) for k in range(4))
     return Pool(images, masks, family, label, [word for part in parts for word in part[4]])
+
+
+def caption(family: str, label: int, seed: int) -> str:
+    """Describe one plain picture in a sentence: the class, and the colours that the class does not determine."""
+    name = CATALOGUE[family].classnames[label]
+    if family not in ("shapes", "textures", "glyphs"):
+        return CATALOGUE[family].template.format(name)
+    draw = image_draws(family, label, np.array([seed], np.int64), "plain")
+    first, second = COLOUR_PAIRS[int(draw.integers("pair", len(COLOUR_PAIRS))[0])]
+    if family == "textures":
+        return f"{name} texture in {first} and {second}."
+    return f"a {first} {name} on a {second} background."
 
 
 def cached_pool(folder: Path, per_family: int, seed: int) -> Pool:
@@ -91,7 +105,7 @@ def batch_tensor(pool: Pool, rows: NDArray[np.int64], rng: torch.Generator | Non
 
 def class_offsets() -> list[int]:
     """Return where each family's classes begin in the list of all classes."""
-    counts = [len(FAMILIES[name].classnames) for name in FAMILY_NAMES]
+    counts = [CATALOGUE[name].classes for name in FAMILY_NAMES]
     return [sum(counts[:k]) for k in range(len(counts) + 1)]
 
 

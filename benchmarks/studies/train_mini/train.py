@@ -52,8 +52,9 @@ from benchmarks.studies.train_mini.teacher import (
     draw_pool,
     train_teacher,
 )
+from shards.catalogue import CATALOGUE
 from shards.rng import generator
-from shards.world.generate import FAMILIES, Style
+from shards.world.generate import Style
 
 FAMILIES_PER_STEP = 2
 CAPTIONS_PER_STEP = 12
@@ -67,7 +68,7 @@ class Prompts:
     def __init__(self, words: Vocabulary, pool: Pool) -> None:
         self.templates = {name: [*phrases(name), *PHRASES] for name in FAMILY_NAMES}
         self.classes = {
-            name: [words.ids([t.format(c) for c in FAMILIES[name].classnames]) for t in self.templates[name]]
+            name: [words.ids([t.format(c) for c in CATALOGUE[name].classnames]) for t in self.templates[name]]
             for name in FAMILY_NAMES
         }
         texts = sorted(set(pool.captions))
@@ -125,7 +126,7 @@ def zero_shot(model: CLIP, pool: Pool, words: Vocabulary) -> dict[str, dict[str,
     )
     report = {}
     for index, name in enumerate(FAMILY_NAMES):
-        family = FAMILIES[name]
+        family = CATALOGUE[name]
         texts = encode_text(model, words.ids([family.template.format(c) for c in family.classnames]))
         mine = torch.from_numpy(pool.family == index)
         logits, labels = features[mine] @ texts.T, torch.from_numpy(pool.label)[mine]

@@ -1,18 +1,21 @@
 """Distort generated pictures: pose and background before painting, colour, light, blur and noise after it.
 
-There is one frozen `Look` per family, so the domain shift between two sets is a difference of numbers.
+There is one `Look` per family (`looks.toml`), so the domain shift between two sets is a difference of numbers.
 
 Shapes: B images, H = W = SIZE pixels.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from shards.world.draws import SIZE, Draws, Floats
+from shards.world.counter_rng import SIZE, Draws, Floats
 from shards.world.fields import ball, cover, grid, over, rotate, spread
 
 
@@ -41,46 +44,15 @@ class Look:
     lines: float = 0.0  # contrast of scan lines
 
 
-PLAIN = Look()
-# Each family has one colour cast for all its pictures, which a method can learn from few shots. Strengths are chosen
-# so that the embedded CLIP, which was trained on plain pictures only, classifies 50 to 75 % of a test split correctly.
-OWN: Mapping[str, Look] = {
-    # Like moonlight.
-    "shapes": Look(
-        move=0.08, turn=9, backdrop=0.26, clutter=7, cast=(0.74, 0.9, 1.1), contrast=0.56, lift=-0.06, shade=0.42,
-        blur=0.8, noise=0.14,
-    ),
-    # Like the light of a street lamp.
-    "coloured-shapes": Look(
-        move=0.08, turn=9, backdrop=0.22, hue=28.5, cast=(1.0, 0.82, 0.65), contrast=0.68, shade=0.44, blur=0.66,
-        noise=0.14,
-    ),
-    # Like yellowed paper.
-    "textures": Look(turn=10, contrast=0.42, lift=0.11, cast=(1.05, 0.95, 0.65), shade=0.52, blur=1.0, noise=0.15),
-    # Like evening light.
-    "petals": Look(
-        move=0.08, turn=9, backdrop=0.54, hue=-24.0, cast=(1.1, 0.85, 0.75), contrast=0.72, lift=-0.11, shade=0.54,
-        blur=0.92, noise=0.19,
-    ),
-    # Like haze, and a camera with other colour channels.
-    "tiles": Look(hue=30.5, cast=(0.9, 0.95, 1.1), contrast=0.58, lift=0.12, shade=0.31, blur=0.84, noise=0.1),
-    # Like a green monitor.
-    "glyphs": Look(
-        move=0.07, backdrop=0.25, clutter=4, contrast=0.52, lift=-0.1, cast=(0.71, 1.0, 0.71), lines=0.12, shade=0.3,
-        blur=0.6, noise=0.14,
-    ),
-    # The four shifted sets of "shapes", after ImageNetV2, ImageNet-Sketch, ImageNet-A and ImageNet-R.
-    "shapes-v2": Look(
-        size=(0.75, 1.0), move=0.11, turn=12, backdrop=0.3, clutter=5, cast=(0.8, 0.9, 1.05), contrast=0.52, shade=0.4,
-        blur=0.75, noise=0.09,
-    ),
-    "shapes-sketch": Look(outline=True, wobble=0.03, grey=1.0, noise=0.03, blur=0.4),
-    "shapes-hard": Look(
-        size=(0.78, 0.98), move=0.11, turn=12, odd=True, backdrop=0.25, clutter=6, occlude=True, contrast=0.75,
-        noise=0.06, blur=0.6,
-    ),
-    "shapes-art": Look(wobble=0.06, odd=True, surface=True, backdrop=0.35, hue=40.0, lines=0.1, noise=0.04),
-}  # fmt: skip
+def _load_looks() -> dict[str, Look]:
+    def freeze(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+    families = tomllib.loads((Path(__file__).parent / "looks.toml").read_text(encoding="utf-8"))
+    return {family: Look(**freeze(fields)) for family, fields in families.items()}
+
+
+LOOKS: Mapping[str, Look] = _load_looks()
 
 
 def draw_pose(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:

@@ -48,7 +48,7 @@ class Item:
     classname: str = ""
 
 
-def own_source(file: Path, cache: Path | None = None) -> Source:
+def user_source(file: Path, cache: Path | None = None) -> Source:
     """Make a source for packing of the data set that a YAML file describes.
 
     cache: where shards from a URL are kept until they are packed; beside the file by default. Raises DataError, on one
