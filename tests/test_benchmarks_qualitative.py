@@ -22,7 +22,7 @@ from benchmarks.qualitative.samples import count_kinds, select_images
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.outputs import remove_other_plots
+from benchmarks.suites.outputs import remove_outdated
 from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
@@ -182,7 +182,9 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
     assert {row.labels[0] for row in words.rows} == {"ProCAP"}
     assert qualitative_tables(dataclasses.replace(both, results=tmp_path)) == []
     folder = tmp_path / "collections/suite/qualitative"
-    assert {file.stem for file in remove_other_plots(elsewhere, ())} == {"predictions", "eigencam"}
+    remove_outdated(folder, ["predictions", "eigencam", "prompts"])
+    remove_outdated(folder, made["pictures"])
+    assert not (folder / "predictions.png").exists() and not (folder / "eigencam.pdf").exists()
     assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
 
 

@@ -27,11 +27,8 @@ def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 MethodNames = Annotated[str, flag("A,B", "methods, see `procap ls methods`")]
 DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls datasets`")]
-Seeds = Annotated[str, flag("1,2,3", "one run for each seed")]
-Shots = Annotated[str, flag("16", "training images per class, a list in suites; full takes all")]
 Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
-Precision = Annotated[str, flag("fp32|bf16", "arithmetic of training and evaluation")]
 Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
 Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
@@ -44,17 +41,23 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, write n
 
 
 @dataclass(frozen=True)
-class SelectionFlags:
-    """Flags that select runs: every method on every data set with every seed."""
+class ChoiceFlags:
+    """Flags that choose every method on every data set with every seed."""
 
     methods: MethodNames = ""
     datasets: DatasetNames = ""
-    seeds: Seeds = ""
-    shots: Shots = ""
-    classes: Annotated[str, flag("base|all|dev-base", "the classes to train on")] = ""
+    seeds: Annotated[str, flag("1,2,3", "one run for each seed")] = ""
+    shots: Annotated[str, flag("16", "training images per class, a list in suites; full takes all")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    precision: Precision = ""
+    precision: Annotated[str, flag("fp32|bf16", "arithmetic of training and evaluation")] = ""
+
+
+@dataclass(frozen=True)
+class SelectionFlags(ChoiceFlags):
+    """Flags that select runs."""
+
+    classes: Annotated[str, flag("base|all|dev-base", "the classes to train on")] = ""
 
 
 @dataclass(frozen=True)
@@ -99,22 +102,15 @@ class EngineFlags:
 
 
 @dataclass(frozen=True)
-class SuiteFlags:
+class SuiteFlags(ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if --data is given]")] = (
         ""
     )
-    methods: MethodNames = ""
-    datasets: DatasetNames = ""
-    seeds: Seeds = ""
-    shots: Shots = ""
     recipe: Recipe = ""
     quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
     epochs: Epochs = None
-    backbone: Backbone = ""
-    pretrained: Weights = ""
-    precision: Precision = ""
     limit: Limit = None
     price: Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for --dry-run", min=0)] = None
 

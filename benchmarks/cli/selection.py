@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
+from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.parse import (
     parse_assignments,
     parse_datasets,
@@ -66,7 +66,7 @@ def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | N
     ]
 
 
-def suite_changes(flags: SelectionFlags | SuiteFlags, data: Path) -> dict[str, Any]:
+def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
     changes = {
         "methods": tuple(parse_methods(flags.methods)) if split_names(flags.methods) else (),

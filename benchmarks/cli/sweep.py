@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,16 +35,6 @@ LISTED = 20
 app = typer.Typer(**PLAIN)
 
 
-@dataclass(frozen=True)
-class SweepSelection(SelectionFlags):
-    """The selection flags with help texts for sweeps, as the metric decides about held-out classes."""
-
-    classes: Annotated[
-        str,
-        typer.Option(metavar="base|all", help="the classes to train on; --metric held-out takes a half of base"),
-    ] = ""
-
-
 @app.command(
     **examples(
         "procap sweep lr.yaml",
@@ -59,7 +49,7 @@ class SweepSelection(SelectionFlags):
 def sweep(
     context: typer.Context,
     searched: SweepFlags,
-    selection: SweepSelection,
+    selection: SelectionFlags,
     recipe: RecipeFlags,
     launch: LaunchFlags,
     runtime: RuntimeFlags,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites.suite import Quick, Suite
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.targets import transfer_tables
 from runner.config import Target
 
@@ -33,6 +33,6 @@ SUITE = Suite(
     task="cross-dataset",
     targets=other_data_sets,
     tables=transfer_tables,
-    quick=Quick(seeds=(1,)),
+    quick_seeds=(1,),
     published="cross_dataset",
 )

@@ -13,7 +13,7 @@ from statistics import mode
 
 from benchmarks.plots.curves import duration_plots
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Quick, Suite
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import duration_tables
 
 PARTS = (0.2, 0.5, 1.0)
@@ -40,6 +40,6 @@ SUITE = Suite(
     variants=by_duration,
     tables=duration_tables,
     plots=duration_plots,
-    quick=Quick(seeds=(1,)),
+    quick_seeds=(1,),
     published="training_duration",
 )

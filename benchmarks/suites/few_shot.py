@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from benchmarks.plots.curves import shots_plots
 from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
-from benchmarks.suites.suite import Quick, Suite, everything
+from benchmarks.suites.suite import Suite, everything
 from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
 
@@ -40,5 +40,6 @@ SUITE = Suite(
     targets=everything,
     tables=few_shot_tables,
     plots=shots_plots,
-    quick=Quick(datasets={"mini": ("shapes", "petals", "tiles", "digits")}, seeds=(1,)),
+    quick_datasets={"mini": ("shapes", "petals", "tiles", "digits")},
+    quick_seeds=(1,),
 )

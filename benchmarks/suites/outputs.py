@@ -1,8 +1,4 @@
-"""Write the outputs of a suite: further results, tables and plots, and metrics for MLflow.
-
-Tables and plots of earlier options are removed, as they would look current. Files are recognized by marks that this
-program writes into them; other files in the folder are kept.
-"""
+"""Write the outputs of a suite: further results, tables and plots, and metrics for MLflow."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import json
 import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
-from benchmarks.plots.style import FORMATS, MAKER
+from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.metrics import average
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
@@ -25,11 +22,12 @@ from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
+from runner.results import write_json
 from runner.stop_signals import Interrupted
 from shards.errors import DataError
 
-PNG_HEAD = 1000
-"""Bytes of a PNG that hold the name of the program that made it."""
+OUTPUTS = "outputs.json"
+"""The names of the current tables and plots in the folder of a suite."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,7 @@ def make_outputs(
     folder = done.folder
     failed: list[str] = []
     tables: list[Table] = []
+    drawn: list[Path] = []
 
     def finish() -> None:
         if suite.finish:
@@ -69,20 +68,20 @@ def make_outputs(
     def tabulate() -> None:
         tables.extend(suite.tables(done))
         write_tables(tables, folder)
-        remove_other_tables(done, tables)
 
     def plot() -> None:
-        drawn: list[Path] = []
         if suite.plots and not done.frame.empty:
-            from benchmarks.plots.style import save_plots
-
             try:
-                drawn = save_plots(folder, suite.plots(done))
+                drawn.extend(save_plots(folder, suite.plots(done)))
             except ImportError:
                 note("plots are left out: matplotlib is not installed")
-        remove_other_plots(done, drawn)
 
-    for part in (finish, tabulate, plot):
+    def clean() -> None:
+        pictures = done.pictures.get("pictures", ())
+        if folder.is_dir() and not failed:
+            remove_outdated(folder, [*(table.name for table in tables), *(file.stem for file in drawn), *pictures])
+
+    for part in (finish, tabulate, plot, clean):
         try:
             part()
         except Interrupted:
@@ -122,34 +121,18 @@ def short_names(variants: Sequence[Variant]) -> list[str]:
     return names
 
 
-def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Path]:
-    """Remove the files of tables in the suite's folder that are not among `tables`; returns them."""
-    names = {table.name for table in tables}
-    files = [file for file in done.folder.glob("*.json") if file.stem not in names and _is_table(file)]
-    # The JSON file identifies the others, so it is removed last.
-    return _remove(files, sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json"))
+def remove_outdated(folder: Path, names: Iterable[str]) -> None:
+    """Remove tables and plots of earlier options, which would look current, and record the current ones by name.
 
-
-def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
-    """Remove plots in the suite's folder that are neither `drawn` nor a recorded picture; returns them."""
-    names = {file.stem for file in drawn} | set(done.pictures.get("pictures", ()))
-    others = [file for file in done.folder.glob("*.png") if file.stem not in names]
-    files = [file for file in others if MAKER.encode() in file.read_bytes()[:PNG_HEAD]]
-    return _remove(files, sorted(FORMATS, key=lambda suffix: suffix == "png"))
-
-
-def _remove(files: Iterable[Path], suffixes: Iterable[str]) -> list[Path]:
-    written = [file.with_name(f"{file.stem}.{suffix}") for file in sorted(files) for suffix in suffixes]
-    existing = [file for file in written if file.exists()]
-    for file in existing:
-        file.unlink()
-    return existing
-
-
-def _is_table(file: Path) -> bool:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    keys = {"labels", "columns", "rows"}
-    return isinstance(document, dict) and document.get("name") == file.stem and keys <= document.keys()
+    Only files in the record are removed, so that other files in the folder are kept.
+    """
+    record, current = folder / OUTPUTS, sorted({*names})
+    earlier: list[str] = []
+    # Without a readable record nothing is removed.
+    with suppress(OSError, ValueError):
+        earlier = json.loads(record.read_text(encoding="utf-8"))["outputs"]
+    for name in {*earlier} - {*current}:
+        for suffix in (*SUFFIXES.values(), *FORMATS):
+            (folder / f"{Path(name).name}.{suffix}").unlink(missing_ok=True)
+    if current != earlier:
+        write_json(record, {"outputs": current})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.plots.sensitivity import sensitivity_plots
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Quick, Suite
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.grid import paper_weights, sensitivity_tables
 
 LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -48,5 +48,5 @@ SUITE = Suite(
     variants=grid,
     tables=sensitivity_tables,
     plots=sensitivity_plots,
-    quick=Quick(datasets={"mini": ("tiles", "petals")}),
+    quick_datasets={"mini": ("tiles", "petals")},
 )

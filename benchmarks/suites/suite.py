@@ -40,14 +40,6 @@ def everything(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 
 
 @dataclass(frozen=True)
-class Quick:
-    """The shorter lists of a suite under `--quick`; the suite's own apply if empty."""
-
-    datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Suite:
     """An experiment: its runs for given options, and the tables and plots of their results.
 
@@ -57,7 +49,8 @@ class Suite:
     variants: the variants of a method. targets: the evaluation targets of a run on a data set.
     tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
-    quick: what `--quick` shortens. published: the file of `results/published/` with the paper's numbers.
+    quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
+    published: the file of `results/published/` with the paper's numbers.
     typed: its name on the command line if that is not `name`: a file, or the name that a package gives it.
     flags: makes the flags of its command from options, if they are not those of other suites.
     """
@@ -74,7 +67,8 @@ class Suite:
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
     plots: Callable[[SuiteResults], Plots] | None = None
     finish: Callable[[SuiteResults, RuntimeConfig, bool], None] | None = None
-    quick: Quick = Quick()
+    quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    quick_seeds: tuple[int, ...] = ()
     published: str = ""
     typed: str = ""
     flags: Callable[[SuiteOptions], list[str]] | None = None
@@ -90,11 +84,11 @@ class Suite:
 
     def options(self, profile: Profile, *, quick: bool = False, **more: Any) -> SuiteOptions:
         """Return the suite's defaults in `profile`; `more` are fields of SuiteOptions, None keeps the default."""
-        datasets = self.quick.datasets.get(profile.name) if quick else None
+        datasets = self.quick_datasets.get(profile.name) if quick else None
         own: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
             "methods": self.methods,
-            "seeds": (self.quick.seeds if quick else ()) or self.seeds,
+            "seeds": (self.quick_seeds if quick else ()) or self.seeds,
         }
         given = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **own | given, quick=quick)
