@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from shards.errors import DataError
 
@@ -69,9 +70,20 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _WithoutTorch(MetaPathFinder):
+    """Make `import torch` fail as if it were not installed.
+
+    Tasks pack and decode images. webdataset and SciPy work without torch, whose import takes ten times as long as all
+    else.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "torch":
+            raise ModuleNotFoundError("torch is not used by these processes", name="torch")
+
+
 def _start_worker(pipe: Connection) -> None:
-    # Tasks pack and decode images. webdataset works without torch, whose import takes ten times as long as all else.
-    cast(dict[str, Any], sys.modules).setdefault("torch", None)
+    sys.meta_path.insert(0, _WithoutTorch())
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

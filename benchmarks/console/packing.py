@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from benchmarks.console.output import is_first_rank, note, quote
+from benchmarks.console.output import is_first_rank, note, plural, quote
+from runner.environment import available_cores
+from runner.progress import ProgressDisplay
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
+from shards.process_pool import map_in_order
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.sources import builtin_source
@@ -33,9 +37,20 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         command = f"procap data pack {' '.join(raw)}{folder} --data {quote(data_root)}"
         absent = ", ".join(f"'{name}'" for name in raw)
         raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
-    for dataset in missing:
-        note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(builtin_source(dataset), data_root, quiet=not is_first_rank())
+    if len(missing) == 1:
+        note(f"packing {missing[0].name} into {data_root} (once)")
+        pack_one(builtin_source(missing[0]), data_root, quiet=not is_first_rank())
+    elif missing:
+        from shards.pack import pack_source
+
+        note(f"packing {', '.join(dataset.name for dataset in missing)} into {data_root} (once)")
+        # The largest sets first, so that no process ends long after the others.
+        sources = sorted(map(builtin_source, missing), key=lambda source: -sum(source.counts.values()))
+        what = f"packing {plural(len(sources), 'data set')}"
+        with ProgressDisplay(what, len(sources), unit="data sets", quiet=not is_first_rank()) as display:
+            workers = min(len(sources), available_cores())
+            for _ in map_in_order(partial(pack_source, data_root=data_root), sources, workers):
+                display.update(display.done + 1)
 
 
 def pack_one(
@@ -56,8 +71,6 @@ def parts_progress(
 
     Yields a callback that takes a part, how much of it is done, and its size. totals: sizes that are known before.
     """
-    from runner.progress import ProgressDisplay
-
     sizes = dict(totals or {})
     done: dict[str, int] = {}
     with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit, quiet=quiet) as display:
