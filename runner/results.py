@@ -79,6 +79,14 @@ class FewShotRecord(FrozenModel):
     picks: list[str] = Field(description="paths of the picked training images")
 
 
+class ImportedFile(FrozenModel):
+    """The checkpoint of a public trainer that a run was imported from."""
+
+    name: str
+    sha256: str
+    epoch: int | None = Field(description="epochs that were trained; None if the file does not say")
+
+
 class TrainResult(FrozenModel):
     """`train.json`, written last: if it exists, the training is finished."""
 
@@ -103,6 +111,7 @@ class TrainResult(FrozenModel):
     environment: dict[str, Any]
     resumed: int = Field(default=0, description="how often the run went on from a saved state")
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
+    imported: ImportedFile | None = Field(default=None, description="instead of a training here")
 
 
 class Progress(FrozenModel):

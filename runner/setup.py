@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
 from shards.manifest import FILE, Manifest
-from shards.reader import Split, open_dataset
+from shards.reader import ShardSet, Split, open_dataset
 from shards.resolve import base_name
 from shards.rng import generator
 from shards.transforms import TrainAugment
@@ -69,10 +70,21 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
-    space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
-    method = make_method(config, clip, space)
+    method, card = build(config, shards, clip, labels)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
+    if group.size > 1:
+        method.group = group
+        group.check_same(f"the content of {config.dataset}", card.manifest_digest)
+        group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
+    if stream:
+        engine = make_engine(method, config, runtime, group)
+    return Setup(method, card, engine, stream, fewshot, acceleration)
+
+
+def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:
+    """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
+    space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,
@@ -81,13 +93,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         backbone_digest=clip.digest(),
         manifest_digest=shards.manifest.digest,
     )
-    if group.size > 1:
-        method.group = group
-        group.check_same(f"the content of {config.dataset}", card.manifest_digest)
-        group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    if stream:
-        engine = make_engine(method, config, runtime, group)
-    return Setup(method, card, engine, stream, fewshot, acceleration)
+    return make_method(config, clip, space), card
 
 
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:

@@ -72,7 +72,7 @@ def evaluate(
 
     def find_runs() -> list[Located]:
         if folders:
-            return [_locate(folder, runtime) for folder in folders]
+            return [find_run(folder, runtime) for folder in folders]
         return [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
 
     if mode.dry_run:
@@ -150,7 +150,7 @@ def _evaluate_all(
     return done
 
 
-def _locate(run: Path, runtime: RuntimeConfig) -> Located:
+def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     """Find the run of a folder, given as a path or as its name below the results."""
     if runtime.store and not run.is_absolute():
         RemoteResults.of(runtime).pull_run(run.as_posix())

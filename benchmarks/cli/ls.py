@@ -128,7 +128,8 @@ def _runs(results: str) -> Listing:
         raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")
     rows = []
     for folder, config in run_folders(root):
-        state = "finished" if folder.train_file.exists() else "unfinished"
+        training = folder.train()
+        state = "unfinished" if training is None else "imported" if training.imported else "finished"
         rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
     if not rows:
         command = f"procap train --methods maple --datasets shapes --results {quote(results)}"

@@ -34,8 +34,13 @@ def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
     return changes
 
 
-def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
-    """Make every run that the flags describe, method by method within a data set, seeds innermost."""
+def selected_runs(
+    selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None, task: str | None = None
+) -> list[RunConfig]:
+    """Make every run that the flags describe, method by method within a data set, seeds innermost.
+
+    task: see `plan_run`.
+    """
     from benchmarks.cli.data_few_shot import samples_digest
     from runner.config import plan_run
 
@@ -55,6 +60,7 @@ def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | N
             pretrained=selection.pretrained or None,
             precision=selection.precision or "fp32",
             recipe=recipe.recipe or "published",
+            task=task,
             overrides=recipe_changes(recipe),
             options=options[method],
             picks=samples,

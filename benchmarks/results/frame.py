@@ -56,7 +56,8 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
         features              computed, cached or mixed: whether the image encoder ran in the evaluation
-        train_seconds         NaN for a method that trains nothing
+        imported              whether the weights were imported from a checkpoint of public code
+        train_seconds         NaN for a method that trains nothing, and for imported weights
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         changed               how the test set differs from the published one, empty if it does not
@@ -148,7 +149,8 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "fps": result.images_per_second or math.nan,
         "fps_model": result.images_per_second_model or math.nan,
         "features": result.features,
-        "train_seconds": training.seconds if config.recipe.epochs else math.nan,
+        "imported": training.imported is not None,
+        "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
         "manifest": result.manifest_digest,
         "changed": result.variant,
@@ -159,8 +161,8 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
 COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
-    *("total", "accuracy", "images", "limited", "fps", "fps_model", "features", "train_seconds", "losses", "manifest"),
-    *("changed", "correct_bits"),
+    *("total", "accuracy", "images", "limited", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
+    *("manifest", "changed", "correct_bits"),
 )
 
 
@@ -170,7 +172,9 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
     frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
     # Without rows all columns would have dtype object, which cannot be used as a mask.
-    frame = frame.astype({"limited": bool, "correct": int, "total": int, "accuracy": float, "fps": float})
+    frame = frame.astype(
+        {"limited": bool, "imported": bool, "correct": int, "total": int, "accuracy": float, "fps": float}
+    )
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     return frame
 

@@ -54,7 +54,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         )
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    found += [*note_changed(suite.changed_sets), *note_unequal(suite.frame)]
+    found += [*note_changed(suite.changed_sets), *note_sources(suite.frame)]
     if why := why_incomparable(suite):
         instead = "are a group of their own" if in_paper(suite) else "stand in tables of their own"
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
@@ -111,10 +111,16 @@ def note_changed(changed: Mapping[str, str]) -> list[str]:
     return [f"{name}: {words}; not comparable with published results." for name, words in changed.items()]
 
 
-def note_unequal(frame: pd.DataFrame) -> list[str]:
-    """Describe targets whose images are not the same for all runs."""
+def note_sources(frame: pd.DataFrame) -> list[str]:
+    """Describe runs that were imported, and targets whose images are not the same for all runs."""
+    imported = frame[frame.imported].drop_duplicates("path")
+    names = [
+        f"{TITLES.get(method, method)} on {dataset} ({'seeds' if len(runs) > 1 else 'seed'} "
+        f"{', '.join(map(str, sorted(runs.seed.unique())))})"
+        for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
+    ]
     versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
-    return [
+    return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + [
         f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
         for target, count in versions.items()
         if count > 1

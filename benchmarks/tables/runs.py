@@ -21,7 +21,7 @@ from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_i
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import SPEEDS
-from benchmarks.tables.notes import list_means, note_changed, note_settings, note_unequal
+from benchmarks.tables.notes import list_means, note_changed, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
 
@@ -88,7 +88,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
             f"FPS leaves out evaluations with image features from the cache ({untimed}): procap eval --force times "
             "them."
         )
-    notes += note_unequal(frame)
+    notes += note_sources(frame)
     columns = (*HALVES, *SPEEDS, *HALVES_DETAILS)
     labels = ("Data set", "Method")
     return Table("table", "Base and novel classes", labels, columns, tuple(rows), tuple(notes), wide=True)
@@ -112,7 +112,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
         *_note_runs(frame, metrics, changed),
         *left_out,
-        *note_unequal(frame),
+        *note_sources(frame),
     )
     labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
     return Table("table-targets", "Other targets", labels, columns, tuple(rows), notes, wide=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.method import Method, Noise, check_task
+from procap.methods.method import Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_prompts, initial_context
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
@@ -32,6 +32,7 @@ class CoCoOp(Method):
 
     Options = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
+    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
     options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
@@ -61,6 +62,14 @@ class CoCoOp(Method):
 
     def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
         return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)
+
+    def public_names(self) -> dict[str, str]:
+        layers = {"0": "linear1", "2": "linear2"}
+        return {"context": "prompt_learner.ctx"} | {
+            f"meta_net.{index}.{part}": f"prompt_learner.meta_net.{name}.{part}"
+            for index, name in layers.items()
+            for part in ("weight", "bias")
+        }
 
 
 class CoCoOpClassifier(Classifier):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, check_task
+from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
@@ -40,6 +40,7 @@ class CoOp(Method):
 
     Options = CoOpOptions
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
+    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
     options: CoOpOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoOpOptions, generator: torch.Generator) -> None:
@@ -87,6 +88,9 @@ class CoOp(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, Plan((context_op(self.clip, prompts, self.context),))
+
+    def public_names(self) -> dict[str, str]:
+        return {"context": "prompt_learner.ctx"}
 
 
 def move_names(ids: Tensor, lengths: Tensor, n_ctx: int, before: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -75,6 +75,7 @@ class IVLP(Method):
 
     Options = IVLPOptions
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
+    public_layout = PublicLayout("VLPromptLearner")
     options: IVLPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: IVLPOptions, generator: torch.Generator) -> None:

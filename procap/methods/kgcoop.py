@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.methods.method import Method, Noise, check_task
+from procap.methods.method import Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
@@ -38,6 +38,7 @@ class KgCoOp(Method):
 
     Options = KgCoOpOptions
     summary: ClassVar[str] = "KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts"
+    public_layout = PublicLayout("prompt_learner", module="prompt_learner", unused=("bias_vectors", "meta_net."))
     options: KgCoOpOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: KgCoOpOptions, generator: torch.Generator) -> None:

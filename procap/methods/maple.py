@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -42,6 +42,7 @@ class MaPLe(Method):
 
     Options = MaPLeOptions
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
+    public_layout = PublicLayout("MultiModalPromptLearner")
     options: MaPLeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MaPLeOptions, generator: torch.Generator) -> None:

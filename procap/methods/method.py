@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -40,6 +41,22 @@ STRICT = ConfigDict(frozen=True, extra="forbid")
 """Configuration of every `Options`: a value never changes, an unknown field is refused."""
 
 
+@dataclass(frozen=True)
+class PublicLayout:
+    """How the public code of a method saves its model with Dassl.
+
+    folder: the model's name, and that of the folder of its files.
+    module: the part of the model that is saved; empty if all of it is, with the frozen towers.
+    unused: beginnings of the names of tensors that are saved as well but not used in inference.
+    strict: its loader demands every tensor of the model, so the frozen ones are exported too.
+    """
+
+    folder: str
+    module: str = ""
+    unused: tuple[str, ...] = ()
+    strict: bool = False
+
+
 class Method(nn.Module):
     """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
@@ -48,6 +65,7 @@ class Method(nn.Module):
 
     Options: ClassVar[type[BaseModel]]
     summary: ClassVar[str]
+    public_layout: ClassVar[PublicLayout | None] = None
     class_ids: Tensor
     class_slots: Tensor | None
     class_reference: Tensor | None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -69,6 +69,7 @@ class MMA(Method):
 
     Options = MMAOptions
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters beside the upper blocks of both towers"
+    public_layout = PublicLayout("adapter_learner", module="adapter_learner")
     options: MMAOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:

@@ -21,7 +21,7 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, tokenize_classes
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
@@ -61,6 +61,7 @@ class MMRL(Method):
 
     Options = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
+    public_layout = PublicLayout("MultiModalPromptLearner", strict=True)
     options: MMRLOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.ivlp import DeepPrompts
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prompts
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -59,6 +59,7 @@ class PromptSRC(Method):
 
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
+    public_layout = PublicLayout("VLPromptLearner", unused=("prompt_learner.ZS_image_encoder.",))
     options: PromptSRCOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: PromptSRCOptions, generator: torch.Generator) -> None:

@@ -20,7 +20,7 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import linear
-from procap.methods.method import Method, Noise, check_task
+from procap.methods.method import Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
@@ -58,6 +58,7 @@ class TCP(Method):
 
     Options = TCPOptions
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
+    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
 from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -36,6 +36,7 @@ class VPT(Method):
 
     Options = VPTOptions
     summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
+    public_layout = PublicLayout("prompt_learner")
     options: VPTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: VPTOptions, generator: torch.Generator) -> None:

@@ -52,7 +52,7 @@ def read_weights(path: Path) -> Weights:
     check_file(path)
     metadata: dict[str, str] = {}
     if path.suffix == ".safetensors":
-        state, metadata = _read_safetensors(path)
+        state, metadata = read_safetensors(path)
     elif is_torchscript(path):
         state = read_torchscript(path)
     else:
@@ -114,7 +114,7 @@ def check_file(path: Path) -> None:
         raise UserError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` where it came from")
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -77,7 +77,7 @@ class _Reader(pickle.Unpickler):
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
         harmless: dict[tuple[str, str], Callable[..., Any]] = {
-            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
             ("collections", "OrderedDict"): collections.OrderedDict,
             ("torch.jit._pickle", "restore_type_tag"): lambda value, _type: value,
         }
@@ -94,7 +94,8 @@ class _Reader(pickle.Unpickler):
         return torch.frombuffer(bytearray(self._archive.read(f"{self._folder}data/{key}")), dtype=dtype)
 
 
-def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
+def rebuild_tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
+    """Make the tensor of a pickle from its storage, a flat tensor."""
     # as_strided checks that the view lies inside the storage.
     return storage.as_strided(size, stride, offset)
 

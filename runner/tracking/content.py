@@ -207,6 +207,7 @@ def _tags(config: RunConfig, folder: RunFolder, state: TrainResult | Progress) -
         "device": environment.get("gpu") or environment.get("device"),
         "gpus": _count_gpus(state) if isinstance(state, TrainResult) else None,
         "manifest_digest": state.manifest_digest if isinstance(state, TrainResult) else None,
+        "imported": state.imported and state.imported.sha256 if isinstance(state, TrainResult) else None,
         "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),
         "folder": folder.path.resolve(),
         "mlflow.source.git.commit": git.get("commit"),

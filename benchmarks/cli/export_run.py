@@ -1,0 +1,58 @@
+"""`procap export`: export trained runs as checkpoints that public code loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli import flags
+from benchmarks.cli.batch import Failures
+from benchmarks.cli.eval import find_run
+from benchmarks.cli.selection import runtime_config
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import note, note_failures, show, show_json
+from procap.errors import unknown_name
+from runner.environment import library_defaults
+
+app = typer.Typer(**PLAIN)
+
+
+@app.command(
+    **examples(
+        "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
+        "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format safetensors --out checkpoints",
+    )
+)
+@flags.flat
+def export(
+    output: flags.OutputFlags,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
+    format: Annotated[str, flags.flag("dassl|safetensors", "of the files")] = "dassl",
+    out: Annotated[Path, flags.flag("FOLDER", "where the files go, below the path of the run")] = Path("export"),
+    results: flags.Results = "results",
+    device: flags.Device = "auto",
+) -> int:
+    """Export trained runs as checkpoints that public code loads.
+
+    The file of format dassl is RUN/MODEL/model.pth.tar-EPOCHS below --out, where MODEL is what the public code calls
+    its model: run it with --model-dir OUT/RUN --load-epoch EPOCHS.
+    """
+    library_defaults()
+    from runner.public_runs import FORMATS, export_run
+
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
+    failures, files = Failures(len(folders), verbose=output.verbose), {}
+    for folder in folders:
+        with failures.collect(str(folder)):
+            config, at = find_run(folder, runtime)
+            files[config.path] = export_run(config, at, out.expanduser(), format)
+            note(f"exported {config.path}")
+            show(str(files[config.path]))
+    code = note_failures(len(files), failures.reasons)
+    if output.json:
+        show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})
+    return code

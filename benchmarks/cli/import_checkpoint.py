@@ -1,0 +1,81 @@
+"""`procap import`: import checkpoints of public trainers as finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli import flags
+from benchmarks.cli.batch import Failures
+from benchmarks.cli.selection import runtime_config, selected_runs
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
+from benchmarks.console.packing import ensure_packed
+from procap.errors import UsageError
+from runner.environment import library_defaults
+from runner.tracking.background import exporter_for
+
+app = typer.Typer(**PLAIN)
+
+
+@app.command(
+    **examples(
+        "procap import model.pth.tar-5 --method maple --datasets caltech101 --seeds 1",
+        "procap import 'out/{dataset}/seed{seed}/VLPromptLearner/model.pth.tar-20' --method promptsrc "
+        "--datasets dtd,eurosat --seeds 1,2,3",
+        "procap import model.pth.tar-2 --method maple --datasets imagenet --classes all --task cross-dataset",
+    )
+)
+@flags.flat
+def import_checkpoint(
+    selection: flags.SelectionFlags,
+    recipe: flags.RecipeFlags,
+    runtime_flags: flags.RuntimeFlags,
+    mode: flags.ModeFlags,
+    output: flags.OutputFlags,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="what Dassl saved; {dataset}, {seed}: those of a run")],
+    task: Annotated[
+        str, flags.flag("NAME", "task of the published recipe [default: base-to-novel, few-shot on all classes]")
+    ] = "",
+) -> int:
+    """Import checkpoints of public trainers as finished runs.
+
+    The tensors that the method learned are read without executing anything in the file. Recipe and options are those
+    published for the task, or what flags say; the file's shapes must fit them. `procap eval` and tables go on from
+    there; results are marked as imported.
+    """
+    library_defaults()
+    runtime = runtime_config(runtime_flags)
+    runs = selected_runs(selection, recipe, runtime.data, task or None)
+    files = {
+        config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()
+        for config in runs
+    }
+    if len(set(files.values())) < len(runs):
+        raise UsageError(
+            f"{len(runs)} runs are chosen and one file has one run: write {{dataset}} and {{seed}} into its path"
+        )
+    if mode.dry_run:
+        show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
+        return 0
+    from runner.public_runs import import_run
+
+    failures, done = Failures(len(runs), verbose=output.verbose), {}
+    for config, path in files.items():
+        with failures.collect(config.path):
+            ensure_packed([config.dataset], runtime.data)
+            done[config] = import_run(config, runtime, path, force=mode.force)
+            note(f"imported {path} as {config.path}")
+    exporter_for(runtime).flush()
+    if done:
+        note(f"next: procap eval {' '.join(quote(runtime.results / config.path) for config in done)}")
+    code = note_failures(len(done), failures.reasons)
+    if output.json:
+        imported = [
+            {"run": config.path, **result.model_dump(include={"imported", "trainable_parameters", "checkpoint_sha256"})}
+            for config, result in done.items()
+        ]
+        show_json({"results": str(runtime.results), "imported": imported, "failed": failures.reasons})
+    return code

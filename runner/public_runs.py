@@ -1,0 +1,96 @@
+"""Import checkpoints of public trainers as finished runs, and export finished runs for public code."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from procap.errors import UserError
+from procap.methods.public import layout_of, load_public_state, public_state
+from procap.weights.public import PublicFile, pack_public, read_public
+from runner.acceleration import Acceleration
+from runner.checkpoint import check_finite, save_prompts
+from runner.config import RunConfig, RuntimeConfig
+from runner.environment import environment, resolve_device
+from runner.evaluate import load_trained
+from runner.meters import ResourceMonitor
+from runner.remote_results import RemoteResults, synchronized_run
+from runner.results import ImportedFile, RunFolder, TrainResult, write_bytes, write_json
+from runner.setup import build, load_backbone
+from runner.tracking.background import exporter_for
+from shards.fewshot import evaluation_labels
+from shards.files import file_sha256
+from shards.reader import open_dataset
+
+FORMATS = ("dassl", "safetensors")
+
+
+def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: bool = False) -> TrainResult:
+    """Write the tensors in `file`, a checkpoint of the method's public code, as the finished run `config`.
+
+    A run that was imported from the same file is returned as it is. `force` deletes what is in the run's folder.
+    Raises UserError if the file is damaged or does not fit `config`, or if there is another run already.
+    """
+    content = read_public(file)
+    sha256 = file_sha256(file)
+    folder, store = RunFolder(runtime.results / config.path), RemoteResults.of(runtime)
+    with folder.locked(), synchronized_run(store, config.path, delete=force):
+        if force:
+            folder.clear()
+        elif (existing := folder.train()) and existing.imported and existing.imported.sha256 == sha256:
+            return existing
+        elif folder.config_file.exists():
+            raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
+        device = resolve_device(runtime.device)
+        shards, monitor = open_dataset(runtime.data, config.dataset), ResourceMonitor(device)
+        clip = load_backbone(config, device, Acceleration.of("off", device))
+        method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
+        try:
+            load_public_state(method, content.tensors)
+            check_finite(method.state_dict(), "in the file")
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from error
+        if content.epoch is not None and content.epoch != config.recipe.epochs:
+            warnings.warn(
+                f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
+                f"{config.recipe.epochs}: is it that of the task (--task) and data set?",
+                stacklevel=2,
+            )
+        result = TrainResult(
+            config_hash=config.hash,
+            steps=0,
+            images=0,
+            epochs=[],
+            seconds=0.0,
+            images_per_second=None,
+            images_per_second_model=None,
+            warmup_steps=0,
+            phases={},
+            peak_memory_bytes=monitor.peak_memory(),
+            use=monitor.use(),
+            trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
+            fewshot=None,
+            manifest_digest=card.manifest_digest,
+            checkpoint_sha256=save_prompts(folder.checkpoint_file, method, card),
+            backbone_digest=card.backbone_digest,
+            environment=environment(device),
+            imported=ImportedFile(name=file.name, sha256=sha256, epoch=content.epoch),
+        )
+        write_json(folder.config_file, config)
+        write_json(folder.train_file, result)
+    exporter_for(runtime).post(config.path)
+    return result
+
+
+def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str = "dassl") -> Path:
+    """Write the finished run `config` below `out` in one of `FORMATS`, as public code loads it; returns the file.
+
+    Raises UserError if the run is not finished or its method has no public code.
+    """
+    trained = load_trained(config, runtime)
+    imported = trained.training.imported
+    epoch = imported.epoch if imported and imported.epoch is not None else config.recipe.epochs
+    name = f"model.pth.tar-{epoch}" if format == "dassl" else "model.safetensors"
+    file = out / config.path / layout_of(trained.method).folder / name
+    write_bytes(file, pack_public(PublicFile(public_state(trained.method), epoch), format))
+    return file
