@@ -277,6 +277,15 @@ def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_
     assert code == 0 and "packing digits" in err
 
 
+def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
+    """In the order of the paper's table, without the methods that have published rows only."""
+    flags = ["--datasets", "digits", "--seeds", "1", "--dry-run", "--json", "--results", tmp_path]
+    code, out, _ = run(capsys, "bench", "base-to-novel", "--profile", "mini", "--methods", "table1", *flags)
+    planned = [Path(entry["run"]).parts[2] for entry in json.loads(out.splitlines()[-1])["runs"]]
+    assert code == 0 and planned[:3] == ["zeroshot", "cocoop", "coop"] and planned[-1] == "procap"
+    assert {"kgcoop", "maple", "promptsrc", "tcp", "mma", "mmlop"} <= {*planned} and "vpt" not in planned
+
+
 def test_the_error_for_an_untrained_run_has_the_command_that_trains_it(capsys, tmp_path, shards):
     """The printed command plans the run that was requested."""
     flags = ["--methods", "coop", "--datasets", "digits", "--seeds", "7", "--epochs", "2", "--lr", "0.01"]

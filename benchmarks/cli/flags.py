@@ -25,7 +25,10 @@ def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
-MethodNames = Annotated[str, flag("A,B", "methods, see `procap ls methods`", "--methods", "--method")]
+MethodNames = Annotated[
+    str,
+    flag("A,B", "methods, see `procap ls methods`; all; table1: those of the paper's table 1", "--methods", "--method"),
+]
 DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls datasets`")]
 Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]

@@ -17,6 +17,7 @@ from benchmarks.console.parse import (
     parse_shot_counts,
     split_names,
 )
+from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def selected_runs(
     from benchmarks.cli.data_few_shot import samples_digest
     from runner.config import plan_run
 
-    methods = parse_methods(selection.methods)
+    methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
     options = parse_options(recipe.option or (), methods)
     shots = parse_shot_count(selection.shots or "16")
@@ -75,7 +76,7 @@ def selected_runs(
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
     changes = {
-        "methods": tuple(parse_methods(flags.methods)) if split_names(flags.methods) else (),
+        "methods": tuple(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
         "seeds": tuple(parse_integers(flags.seeds, "--seeds")),
         "shots": parse_shot_counts(flags.shots),

@@ -17,6 +17,7 @@ from benchmarks.console.parse import (
     parse_options,
     parse_shot_count,
 )
+from benchmarks.results.published.tables import table1_methods
 from cluster.configuration import SweepSettings
 from cluster.space import Domain, Values, parse_param
 from cluster.submit import has_secret
@@ -41,7 +42,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     varied = [text.partition("=")[2].replace('"', "") for name, text in params if name == "method"]
     if varied and selection.methods:
         raise UsageError("--methods and --param method contradict each other: give one of them")
-    methods = parse_methods(varied[0] if varied else selection.methods)
+    methods = parse_methods(varied[0] if varied else selection.methods, table1_methods())
     space: dict[str, Domain] = {}
     for text in (text for name, text in params if name != "method"):
         field, domain = parse_param(text, methods)

@@ -46,14 +46,14 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def parse_methods(text: str) -> list[str]:
-    """Parse methods; "all" is every installed method. Raises UsageError with the nearest known name."""
+def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
+    """Parse methods; "all" is every installed method, "table1" those given. Raises UsageError for an unknown name."""
     from procap.methods import method_class, method_paths
 
     known = list(method_paths())
     if not split_names(text):
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
-    chosen = known if text == "all" else split_names(text)
+    chosen = {"all": known, "table1": list(table1)}.get(text) or split_names(text)
     for name in chosen:
         method_class(name)
     return chosen

@@ -70,6 +70,11 @@ def base_to_novel(folder: Path = PUBLISHED) -> list[Any]:
     return _read(folder / "base_to_novel.csv")
 
 
+def table1_methods() -> list[str]:
+    """List the methods of the main table that this program has, by our names, in the order of the table."""
+    return list(dict.fromkeys(row.key for row in base_to_novel() if row.key))
+
+
 @functools.cache
 def _halves() -> Mapping[tuple[str, str], Any]:
     return {(row.key, row.dataset): row for row in base_to_novel() if row.key}
