@@ -13,8 +13,8 @@ from shards.errors import DataError, DataUsageError
 from shards.files import replace_at_end
 from shards.reader import Split, open_dataset
 
-# Inches: an image, the height of a class name above its images, and the space between two classes.
-IMAGE, NAME, GAP = 0.72, 0.26, 0.28
+# Inches: an image, and the height of a class name above its images.
+IMAGE, NAME = 0.72, 0.26
 # Pixels of an image on the page, and the white space between two.
 PIXELS, SEAM = 112, 4
 
@@ -45,19 +45,19 @@ def contact_sheet(
     per_class = min(per_class, int(counts.max()))
     # As many classes side by side as bring the page near to 4 : 3.
     strip = per_class * IMAGE
-    columns = math.ceil(math.sqrt(4 / 3 * len(labels) * (IMAGE + NAME) / (strip + GAP)))
+    columns = math.ceil(math.sqrt(4 / 3 * len(labels) * (IMAGE + NAME) / strip))
     rows = math.ceil(len(labels) / columns)
-    width, height = max(columns * (strip + GAP) + GAP, 6), rows * (IMAGE + NAME) + 2 * GAP
+    width, height = max(columns * strip * 1.1, 6), (rows + 0.5) * (IMAGE + NAME)
     figure = Figure(figsize=(width, height), facecolor="white")
     title = f"{name}   {split}: {len(images):,} images, {len(labels):,} of {len(counts):,} classes"
     # A dollar sign in a name is a plain character, not the begin of a formula.
-    figure.text(GAP / width, 1 - GAP / height, title, weight="bold", parse_math=False)
-    for k, label in enumerate(labels):
-        left = GAP + k // rows * (strip + GAP)
-        bottom = height - 2 * GAP - (k % rows + 1) * (IMAGE + NAME) + GAP / 2
-        axes = figure.add_axes((left / width, bottom / height, strip / width, IMAGE / height))
-        axes.imshow(_strip(images, label, per_class), interpolation="nearest", aspect="auto")
+    figure.text(0.02, 1 - NAME / height, title, weight="bold", parse_math=False)
+    margins = {"left": 0.02, "right": 0.98, "bottom": 0.1 / height, "top": 1 - 2.5 * NAME / height}
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={**margins, "hspace": NAME / IMAGE, "wspace": 0.1})
+    for axes in grid.flat:
         axes.set_axis_off()
+    for axes, label in zip(grid.T.flat, labels, strict=False):
+        axes.imshow(_strip(images, label, per_class), interpolation="nearest")
         # A letter is about 0.07 inches wide.
         text = shards.classnames[label].replace("_", " ")[: max(4, int(strip / 0.07))]
         axes.set_title(text, loc="left", size=8.5, pad=3, parse_math=False)

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from multiprocessing import connection, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -26,23 +25,29 @@ Result = TypeVar("Result")
 def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int = 1) -> Iterator[Result]:
     """Yield `function(task)` of each task in the order of the tasks, computed by up to `workers` processes.
 
-    With one worker everything runs in this process. Several workers are spawned processes, which inherit no threads and
-    open files; `function` must be defined in a module, and tasks and results must be picklable. An error of a task is
-    raised at its turn. The processes end after an error, when the iterator is closed, on an interrupt, and when this
-    process ends or is killed. Raises DataError when one of them is killed.
+    With one worker everything runs in this process. Several workers are spawned processes: `function` must be defined
+    in a module, and tasks and results must be picklable. An error of a task is raised at its turn. The processes end
+    after an error, when the iterator is closed, on an interrupt, and when this process ends or is killed. Raises
+    DataError when one of them is killed.
     """
     if workers <= 1:
         yield from map(function, tasks)
         return
     context = multiprocessing.get_context("spawn")
-    # Workers end when this process closes its end of the pipe or dies.
+    # Workers end when this process closes its end of the pipe, which the system does if it is killed.
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(reader,))
     pending: deque[Future[Result]] = deque()
     try:
         for task in tasks:
-            with _interrupts_blocked():
+            # Workers inherit that SIGINT is blocked: Ctrl-C goes to all processes of a terminal, and this one handles
+            # it. The resource tracker is started first, because its start would unblock SIGINT again.
+            resource_tracker.ensure_running()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
                 pending.append(pool.submit(function, task))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -54,20 +59,6 @@ def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], work
         writer.close()
         pool.shutdown(cancel_futures=True)
         reader.close()
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes with SIGINT blocked: Ctrl-C is sent to all processes of a terminal, and only this one handles it.
-
-    The resource tracker is started first, because its start would unblock SIGINT again.
-    """
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _WithoutTorch(MetaPathFinder):
@@ -84,12 +75,9 @@ class _WithoutTorch(MetaPathFinder):
 
 def _start_worker(pipe: Connection) -> None:
     sys.meta_path.insert(0, _WithoutTorch())
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    sentinel = parent.sentinel
 
     def wait() -> None:
-        connection.wait([sentinel, pipe])
+        pipe.poll(None)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -1,14 +1,14 @@
 """Class names of the published data sets in label order, spelled as in CoOp's lists (with underscores).
 
 Ten sets bring their names in `classnames.json`. ImageNet and its four shifts take OpenAI's list, which ships with
-open_clip; it is read from the source file, because importing open_clip imports torch.
+open_clip; its source file is run alone, because importing open_clip imports torch.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -45,27 +45,22 @@ def imagenet_classnames() -> tuple[str, ...]:
 
     Raises DataError when the installed open_clip does not hold that list.
     """
-    return read_imagenet_classnames(_open_clip_source())
+    spec = importlib.util.find_spec("open_clip")
+    if spec is None or not spec.origin:
+        raise DataError("ImageNet's class names come with open_clip, which is missing: pip install open_clip_torch")
+    return read_imagenet_classnames(Path(spec.origin).parent / "zero_shot_metadata.py")
 
 
 def read_imagenet_classnames(source: Path) -> tuple[str, ...]:
-    """Read the literal `IMAGENET_CLASSNAMES` of a Python file. Raises DataError if it is not OpenAI's list."""
-    hint = "install open_clip_torch 3.3, whose list is the right one"
+    """Read `IMAGENET_CLASSNAMES` of a Python file. Raises DataError if it is not OpenAI's list."""
     try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"ImageNet's class names cannot be read from {source} ({error}): {hint}") from error
-    literals = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "IMAGENET_CLASSNAMES" for target in node.targets)
-    )
-    literal = next(literals, None)
-    if not isinstance(literal, ast.Tuple | ast.List):
-        raise DataError(f"ImageNet's class names are not listed in {source}: {hint}")
-    names = tuple(item.value for item in literal.elts if isinstance(item, ast.Constant) and isinstance(item.value, str))
-    if lines_digest(names) != IMAGENET_DIGEST:
-        raise DataError(f"ImageNet's class names in {source} are not those that published results use: {hint}")
+        names = tuple(runpy.run_path(str(source))["IMAGENET_CLASSNAMES"])
+        if lines_digest(names) != IMAGENET_DIGEST:
+            raise ValueError("it is another list than that of published results")
+    # A file of another version can raise any type of error.
+    except Exception as error:
+        hint = "install open_clip_torch 3.3, whose list is the right one"
+        raise DataError(f"ImageNet's class names cannot be read from {source} ({error!r:.200}): {hint}") from error
     return names
 
 
@@ -73,10 +68,3 @@ def read_imagenet_classnames(source: Path) -> tuple[str, ...]:
 def _own_names() -> dict[str, tuple[str, ...]]:
     names = json.loads((FOLDER / "classnames.json").read_text(encoding="utf-8"))
     return {dataset: tuple(of_dataset) for dataset, of_dataset in names.items()}
-
-
-def _open_clip_source() -> Path:
-    spec = importlib.util.find_spec("open_clip")
-    if spec is None or not spec.origin:
-        raise DataError("ImageNet's class names come with open_clip, which is missing: pip install open_clip_torch")
-    return Path(spec.origin).parent / "zero_shot_metadata.py"
