@@ -41,10 +41,7 @@ DERIVED = re.compile(
 
 
 def find(name: str) -> Dataset:
-    """Find a data set by name or alias, ignoring case, `-`, `_` and blanks.
-
-    A derived set is found by its name too. Raises DataUsageError with the nearest names when there is none.
-    """
+    """Find a data set, or derive one, by name or alias, ignoring case, `-`, `_` and blanks."""
     if dataset := _find_exactly(name):
         return dataset
     base_name, changes = parse_name(name)
@@ -72,8 +69,7 @@ def derive_dataset(
 ) -> Dataset:
     """Derive a set from a published one, under another name: with another split, fewer images, or smaller ones.
 
-    random_split: the seed of a random split. subset: only the files that are there. resize: pixels of the shorter
-    side. Raises DataUsageError if that cannot be made.
+    Raises DataUsageError if that cannot be made.
     """
     if random_split is None and not subset and resize is None:
         return dataset

@@ -20,10 +20,7 @@ ALWAYS_HASH_BYTES = 256 * 2**20
 
 
 def check_files(folder: Path, manifest: Manifest, split: str) -> None:
-    """Check that every shard of a split exists with its size; raises DataError naming the first that does not.
-
-    Shards of a mirror are verified when they are opened.
-    """
+    """Check that every shard of a split exists with its size; those of a mirror are verified when they are opened."""
     if is_mirror(folder.parent):
         return
     entry = manifest.splits[split]
@@ -58,10 +55,7 @@ def hash_problem(folder: Path, shard: Shard) -> str | None:
 
 
 def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
-    """Check that every shard of a split has the packed bytes; raises DataError naming the first that has not.
-
-    Shards of a mirror are verified when they are opened.
-    """
+    """Check that every shard of a split has the packed bytes; those of a mirror are verified when they are opened."""
     if is_mirror(folder.parent):
         return
     entry = manifest.splits[split]

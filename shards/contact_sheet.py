@@ -17,31 +17,22 @@ from shards.reader import Split, open_dataset
 IMAGE, NAME = 0.72, 0.26
 # Pixels of an image on the page, and the white space between two.
 PIXELS, SEAM = 112, 4
+MOST_CLASSES = 120
 
 
 def contact_sheet(
-    data_root: Path,
-    name: str,
-    split: str = "test",
-    out: Path | None = None,
-    *,
-    per_class: int = 6,
-    max_classes: int = 120,
+    data_root: Path, name: str, split: str = "test", out: Path | None = None, *, per_class: int = 6
 ) -> Path:
-    """Write a PNG with the first `per_class` images of each class and return its path (default: `<name>-<split>.png`).
-
-    Classes without an image in the split are left out. Raises DataError when the data set is not packed or broken or
-    the file cannot be written.
-    """
+    """Write a PNG with the first `per_class` images of each class that has any, and return its path."""
     # matplotlib takes a second to import, and a Figure of its own leaves the global state of pyplot alone.
     from matplotlib.figure import Figure
 
-    if per_class < 1 or max_classes < 1:
-        raise DataUsageError("a contact sheet needs at least one image of one class")
+    if per_class < 1:
+        raise DataUsageError("a contact sheet needs at least one image of a class")
     shards = open_dataset(data_root, name)
     images = shards.split(split)
     counts = np.bincount(images.labels, minlength=len(shards.classnames))
-    labels = np.flatnonzero(counts)[:max_classes].tolist()
+    labels = np.flatnonzero(counts)[:MOST_CLASSES].tolist()
     per_class = min(per_class, int(counts.max()))
     # As many classes side by side as bring the page near to 4 : 3.
     strip = per_class * IMAGE

@@ -17,10 +17,7 @@ def cache_home() -> Path:
 
 
 def data_root(given: str = "") -> Path:
-    """Return the folder of packed data sets: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
-
-    For a URL it is the folder of its mirror in the cache of this machine. Raises DataUsageError for a file.
-    """
+    """Return the folder of packed data sets: `--data`, else `$PROCAP_DATA`, else `data` in the cache; mirrors a URL."""
     text = given or os.environ.get("PROCAP_DATA") or str(cache_home() / "data")
     if is_url(text):
         # Imported here: every command calls this function, and the import takes a fifth of a second.
@@ -31,13 +28,3 @@ def data_root(given: str = "") -> Path:
     if folder.exists() and not folder.is_dir():
         raise DataUsageError(f"{'--data' if given else '$PROCAP_DATA ='} {folder} is a file; name a folder")
     return folder
-
-
-def data_is_named(given: str = "") -> bool:
-    """Whether the user has named the folder of packed data sets, by `--data` or `$PROCAP_DATA`."""
-    return bool(given or os.environ.get("PROCAP_DATA"))
-
-
-def features_root() -> Path:
-    """Return the folder of stored image features of test splits: `features` in the cache."""
-    return cache_home() / "features"

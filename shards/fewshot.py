@@ -55,10 +55,6 @@ class FewShotSamples:
         """First 16 hex digits of SHA-256 over the training paths, one per line, in drawn order."""
         return lines_digest(self.train)
 
-    @property
-    def val_digest(self) -> str:
-        return lines_digest(self.val)
-
     def has_images_of(self, other: FewShotSamples) -> bool:
         """Whether both hold the same images in the same order, whatever their source."""
         return (self.train, self.val) == (other.train, other.val)
@@ -66,11 +62,9 @@ class FewShotSamples:
 
 @dataclass(frozen=True)
 class FewShot:
-    """The images a run trains on, relabelled 0..C-1 within its classes.
+    """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
-    digest: first 16 hex digits of SHA-256 over the training paths in drawn order.
-    seed: that of the samples, which differs from the run's where samples were imported.
-    labels: the data set's own label of each class.
+    digest: that of the training paths in drawn order. seed: that of the samples, which an imported file can set.
     """
 
     train: Split
@@ -148,10 +142,7 @@ def check_shots(shards: ShardSet, shots: int) -> None:
 
 
 def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
-    """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image.
-
-    Raises DataUsageError for a test-only set, and for fewer than one or more shots than the largest class has.
-    """
+    """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image; refuses `shots` 0."""
     check_shots(shards, shots)
     if shots == 0:
         raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
@@ -173,8 +164,7 @@ def load_few_shot(
 ) -> FewShot:
     """Select the images a run trains on: drawn by CoOp's rule, or `samples`; `shots` 0 takes all of train and val.
 
-    A class with fewer images than `shots` gives all it has, as in CoOp. Raises DataUsageError as `check_shots` does and
-    for samples of another number of shots, DataError for samples that name images the data set does not have.
+    A class with fewer images than `shots` gives all it has, as in CoOp.
     """
     check_shots(shards, shots)
     train = shards.split("train")
@@ -211,10 +201,9 @@ def _find_positions(split: Split, paths: Sequence[str], samples: FewShotSamples)
 
 
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
-    """Select the images of the chosen classes of a split, in list order; never subsampled.
+    """Select all images of the chosen classes of a split, in list order.
 
-    Raises DataUsageError when a test-only set is asked for a half (halves are defined by the training list) and where
-    there is no image of these classes.
+    Raises DataUsageError for half of a test-only set, and where there is no image of these classes.
     """
     images = shards.split(split)
     labels = evaluation_labels(shards, classes)
@@ -292,11 +281,7 @@ def read_samples(file: Path) -> FewShotSamples:
 
 
 def store_samples(folder: Path, samples: FewShotSamples) -> Path:
-    """Store samples beside the shards in `folder` and return the file.
-
-    Samples of the same images with another seed or source are replaced. Raises DataError for other validation images
-    under the same digest.
-    """
+    """Store samples beside the shards in `folder` in place of those with the same images, and return the file."""
     file = folder / SAMPLES_FOLDER / f"{samples.digest}.json"
     stored = read_samples(file) if file.exists() else None
     if stored and not samples.has_images_of(stored):

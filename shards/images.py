@@ -40,6 +40,16 @@ class _Jpeg(JpegImageFile):
         pass
 
 
+READERS: dict[bytes, type[ImageFile]] = {
+    **dict.fromkeys(TIFF_PREFIXES, TiffImageFile),
+    **dict.fromkeys((b"GIF87a", b"GIF89a"), GifImageFile),
+    b"\xff\xd8\xff": _Jpeg,
+    b"\x89PNG\r\n\x1a\n": PngImageFile,
+    b"BM": BmpImageFile,
+}
+"""The reader of each format by the first bytes of a file; WebP's are not adjacent."""
+
+
 def decode(data: bytes) -> Image.Image:
     """Decode an image to RGB. Raises ImageError; safe to call from many threads."""
     with _refusals():
@@ -49,10 +59,9 @@ def decode(data: bytes) -> Image.Image:
 def shrink(data: bytes, side: int) -> tuple[bytes, str] | None:
     """Re-encode an image so that its shorter side is `side` pixels: the new bytes and their file extension.
 
-    None when it is not larger; its pixels are not decoded then. Bicubic and antialiased to the very size that the test
-    transform chooses, so that evaluation with images of `side` pixels sees the same pixels but for what JPEG loses.
-    JPEG stays JPEG (quality 95, colour at full resolution), all else becomes PNG. The same bytes and the same Pillow
-    give the same bytes. Raises ImageError.
+    None when it is not larger; its pixels are not decoded then. Resized as the test transform does, so that evaluation
+    with images of `side` pixels sees the same pixels but for what JPEG loses. JPEG stays JPEG (quality 95, colour at
+    full resolution), all else becomes PNG. The same bytes and the same Pillow give the same bytes.
     """
     with _refusals():
         image = _open(data)
@@ -75,7 +84,9 @@ def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 def _open(data: bytes) -> ImageFile:
     """Parse the header; no pixel is decoded and no memory for pixels is taken."""
-    reader = _reader(data)
+    reader = next((reader for start, reader in READERS.items() if data.startswith(start)), None)
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        reader = WebPImageFile
     if reader is None:
         raise ImageError("it is empty" if not data else "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image")
     _refuse_huge(_declared_size(data))
@@ -83,20 +94,6 @@ def _open(data: bytes) -> ImageFile:
     image = reader(io.BytesIO(data))
     _refuse_huge(image.size)
     return image
-
-
-def _reader(data: bytes) -> type[ImageFile] | None:
-    if data.startswith(b"\xff\xd8\xff"):
-        return _Jpeg
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PngImageFile
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return GifImageFile
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return WebPImageFile
-    if data.startswith(b"BM"):
-        return BmpImageFile
-    return TiffImageFile if data.startswith(tuple(TIFF_PREFIXES)) else None
 
 
 def _declared_size(data: bytes) -> tuple[int, int]:

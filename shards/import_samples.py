@@ -13,9 +13,8 @@ import pickletools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shards.catalogue import parse_name
 from shards.errors import DataError, DataUsageError
@@ -36,8 +35,7 @@ MAX_SIZE = 16 * 2**20
 SHOWN = 3
 
 
-@dataclass(frozen=True)
-class CoopRecord:
+class CoopRecord(NamedTuple):
     """One image as CoOp names it: an absolute path of the machine that drew it, its label and class name."""
 
     path: str
@@ -57,10 +55,7 @@ class _CoopUnpickler(pickle.Unpickler):
 
 
 def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
-    """Read the `train` and `val` images of one of CoOp's few-shot caches; ImageNet's has no val images.
-
-    Raises DataError in one line for anything that is not exactly such a file.
-    """
+    """Read the `train` and `val` images of one of CoOp's few-shot caches; anything else is a DataError of one line."""
     try:
         if file.stat().st_size > MAX_SIZE:
             raise ValueError(f"it is larger than {MAX_SIZE // 2**20} MB")
@@ -116,8 +111,7 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
     """Read the few-shot samples in `file` (CoOp's `.pkl` or `.json` of this program) as paths of the packed set.
 
     Paths of another machine are matched by their longest ending that names an image of the split; labels and class
-    names must be those of the set. Raises DataError with counts and the first few that do not fit, DataUsageError for
-    other shots or another seed than the file is of.
+    names must be those of the set. Raises DataError with counts and the first few that do not fit.
     """
     check_shots(shards, shots)
     records: dict[str, list[CoopRecord]] = {}
@@ -147,10 +141,9 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
         every, numbers = list_split(shards, split)
         labels = dict(zip(every, numbers.tolist(), strict=True))
         paths = _match_paths(foreign_paths, labels, where)
-        names = [shards.classnames[labels[path]] for path in paths]
-        coop = records.get(split, [])
-        _compare("label", [str(one.label) for one in coop], [str(labels[path]) for path in paths], coop, where)
-        _compare("class name", [one.classname for one in coop], names, coop, where)
+        if split in records:
+            packed = [CoopRecord(path, labels[path], shards.classnames[labels[path]]) for path in paths]
+            _compare(records[split], packed, where)
         if split == "train":
             _check_counts(paths, labels, shots, shards, where)
         matched[split] = tuple(paths)
@@ -180,16 +173,17 @@ def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> l
     return paths
 
 
-def _compare(what: str, theirs: list[str], ours: list[str], records: list[CoopRecord], where: str) -> None:
+def _compare(records: Sequence[CoopRecord], packed: Sequence[CoopRecord], where: str) -> None:
     """Raise DataError if an image of CoOp's cache has another label or class name than in the packed set."""
-    wrong = [
-        f"{record.path!r} has {their!r}, the packed set {our!r}"
-        for record, their, our in zip(records, theirs, ours, strict=False)
-        if their != our
-    ]
-    if wrong:
-        what = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
-        raise DataError(f"{where}: {what}: {'; '.join(wrong[:SHOWN])}")
+    for field, what in ((1, "label"), (2, "class name")):
+        wrong = [
+            f"{record.path!r} has '{record[field]}', the packed set '{ours[field]}'"
+            for record, ours in zip(records, packed, strict=True)
+            if record[field] != ours[field]
+        ]
+        if wrong:
+            count = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
+            raise DataError(f"{where}: {count}: {'; '.join(wrong[:SHOWN])}")
 
 
 def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:

@@ -108,8 +108,7 @@ class TrainStream:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
 
-        Steps before `start_step` are left out: resuming in the middle gives exactly the batches that the uninterrupted
-        epoch would have given.
+        Steps before `start_step` are left out, which changes no later batch.
         """
 
         def prepare(item: Item, out: Tensor) -> None:
@@ -149,10 +148,9 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
-    limit: stop after this many images.
-    With `world_size` processes each gets a block of consecutive images, and all get equally many batches of equal
-    sizes: a block that is one image short is padded with an image of zeros, label -1 and index -1. Callers must skip
-    every index below 0.
+    limit: stop after this many images. With `world_size` processes each gets a block of consecutive images, and all
+    get equally many batches of equal sizes: a block that is one image short is padded with an image of zeros, label -1
+    and index -1. Callers must skip every index below 0.
     """
     count = len(split) if limit is None else min(limit, len(split))
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
@@ -174,11 +172,7 @@ def evaluation_batches(
 
 
 def _window_order(split: Split, draws: torch.Generator) -> list[int]:
-    """Shuffle the shards, and then the images of consecutive shards that have up to `WINDOW` images together.
-
-    The shards of a window are dealt to `LANES` lanes, whose shuffled images are taken in turn; what is left of longer
-    lanes comes at the end.
-    """
+    """Shuffle the shards, and then the images of consecutive shards that have up to `WINDOW` images together."""
     shards: dict[int, list[int]] = {}
     for i, number in enumerate(split.rows["shard"].tolist()):
         shards.setdefault(number, []).append(i)

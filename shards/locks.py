@@ -14,7 +14,7 @@ NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS
 
 
 class LockHeld(Exception):
-    """Another process or thread holds a lock; `owner` says which, as `owner_name` writes it, "unknown" otherwise."""
+    """Another process or thread holds a lock; `owner` is its process and machine, or "unknown"."""
 
     def __init__(self, file: Path, owner: str) -> None:
         super().__init__(f"{file} is held by another process ({owner})")
@@ -46,15 +46,10 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
     try:
         # The owner is information only: a full disk must not stop the holder here.
         with suppress(OSError):
-            file.write_text(f"{owner_name()}\n", encoding="utf-8")
+            file.write_text(f"pid {os.getpid()} on {platform.node()}\n", encoding="utf-8")
         yield
     finally:
         if remove:
             # Safe before the release: filelock's waiters check that their file still has a name and open a new one.
             file.unlink(missing_ok=True)
         lock.release()
-
-
-def owner_name() -> str:
-    """Name this process for the messages of other processes."""
-    return f"pid {os.getpid()} on {platform.node()}"

@@ -76,10 +76,7 @@ def lines_digest(lines: Iterable[str]) -> str:
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the text files of the clip-benchmark convention by name: class names, and templates with `{c}`.
-
-    Prompts read underscores as blanks; the manifest keeps the names as they were given.
-    """
+    """Return class names (underscores as blanks) and templates as the text files of the clip-benchmark convention."""
     names = (name.replace("_", " ").strip() for name in manifest.classnames)
     templates = (manifest.template, *manifest.templates)
     return {
@@ -128,10 +125,7 @@ def repack_hint(folder: Path) -> str:
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
-    """Read the manifest of a packed data set on disk, which must be called `dataset` (default: the folder's name).
-
-    Raises DataError when there is none, when it is not readable by this version, or when it is another data set's.
-    """
+    """Read and check the manifest of a packed data set, which must be called `dataset` (default: the folder's name)."""
     wanted = dataset or folder.name
     mend = repack_hint(folder.with_name(wanted))
     try:

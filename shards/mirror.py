@@ -33,10 +33,7 @@ FRESH = 10.0
 
 
 def mirror_root(url: str, cache: Path) -> Path:
-    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself.
-
-    Nothing is downloaded yet. Raises DataError when the cache cannot be written.
-    """
+    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself."""
     url = canonical(url)
     folder = local_path(url)
     if folder is not None:
@@ -69,10 +66,7 @@ def refuse_packing(root: Path) -> None:
 
 
 def has_dataset(root: Path, name: str) -> bool:
-    """Whether the server of a mirror has a data set of that name, or the mirror has one while the server is down.
-
-    A broken data set counts. Raises Unreachable when the mirror has none and the server does not answer.
-    """
+    """Whether the server of a mirror has a data set of that name, or the mirror has one while the server is down."""
     try:
         refresh(root, name)
     except (NotFound, DataUsageError):
@@ -87,8 +81,7 @@ def has_dataset(root: Path, name: str) -> bool:
 def refresh(root: Path, name: str) -> None:
     """Update the manifest of a mirrored data set; does nothing in a data root that is no mirror.
 
-    While the server cannot be reached the last manifest is used, with a warning. Raises DataError when there is none,
-    or when the server's is invalid; the last one is then kept.
+    While the server cannot be reached the last manifest is used, with a warning.
     """
     if not is_mirror(root):
         return
@@ -113,7 +106,16 @@ def refresh(root: Path, name: str) -> None:
             raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
         else:
             if text != last:
-                _write_manifest(folder, text, _parse_untrusted(text, redact(url), name))
+                manifest = _parse_untrusted(text, redact(url), name)
+                try:
+                    # What any reader of the convention needs beside the shards; the manifest last.
+                    for split, entry in manifest.splits.items():
+                        write_file(folder / split / "nshards.txt", f"{len(entry.shards)}\n")
+                    for file, content in convention_texts(manifest).items():
+                        write_file(folder / file, content)
+                    write_file(folder / FILE, text)
+                except OSError as error:
+                    raise DataError(f"{folder} cannot be written ({error.strerror or error})") from error
         with suppress(OSError):
             (folder / CHECKED_FILE).touch()
 
@@ -136,18 +138,6 @@ def _parse_untrusted(text: str, url: str, name: str) -> Manifest:
     return manifest
 
 
-def _write_manifest(folder: Path, text: str, manifest: Manifest) -> None:
-    """Write what any reader of the convention needs beside the shards, the manifest last."""
-    try:
-        for split, entry in manifest.splits.items():
-            write_file(folder / split / "nshards.txt", f"{len(entry.shards)}\n")
-        for file, content in convention_texts(manifest).items():
-            write_file(folder / file, content)
-        write_file(folder / FILE, text)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be written ({error.strerror or error})") from error
-
-
 def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) -> os.stat_result | None:
     """Download a file of a mirrored data set unless it is there with that SHA-256; does nothing elsewhere."""
     if not is_mirror(folder.parent):
@@ -156,16 +146,8 @@ def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) ->
     return download(url, folder / file, sha256=sha256, size=size)
 
 
-def is_fetched(folder: Path, shard: Shard) -> bool:
-    """Whether a shard is to be checked: those of a mirror that were not read yet are not."""
-    return not is_mirror(folder.parent) or (folder / shard.file).exists()
-
-
 def open_shard(folder: Path, shard: Shard) -> int:
-    """Return a descriptor of a shard of a mirror, which is downloaded first unless it is there and verified.
-
-    Raises OSError, or DataError that names what the server has instead.
-    """
+    """Return a descriptor of a shard of a mirror, which is downloaded first unless it is there and verified."""
     cache = HashCache(folder)
     if not cache.is_verified(shard):
         stat = fetch_file(folder, shard.file, shard.sha256, shard.size)

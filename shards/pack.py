@@ -53,11 +53,7 @@ OVERHEAD = 3 * 2**10
 
 
 def pack_missing(names: Iterable[str], data_root: Path) -> None:
-    """Pack the generated and the bundled sets among `names` that are not packed in `data_root` yet.
-
-    Sets of a mirror and sets that need raw files of the user are left alone. Raises DataError if the folder cannot
-    be written.
-    """
+    """Pack the generated and bundled sets among `names` that are missing in `data_root`; does nothing in a mirror."""
     if is_mirror(data_root):
         return
     for name in dict.fromkeys(names):
@@ -79,12 +75,14 @@ def pack_source(
     Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
     stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
     shards whose raw files have not changed. force: start again from the beginning.
-
-    Raises DataError when an image is broken, an image is listed twice in a split, there is too little room, or the
-    folder cannot be written.
     """
     counts = {split: count for split, count in source.counts.items() if count}
-    _check_source(source, counts)
+    if source.name.startswith(".") or Path(source.name).name != source.name:
+        raise DataUsageError(f"'{source.name}' is no name of a data set: it must be that of a folder")
+    if not counts:
+        raise DataError(f"'{source.name}' has no images")
+    for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
+        raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     refuse_packing(data_root)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
@@ -118,20 +116,8 @@ def pack_source(
     return manifest
 
 
-def _check_source(source: Source, counts: Mapping[str, int]) -> None:
-    if source.name.startswith(".") or Path(source.name).name != source.name:
-        raise DataUsageError(f"'{source.name}' is no name of a data set: it must be that of a folder")
-    if not counts:
-        raise DataError(f"'{source.name}' has no images")
-    for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
-        raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
-
-
 def _replace(complete: Path, folder: Path) -> None:
-    """Rename a complete data set to its final folder; the old one is deleted only after that.
-
-    Few-shot samples that were imported for the old set are kept.
-    """
+    """Rename a complete data set to its final folder, with the imported few-shot samples of the old one."""
     old = folder.with_name(f".{folder.name}.old")
     if (folder / SAMPLES_FOLDER).is_dir():
         shutil.copytree(folder / SAMPLES_FOLDER, complete / SAMPLES_FOLDER, dirs_exist_ok=True)
@@ -175,10 +161,7 @@ def _write(
     workers: int,
     on_progress: PackProgress | None,
 ) -> Manifest:
-    """Write a data set into `partial/set/`: shards, then the index of each split, text files and, last, the manifest.
-
-    Finished shards of a stopped packing of the same plan are reused.
-    """
+    """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""
     images = sum(counts.values())
     # The size can be an estimate; that of resized images is not known in advance.
     size = source.size if source.resize is None else None

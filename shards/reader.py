@@ -119,11 +119,7 @@ class ShardSet:
         return self.unverified(name).paths
 
     def split(self, name: str) -> Split:
-        """Open one split and verify it against the manifest byte for byte.
-
-        Raises DataUsageError when there is no such split and DataError when a shard is missing or of the wrong size, or
-        one or the index was altered.
-        """
+        """Open one split and verify it against the manifest byte for byte."""
         self.require(name)
         split = self.unverified(name, fetch=True)
         if not self.stream:
@@ -136,10 +132,7 @@ class ShardSet:
         return make_pipeline(self.unverified(name)._files, deal=True)
 
     def unverified(self, name: str, fetch: bool = False) -> Split:
-        """Open one split without verifying the bytes of its shards, for a check that reads them anyway.
-
-        fetch: of a mirror, get each shard when it is first read.
-        """
+        """Open one split without verifying its shards' bytes. fetch: get a shard of a mirror when it is first read."""
         rows = self._index(name)
         entry = self.manifest.splits[name]
         files = ShardFiles(self.folder, entry.shards, fetch=fetch)
@@ -166,8 +159,7 @@ class ShardSet:
 def open_dataset(data_root: Path, name: str, *, whole: bool = False, stream: bool = False) -> ShardSet:
     """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
 
-    whole: every split must be present. stream: see `ShardSet`. Raises DataError when the set is not packed or was
-    packed for another version, and with `whole` when a shard is missing or of the wrong size.
+    whole: every split must be present. stream: see `ShardSet`.
     """
     folder = data_root / name
     # Does nothing unless the data root mirrors a URL.

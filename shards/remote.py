@@ -44,10 +44,7 @@ T = TypeVar("T")
 
 
 def filesystem(location: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a location, without a cache of listings, and the path in it.
-
-    Raises DataUsageError for an unknown scheme or secrets in the URL of a store, DataError for a missing package.
-    """
+    """Return the fsspec file system of a location, without a cache of listings, and the path in it."""
     import fsspec
 
     url = canonical(location)
@@ -57,7 +54,13 @@ def filesystem(location: str) -> tuple[Any, str]:
     if name not in fsspec.available_protocols():
         raise DataUsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
     if name in ("http", "https"):
-        return fsspec.filesystem("http", **_http_options()), url
+        import aiohttp
+
+        # aiohttp's default would end every download after five minutes.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SOCKET_SECONDS, sock_read=SOCKET_SECONDS)
+        headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
+        client = {"timeout": timeout, "headers": headers, "trust_env": True}
+        return fsspec.filesystem("http", client_kwargs=client), url
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise DataUsageError(f"{redact(url)}: {reason} instead")
@@ -71,20 +74,10 @@ def filesystem(location: str) -> tuple[Any, str]:
     return files, inner.rstrip("/")
 
 
-def _http_options() -> dict[str, Any]:
-    import aiohttp
-
-    # aiohttp's default would end every download after five minutes.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=SOCKET_SECONDS, sock_read=SOCKET_SECONDS)
-    headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
-    return {"client_kwargs": {"timeout": timeout, "headers": headers, "trust_env": True}}
-
-
 def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
-    """Open a location as a stream of bytes to read from start to end; close it after use.
+    """Open a location as an uncached stream of bytes to read from start to end, in a block of `translate_errors`.
 
-    Nothing is cached. retry: try again a few times while the server does not answer. Raises DataError; put
-    `translate_errors` around what reads from the stream.
+    retry: try again a few times while the server does not answer.
     """
 
     def start() -> BinaryIO:
@@ -119,11 +112,8 @@ def download(
 ) -> os.stat_result:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
-    Of several processes or threads of a machine one downloads and the others wait for it. A broken download begins
-    again, it is not continued.
-    replace: download again what exists.
-    Returns the facts about the file that was verified. Raises DataError: missing, refused, unreachable, no space, or
-    not of the given SHA-256 and size.
+    Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
+    Returns the facts about the file that was verified.
     """
     try:
         # Before the lock too: a copy on a read-only disk needs none.
@@ -174,8 +164,7 @@ def _find_problem(file: Path, sha256: str | None, size: int | None) -> str:
 class RemoteFolder:
     """The files below a URL by relative name with forward slashes; hidden ones, which begin with a dot, are left out.
 
-    Every method raises DataError: NotFound if the bucket or a permission is missing, Unreachable if trying again
-    may help.
+    Methods raise NotFound if bucket or permission are missing, Unreachable if trying again may help.
     """
 
     url: str

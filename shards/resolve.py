@@ -9,7 +9,7 @@ from pathlib import Path
 from shards.catalogue import CATALOGUE, find, parse_name
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, unknown_name
-from shards.manifest import FILE, Manifest, read_manifest
+from shards.manifest import FILE, read_manifest
 from shards.mirror import has_dataset, is_mirror
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
@@ -19,16 +19,26 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """Find a data set by name: in the catalogue, derived from a set of it, or packed in `data_root` only.
 
-    Splits, sizes and variant of a packed set are those of its manifest, everything else is the catalogue's. None
-    stands for no data root: the catalogue alone. Raises DataUsageError with the nearest names of both where there is
-    none, DataError if a set that only its manifest describes cannot be read.
+    Splits, sizes and variant of a packed set are those of its manifest. None stands for the catalogue alone.
     """
     try:
         dataset = find(name)
     except DataUsageError as error:
         own = name.strip().lower()
         if data_root is not None and NAME.fullmatch(own) and is_packed(data_root, own):
-            return dataset_from_manifest(read_manifest(data_root / own, own))
+            manifest = read_manifest(data_root / own, own)
+            return Dataset(
+                name=manifest.dataset,
+                classes=len(manifest.classnames),
+                counts={split: entry.count for split, entry in manifest.splits.items()},
+                template=manifest.template,
+                templates=manifest.templates,
+                source="packed",
+                licence="",
+                description=f"packed from: {manifest.source}",
+                classnames=manifest.classnames,
+                variant=manifest.variant,
+            )
         raise _unknown(name, data_root, error) from None
     if data_root is None or not is_packed(data_root, dataset.name):
         return dataset
@@ -42,27 +52,8 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     return replace(dataset, counts=counts, classes=len(manifest.classnames), variant=variant)
 
 
-def dataset_from_manifest(manifest: Manifest) -> Dataset:
-    """Describe a data set from its manifest alone."""
-    return Dataset(
-        name=manifest.dataset,
-        classes=len(manifest.classnames),
-        counts={split: entry.count for split, entry in manifest.splits.items()},
-        template=manifest.template,
-        templates=manifest.templates,
-        source="packed",
-        licence="",
-        description=f"packed from: {manifest.source}",
-        classnames=manifest.classnames,
-        variant=manifest.variant,
-    )
-
-
 def is_packed(data_root: Path, name: str) -> bool:
-    """Whether `data_root`, or the server that it mirrors, holds a packed data set of that exact name; also broken ones.
-
-    Raises Unreachable when that server is needed and does not answer.
-    """
+    """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name; also a broken one."""
     if is_mirror(data_root):
         return has_dataset(data_root, name)
     return (data_root / name / FILE).is_file()

@@ -7,7 +7,6 @@ its raw files have not changed since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,10 +35,7 @@ class Finished(BaseModel):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Images start..stop - 1 of a split, to become its shard `number` in the folder `partial`.
-
-    classes: labels go below it. resize: see `Source`.
-    """
+    """Images start..stop - 1 of a split, to become its shard `number` in `partial`; labels go below `classes`."""
 
     partial: Path
     dataset: str
@@ -92,36 +88,30 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
+    where, wanted = f"'{task.dataset}' {task.split}", task.stop - task.start
+    from_image = f"(from image {task.start} on)"
     offsets, sizes, labels, paths = [], [], [], []
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for number, record in enumerate(_read_records(task)):
+        for number, record in enumerate(islice(task.part.records(), wanted + 1)):
+            if number == wanted:
+                raise DataError(f"{where}: its source gave more images, its list says {wanted} {from_image}")
             data, extension = _check_image(task, record)
             try:
                 sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
             except ValueError as error:
-                raise DataError(f"'{task.dataset}' {task.split}: {record.path!r} cannot be packed: {error}") from None
+                raise DataError(f"{where}: {record.path!r} cannot be packed: {error}") from None
             offsets.append(image_offset(sample, extension, writer.tarstream.offset))
             sizes.append(len(data))
             labels.append(record.label)
             paths.append(record.path)
             writer.write(sample)
+    if len(paths) < wanted:
+        raise DataError(f"{where}: its source gave {len(paths)} images, its list says {wanted} {from_image}")
     name = f"{task.split}/{task.number}.tar"
     shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(paths))
     return Finished(
         stamp=stamp, shard=shard, offset=tuple(offsets), size=tuple(sizes), label=tuple(labels), path=tuple(paths)
     )
-
-
-def _read_records(task: ShardTask) -> Iterator[ImageRecord]:
-    """Yield the records of a task, and check that there are exactly as many as its list has."""
-    wanted, count = task.stop - task.start, 0
-    records = task.part.records()
-    for record in islice(records, wanted):
-        count += 1
-        yield record
-    if count < wanted or next(records, None) is not None:
-        found = f"its source gave {'more' if count == wanted else count} images, its list says {wanted}"
-        raise DataError(f"'{task.dataset}' {task.split}: {found} (from image {task.start} on)")
 
 
 def _check_image(task: ShardTask, record: ImageRecord) -> tuple[bytes, str]:

@@ -25,11 +25,8 @@ from numpy.typing import NDArray
 # extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 
-# Largest JSON member with a path, in bytes; largest image, in bytes.
-SIDE_LIMIT = 2**16
+# Largest image, in bytes.
 IMAGE_LIMIT = 2**32 - 1
-
-
 # Extensions of images in shards that others published.
 FOREIGN_IMAGES = (*IMAGES, "jpeg")
 LABELS = ("cls", "cls.txt")
@@ -59,17 +56,14 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
         side = json.dumps({"path": path}, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("its name is not UTF-8") from None
-    if len(side) > SIDE_LIMIT:
+    if len(side) > HEADER_LIMIT:
         raise ValueError("its name is too long")
     return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
 
 
 @dataclass(frozen=True, eq=False)
 class TarIndex:
-    """The samples of one tar: offset, size, label and path of each image, all [N].
-
-    keys: the shared name of the members. paths: what the data set calls the image.
-    """
+    """The samples of one tar: offset, size, label, shared member name (`keys`) and path of each image, all [N]."""
 
     file: Path
     offsets: NDArray[np.int64]

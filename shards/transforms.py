@@ -27,8 +27,8 @@ CROP_RATIO = (3 / 4, 4 / 3)
 class Normalise:
     """Convert an RGB image of S x S pixels to [3, S, S] float32, normalised by the backbone's training statistics."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     def __call__(self, image: Image, out: Tensor | None = None) -> Tensor:
         """Write to `out` if it is given: allocating a tensor per image would cost as much as the arithmetic."""
@@ -73,7 +73,7 @@ class EvalTransform:
 
 def eval_transform(image_size: int, mean: Sequence[float], std: Sequence[float]) -> EvalTransform:
     """Make the test transform of CoOp and its successors for a backbone's image size and statistics."""
-    return EvalTransform(image_size, _normalise(mean, std))
+    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class TrainAugment:
         rotation: float = 0.0,
     ) -> None:
         self.image_size = image_size
-        self.normalise = _normalise(mean, std)
+        self.normalise = Normalise(tuple(mean), tuple(std))
         self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
 
     def vary(self, image: Image, generator: torch.Generator) -> Image:
@@ -170,7 +170,3 @@ def jitter_colours(image: Image, strength: float, generator: torch.Generator) ->
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return torch.empty(1).uniform_(low, high, generator=generator).item()
-
-
-def _normalise(mean: Sequence[float], std: Sequence[float]) -> Normalise:
-    return Normalise((mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))

@@ -27,10 +27,7 @@ def scheme(url: str) -> str:
 
 
 def canonical(url: str) -> str:
-    """Return the one spelling of a URL: no trailing slash; the files of a Hugging Face repository, not its pages.
-
-    Raises DataUsageError for what cannot be a URL.
-    """
+    """Return the one spelling of a URL: no trailing slash; the files of a Hugging Face repository, not its pages."""
     hub = HUB_PAGE.match(url)
     if hub:
         url = f"{hub['repository']}/resolve/{hub['branch'] or 'main'}{url[hub.end() :]}"
@@ -70,10 +67,7 @@ def cache_name(url: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """Return the file that a plain path or a file:// URL names; None for another scheme.
-
-    Raises DataUsageError for a file:// URL of another machine.
-    """
+    """Return the file that a plain path or a file:// URL of this machine names; None for another scheme."""
     if not is_url(url):
         return Path(url)
     if scheme(url) != "file":

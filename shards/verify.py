@@ -11,7 +11,7 @@ import numpy as np
 from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Shard, convention_texts
-from shards.mirror import is_fetched
+from shards.mirror import is_mirror
 from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
@@ -48,28 +48,19 @@ class DatasetReport:
         return not self.problems and not any(split.problems for split in self.splits)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One shard to check; its images are None if the index of their split is unusable."""
-
-    folder: Path
-    split: str
-    shard: Shard
-    images: Split | None
+Task = tuple[Path, str, Shard, Split | None]
+"""A shard to check of a split in a folder; its images are None if the index of the split is unusable."""
 
 
 def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackProgress | None = None) -> DatasetReport:
-    """Check a packed data set with up to `workers` processes; faults are reported, not raised.
-
-    Of a mirror what has been fetched so far is checked.
-    """
+    """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
     folder = data_root / name
     try:
         shards = open_dataset(data_root, name)
     except DataError as error:
         return DatasetReport(name, (), (str(error),))
     entries = shards.manifest.splits
-    tasks: list[_Task] = []
+    tasks: list[Task] = []
     problems: dict[str, list[str]] = {}
     for split, entry in entries.items():
         problems[split] = _differing(folder, {f"{split}/nshards.txt": f"{len(entry.shards)}\n"})
@@ -81,21 +72,23 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackPro
             problems[split].append(str(error))
         start = 0
         for shard in entry.shards:
-            if is_fetched(folder, shard):
+            # Shards of a mirror that were not read yet are not there.
+            if not is_mirror(data_root) or (folder / shard.file).exists():
                 own = images and images.subset(np.arange(start, start + shard.count))
-                tasks.append(_Task(folder, split, shard, own))
+                tasks.append((folder, split, shard, own))
             start += shard.count
     largest = max(shard.count for entry in entries.values() for shard in entry.shards)
     processes = min(workers, sum(entry.count for entry in entries.values()) // max(largest, IMAGES_PER_PROCESS))
     done, readable = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0)
     undecodable: dict[str, list[str]] = {split: [] for split in entries}
-    for task, (problem, decoded, errors) in zip(tasks, map_in_order(_check_shard, tasks, processes), strict=True):
-        problems[task.split] += [problem] if problem else []
-        undecodable[task.split] += errors
-        readable[task.split] += decoded
-        done[task.split] += task.shard.count
+    checked = map_in_order(_check_shard, tasks, processes)
+    for (_, split, shard, _), (problem, decoded, errors) in zip(tasks, checked, strict=True):
+        problems[split] += [problem] if problem else []
+        undecodable[split] += errors
+        readable[split] += decoded
+        done[split] += shard.count
         if on_progress:
-            on_progress(task.split, done[task.split], entries[task.split].count)
+            on_progress(split, done[split], entries[split].count)
     reports = []
     for split, entry in entries.items():
         problems[split] += undecodable[split][:NAMED]
@@ -107,28 +100,29 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackPro
     return DatasetReport(name, tuple(reports), tuple(_differing(folder, convention_texts(shards.manifest))))
 
 
-def _check_shard(task: _Task) -> tuple[str | None, int, list[str]]:
+def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
-    problem = size_problem(task.folder, task.shard) or hash_problem(task.folder, task.shard)
-    if task.images is None:
+    folder, split, shard, images = task
+    problem = size_problem(folder, shard) or hash_problem(folder, shard)
+    if images is None:
         return problem, 0, []
     if problem is None:
         # Other readers go by the members of the tar: these must be the images and labels of the index.
-        file, rows = task.folder / task.shard.file, task.images.rows
+        file, rows = folder / shard.file, images.rows
         try:
-            found = scan_tar(file, task.split, read_paths=False)
+            found = scan_tar(file, split, read_paths=False)
             pairs = ((found.offsets, rows["offset"]), (found.sizes, rows["size"]), (found.labels, rows["label"]))
             if not all(np.array_equal(*pair) for pair in pairs):
                 problem = f"{file} holds other images or labels than its index says"
         except ValueError as error:
             problem = f"{file} {error}"
     errors = []
-    for i in range(len(task.images)):
+    for i in range(len(images)):
         try:
-            task.images.image(i)
+            images.image(i)
         except DataError as error:
             errors.append(str(error))
-    return problem, len(task.images) - len(errors), errors
+    return problem, len(images) - len(errors), errors
 
 
 def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:

@@ -52,7 +52,7 @@ def test_a_partial_set_is_counted_against_the_published_one(name, minis):
     calls: list[tuple[int, int]] = []
     report = checked(name, minis, on_progress=lambda done, total: calls.append((done, total)))
     counts = find(name).counts
-    assert report.found and not report.ok and report.dataset == name
+    assert report.folder and not report.ok and report.dataset == name
     assert report.folder == minis / first_folder(find(name))
     assert {split.name: split.expected for split in report.splits} == dict(counts)
     source = raw_source(derive_dataset(find(name), subset=True), minis)
@@ -72,7 +72,7 @@ def test_broken_roots_give_a_report(tmp_path):
         folder.symlink_to(folder)
         for root in (empty, file, absent, loop):
             report = checked(name, root)
-            assert not report.found and not report.ok and not report.splits and len(report.problems) == 1
+            assert not report.folder and not report.ok and not report.splits and len(report.problems) == 1
             assert str(root) in report.problems[0] and report.fixes
             with pytest.raises(DataError, match=str(root)):
                 raw_source(find(name), root)
@@ -84,12 +84,12 @@ def test_folders_that_cannot_be_read_are_reported(minis, tmp_path):
         shutil.rmtree(folder / inner)
         (folder / inner).symlink_to(folder / inner)
         report = checked(name, tmp_path)
-        assert report.found and not report.ok
+        assert report.folder and not report.ok
 
 
 def test_the_data_set_folder_given_as_root_is_explained(minis):
     report = checked("dtd", minis / "dtd")
-    assert not report.found and report.fixes == (f"name the folder above it: {minis}",)
+    assert not report.folder and report.fixes == (f"name the folder above it: {minis}",)
 
 
 def test_images_that_do_not_decode_are_named_by_one_process_or_two(minis, tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_missing_images_lists_and_classes_are_named(minis, tmp_path):
     assert any("images are missing: 'banded/" in problem for problem in report.problems)
     (folder / "split_zhou_DescribableTextures.json").unlink()
     report = checked("dtd", tmp_path)
-    assert report.found and "official split file" in report.problems[0] and "--random-split" in report.fixes[0]
+    assert report.folder and "official split file" in report.problems[0] and "--random-split" in report.fixes[0]
     images = copied("imagenet", minis, tmp_path) / "images"
     shutil.rmtree(images / "train" / imagenet_wnids()[657])
     shutil.rmtree(images / "val")

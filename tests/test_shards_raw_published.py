@@ -112,7 +112,7 @@ def test_lists_are_those_of_the_split_file_in_their_order_and_nothing_is_written
     assert dict(source.counts) == dict(dataset.counts) and source.variant == "" and source.name == name
     assert lines_digest(source.classnames) == dataset.raw.classnames_digest
     report = check_raw(dataset, root, decode=False)
-    assert report.ok and report.found and not report.fixes
+    assert report.ok and report.folder and not report.fixes
     assert [(split.expected, split.present) for split in report.splits] == [
         (count, count) for count in dataset.counts.values()
     ]

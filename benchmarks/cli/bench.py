@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,6 @@ def plan_suite(
     """
     from benchmarks.results.profiles import MINI, PAPER, find_profile
     from benchmarks.suites.planning import SuitePlan
-    from shards.default_paths import data_is_named
 
     changes = suite_changes(flags, data)
     named = set(changes.get("datasets", ()))
@@ -187,7 +187,7 @@ def plan_suite(
         profile = PAPER
     else:
         generated = named and named <= {*MINI.datasets}
-        profile = MINI if generated or not data_is_named(runtime.data) else PAPER
+        profile = MINI if generated or not (runtime.data or os.environ.get("PROCAP_DATA")) else PAPER
     if several and suite.datasets:
         changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}

@@ -114,7 +114,7 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
             report = check_raw(dataset, root, decode=decode, workers=workers, on_progress=on_progress)
         reports.append(report)
         folder = os.path.relpath(report.folder, root) if report.folder else "-"
-        verdict = "ok" if report.ok else plural(len(report.problems), "problem") if report.found else "not found"
+        verdict = "ok" if report.ok else plural(len(report.problems), "problem") if report.folder else "not found"
         for split in report.splits:
             rows.append((dataset.name, folder, split.name, f"{split.present:,}", f"{split.expected:,}", verdict))
         if not report.splits:
@@ -123,10 +123,10 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
     for report in reports:
         lines = [*report.problems, *(f"fix: {fix}" for fix in report.fixes)]
         is_other_root = any(fix.startswith("name the folder") for fix in report.fixes)
-        if lines and (report.found or is_other_root or "all" not in given):
+        if lines and (report.folder or is_other_root or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
-    absent = [report.dataset for report in reports if not report.found]
-    broken = [report.dataset for report in reports if report.found and not report.ok]
+    absent = [report.dataset for report in reports if not report.folder]
+    broken = [report.dataset for report in reports if report.folder and not report.ok]
     ready = [report.dataset for report in reports if report.ok]
     note(f"\n{len(ready)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
     if ready:

@@ -22,7 +22,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder
 from runner.tracking.background import exporter_for
-from shards.default_paths import features_root
+from shards.default_paths import cache_home
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
@@ -66,7 +66,8 @@ def evaluate(
     same accuracy but reports no speed; --force computes them again.
     """
     library_defaults()
-    runtime = runtime_config(runtime_flags, limit=limit, features=None if no_feature_cache else features_root())
+    features = None if no_feature_cache else cache_home() / "features"
+    runtime = runtime_config(runtime_flags, limit=limit, features=features)
     if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 

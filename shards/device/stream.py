@@ -51,6 +51,7 @@ class DeviceTrainStream(TrainStream):
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
     what `TrainStream` keeps). Images beyond that are kept as `TrainStream` keeps them, and their crops are uploaded.
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
+    options: as those of `TrainStream`.
     """
 
     def __init__(
@@ -63,15 +64,11 @@ class DeviceTrainStream(TrainStream):
         *,
         device: torch.device,
         device_bytes: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        cache_bytes: int = CACHE_BYTES,
+        **options: int,
     ) -> None:
         if not augments_on_device(augment):
             raise ValueError("jitter and rotation are done by TrainStream alone")
-        super().__init__(
-            split, batch_size, augment, seed, workers, rank=rank, world_size=world_size, cache_bytes=cache_bytes
-        )
+        super().__init__(split, batch_size, augment, seed, workers, **options)
         self._side = SideStream(device)
         self.device = self._side.device
         if device_bytes is None:

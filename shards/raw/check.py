@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shards.dataset import Dataset
@@ -37,7 +38,7 @@ class RawSplit:
 class RawReport:
     """One data set below a raw root; `ok` means that it can be packed as published.
 
-    folder: where it was found. fixes: one line for each kind of problem.
+    folder: where it was found, None if nowhere. fixes: one line for each kind of problem.
     """
 
     dataset: str
@@ -45,10 +46,6 @@ class RawReport:
     splits: tuple[RawSplit, ...]
     problems: tuple[str, ...]
     fixes: tuple[str, ...]
-
-    @property
-    def found(self) -> bool:
-        return self.folder is not None
 
     @property
     def ok(self) -> bool:
@@ -63,10 +60,7 @@ def check_raw(
     workers: int = 1,
     on_progress: CheckProgress | None = None,
 ) -> RawReport:
-    """Check a published data set below `raw_root`; a broken root gives a report, never an error.
-
-    decode: read every image that is there, in `workers` processes.
-    """
+    """Check a published data set below `raw_root`, and with `decode` every image; faults are reported, not raised."""
     problems: list[DataError] = []
     splits: list[RawSplit] = []
     try:
@@ -76,7 +70,13 @@ def check_raw(
         problems += [*listing.problems, *published_differences(dataset, listing), *missing]
         splits += [RawSplit(split, dataset.counts.get(split, 0), len(images)) for split, images in existing.items()]
         paths = list(dict.fromkeys(path for images in existing.values() for path, _ in images))
-        broken = find_undecodable(listing.root, paths, workers, on_progress) if decode else []
+        chunks = [paths[start : start + CHUNK] for start in range(0, len(paths) if decode else 0, CHUNK)]
+        decoded = map_in_order(partial(_decode, listing.root), chunks, workers if len(paths) > FEW else 1)
+        broken: list[tuple[str, str]] = []
+        for number, found in enumerate(decoded, 1):
+            broken += found
+            if on_progress:
+                on_progress(min(number * CHUNK, len(paths)), len(paths))
         if broken:
             count = "1 image" if len(broken) == 1 else f"{len(broken):,} images"
             named = ", ".join(f"{path}: {reason}" for path, reason in broken[:NAMED])
@@ -95,25 +95,10 @@ def check_raw(
     )
 
 
-def find_undecodable(
-    root: Path, paths: Sequence[str], workers: int = 1, on_progress: CheckProgress | None = None
-) -> list[tuple[str, str]]:
+def _decode(root: Path, paths: Sequence[str]) -> list[tuple[str, str]]:
     """Find the images among `paths` that do not decode, with reasons."""
-    tasks = [(root, tuple(paths[start : start + CHUNK])) for start in range(0, len(paths), CHUNK)]
-    broken: list[tuple[str, str]] = []
-    done = 0
-    for (_, chunk), found in zip(tasks, map_in_order(_decode, tasks, workers if len(paths) > FEW else 1), strict=True):
-        broken += found
-        done += len(chunk)
-        if on_progress:
-            on_progress(done, len(paths))
-    return broken
-
-
-def _decode(task: tuple[Path, tuple[str, ...]]) -> list[tuple[str, str]]:
     from shards.images import ImageError, decode
 
-    root, paths = task
     broken = []
     for path in paths:
         try:

@@ -21,10 +21,7 @@ IMAGENET_DIGEST = "571ae1c583b4be7d"
 
 
 def published_classnames(dataset: Dataset) -> tuple[str, ...]:
-    """Return the raw names of a published set, or of one derived from it, in label order.
-
-    Raises DataError when open_clip's list is needed and is not there or is another one, ValueError for other data sets.
-    """
+    """Return the raw names of a published set, or of one derived from it, in label order."""
     if dataset.raw is None:
         raise ValueError(f"{dataset.name} is no published data set")
     if dataset.base in _own_names():
@@ -41,10 +38,7 @@ def imagenet_wnids() -> tuple[str, ...]:
 
 @cache
 def imagenet_classnames() -> tuple[str, ...]:
-    """Return OpenAI's 1000 names of ImageNet's classes in label order; two pairs of them are equal.
-
-    Raises DataError when the installed open_clip does not hold that list.
-    """
+    """Return OpenAI's 1000 names of ImageNet's classes in label order; two pairs of them are equal."""
     spec = importlib.util.find_spec("open_clip")
     if spec is None or not spec.origin:
         raise DataError("ImageNet's class names come with open_clip, which is missing: pip install open_clip_torch")

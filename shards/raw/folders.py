@@ -44,8 +44,7 @@ class RawProblem(DataError):
 class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
-    root: the folder that paths are relative to. origin: what the lists are, in words.
-    scanned: the lists come from reading folders, so all their images exist.
+    root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
     problems: faults that did not stop the listing; packing refuses a data set with any of them.
     """
 
@@ -133,10 +132,7 @@ def unsafe_path(path: str) -> str:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file" or "other", without hidden entries; links are followed.
-
-    Raises RawProblem if the folder cannot be read.
-    """
+    """Map the sorted names in a folder to "folder", "file" or "other", without hidden entries; links are followed."""
     try:
         with os.scandir(folder) as found:
             entries = [entry for entry in found if not entry.name.startswith(".")]
@@ -159,10 +155,7 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def scan_class_folders(root: Path, labels: Mapping[str, int], prefix: str = "") -> tuple[Images, list[str]]:
-    """List the images of class folders by label, then by name, and everything in these folders that is no image.
-
-    labels: the label of each class folder in `root / prefix`.
-    """
+    """List the images of the class folders `labels` by label and name, and all else in these folders."""
     images: Images = []
     strays: list[str] = []
     for name, label in sorted(labels.items(), key=lambda item: item[1]):

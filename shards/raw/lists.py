@@ -51,10 +51,7 @@ def read_published(location: RawLocation) -> Listing:
 
 
 def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
-    """List the images of the data set's class folders below `location.images / prefix`, and what is wrong there.
-
-    Files beside the class folders are ignored, as in CoOp.
-    """
+    """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
     root = location.images / prefix
     labels = {name: label for label, name in enumerate(class_folders(location.dataset))}
     folders = subfolders(root) if root.is_dir() else []
@@ -106,8 +103,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def parse_split_lists(document: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Images]]:
     """Parse CoOp's lists of `[path, label, class name]` per split: class names in label order, and the images.
 
-    Raises ValueError, naming the entry, unless labels are 0..C-1 with one name each, no image is listed twice, and
-    paths stay inside their folder.
+    Raises ValueError, naming the entry, for impossible labels, a second name or image, and unsafe paths.
     """
     names: dict[int, str] = {}
     listed: set[str] = set()
@@ -228,10 +224,7 @@ def _find_label(labels: dict[str, int], name: str, file: Path, number: int) -> i
 
 
 def _check_images(file: Path, images: Images, classes: int, listed: set[str] | None = None) -> Images:
-    """Check that a list names plain paths, each once, with labels of the data set.
-
-    listed: the paths of the lists before, to which those of `images` are added.
-    """
+    """Check that a list names plain paths, each once, also in earlier lists (`listed`), with labels of the data set."""
     listed = set() if listed is None else listed
     for number, (path, label) in enumerate(images, 1):
         reason = unsafe_path(path) or ("is listed twice" if path in listed else "")

@@ -32,8 +32,7 @@ _FLAT: Mapping[str, re.Pattern[str]] = {
 class RawLocation:
     """Where a data set lies below a raw root.
 
-    folder: the data set's own. images: what paths are relative to.
-    lists: the folders where a list may lie, in the order they are looked at.
+    images: what paths are relative to. lists: the folders where a list may lie, in the order they are looked at.
     """
 
     dataset: Dataset

@@ -21,11 +21,7 @@ from shards.records import Source
 
 
 def raw_source(dataset: Dataset, raw_root: Path) -> Source:
-    """Make a source of a published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
-
-    A set derived from one has a random split by CoOp's rule, or only the files that are there (`derive_dataset`).
-    Raises DataError, in one line, when files or lists are missing, broken, or not the published ones.
-    """
+    """Make a source of a published data set, or one derived from it, as CoOp lists it: paths, labels, names, order."""
     published, variant, seed = sum(dataset.counts.values()), dataset.variant, dataset.random_split
     try:
         location = find_location(dataset, raw_root)

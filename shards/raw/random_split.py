@@ -20,10 +20,7 @@ TRAINVAL_FRACTIONS = {"val": 0.2, "train": 0.8}
 
 
 def make_random_split(location: RawLocation, seed: int) -> Listing:
-    """Split the existing images at random; class names and labels are the published ones.
-
-    Raises RawProblem when a list is missing or broken, or when a class has too few images for its parts.
-    """
+    """Split the existing images at random; class names and labels are the published ones."""
     names = published_classnames(location.dataset)
     rule, draw = location.raw.random_split, random.Random(seed)
     problems: list[RawProblem] = []
@@ -57,10 +54,7 @@ def _existing(location: RawLocation, images: Images) -> Images:
 def split_classes(
     images: Images, classnames: Sequence[str], fractions: Mapping[str, float], draw: random.Random
 ) -> dict[str, Images]:
-    """Shuffle each class, in order of first appearance, and cut it into the splits of `fractions`, which add up to 1.
-
-    The last split takes what rounding leaves. Raises DataError for a class with too few images.
-    """
+    """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest."""
     by_class: dict[int, list[str]] = {}
     for path, label in images:
         by_class.setdefault(label, []).append(path)

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +49,11 @@ def tar_source(
     cache: Path,
     on_progress: ExtractProgress | None = None,
 ) -> Source:
-    """Make a source of the tars at `location`, a folder or a URL.
+    """Make a source of the tars at `location`, a folder or a URL; every sample's label is read, images are not.
 
-    splits: the folder of each of our splits below `location`, or a pattern of tars such as `x-train-{000..009}.tar`;
-        default: the existing ones of train, val and test.
-    classnames: in label order; None reads classnames.txt at `location`.
-    cache: where tars from a URL are kept until they are packed. Every sample's label is read; images are not.
-    origin: a description of the shards; a digest of their lists is added, so that changed shards are packed again.
-    Raises DataError naming a tar that is missing, truncated or not safe to read, and DataUsageError for impossible
-    splits or names.
+    splits: the folder of each of our splits, or a pattern of tars such as `x-{000..009}.tar` (default: the existing
+        ones of train, val and test). classnames: in label order; None reads classnames.txt.
+    cache: where tars from a URL are kept until they are packed. origin: a digest of the lists is added to it.
     """
     root = TarRoot(location, cache, on_progress)
     names = tuple(classnames) if classnames is not None else root.classnames()
@@ -80,8 +77,7 @@ def public_source(
 ) -> Source:
     """Make a source of a published data set's test images from its clip-benchmark shards, with our names and prompts.
 
-    Raises DataUsageError if those shards hold other images than CoOp's test list, or are another data set's, and
-    DataError when number of images or labels differ from the catalogue.
+    Raises DataError if those shards hold other images than CoOp's test list, or are another data set's.
     """
     other = f"{redact(location)} is not {_find_repository(dataset, location)}"
     root, names = TarRoot(location, cache, on_progress), published_classnames(dataset)
@@ -181,7 +177,12 @@ class TarRoot:
         keys: set[bytes] = set()
         paths: set[bytes] = set()
         for name in names:
-            file = self._local_file(name)
+            url = join(canonical(self.location), name)
+            if self.folder is not None:
+                file = self.folder / name
+            else:
+                file = working_folder(self.location, self.cache) / name
+                download(url, file, on_progress=partial(self.on_progress, name) if self.on_progress else None)
             try:
                 index = scan_tar(file, split)
                 for kind, column, earlier in (("sample", index.keys, keys), ("image", index.paths, paths)):
@@ -197,17 +198,8 @@ class TarRoot:
                 if self.folder is not None:
                     raise DataError(f"{file} {problem}") from None
                 file.unlink(missing_ok=True)
-                raise DataError(f"{redact(join(canonical(self.location), name))} {problem}") from None
+                raise DataError(f"{redact(url)} {problem}") from None
             yield index
-
-    def _local_file(self, name: str) -> Path:
-        """Return the tar of that name as a local file; a remote one is downloaded."""
-        if self.folder is not None:
-            return self.folder / name
-        target, report = working_folder(self.location, self.cache) / name, self.on_progress
-        on_progress = (lambda done, total: report(name, done, total)) if report else None
-        download(join(canonical(self.location), name), target, on_progress=on_progress)
-        return target
 
     def _list(self, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
         """List the names of the tars of every split, in order."""
@@ -262,10 +254,7 @@ def _expand_range(pattern: str) -> list[str]:
 
 
 def _find_tars(folder: Path, split: str) -> list[str]:
-    """List the tars in a split's folder, or those of its name, in natural order.
-
-    Raises DataError for a gap in numbered tars: one that was not downloaded must not be left out silently.
-    """
+    """List the tars in a split's folder, or those of its name, in natural order; a gap in their numbers is an error."""
     named = re.compile(rf"(.*[-_.])?{re.escape(split)}([-_.].*)?\.tar")
     names = [f"{split}/{name}" for name in _tar_names(folder / split)]
     names = names or [name for name in _tar_names(folder) if named.fullmatch(name)]

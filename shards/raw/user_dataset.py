@@ -49,11 +49,7 @@ class Item:
 
 
 def user_source(file: Path, cache: Path | None = None) -> Source:
-    """Make a source for packing of the data set that a YAML file describes.
-
-    cache: where shards from a URL are kept until they are packed; beside the file by default. Raises DataError, on one
-    line that names the file, for a mistake in it and for images that do not match it.
-    """
+    """Make a source of the data set that a YAML file describes; shards from a URL are kept in `cache` until packed."""
     description = read_description(file)
     try:
         if description.shards is not None:
@@ -121,8 +117,6 @@ def scan_folders(root: Path) -> list[Item]:
     """List the images of class folders, or of class folders in train, val and test, sorted by code point.
 
     The second is assumed if a folder called train, val or test contains folders, so a class can be called "train".
-    Hidden entries and files beside the class folders are ignored. Raises DataError for a class folder that is empty or
-    contains anything but images.
     """
     if not root.is_dir():
         state = "a file" if root.exists() else "not there"
@@ -151,10 +145,7 @@ def scan_folders(root: Path) -> list[Item]:
 
 
 def read_table(file: Path) -> list[Item]:
-    """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists.
-
-    Raises DataError naming the row for anything that is no path and label (and split).
-    """
+    """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         readers = {".csv": _read_csv, ".json": _read_json}

@@ -75,13 +75,11 @@ def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: flo
     return np.clip(np.asarray(colour, np.float32) + draw.uniform(name + "/jitter", -jitter, jitter, (3,)), 0, 1)
 
 
-def polygon(x: Floats, y: Floats, corners: Sequence[tuple[float, float]]) -> Floats:
-    """Compute the exact signed distance to a simple polygon (Quilez, 2D distance functions); even-odd inside."""
-    return polygons(x, y, [corners])
+def polygons(x: Floats, y: Floats, *loops: Sequence[tuple[float, float]]) -> Floats:
+    """Compute the exact signed distance to closed loops of corners (Quilez, 2D distance functions).
 
-
-def polygons(x: Floats, y: Floats, loops: Sequence[Sequence[tuple[float, float]]]) -> Floats:
-    """Compute the signed distance to several closed loops; inside by the even-odd rule, so a loop may be a hole."""
+    Inside is by the even-odd rule, so a loop may be a hole.
+    """
     nearest = np.full(x.shape, 1e9, np.float32)
     inside = np.zeros(x.shape, bool)
     for corners in loops:
@@ -148,7 +146,7 @@ def _gear(x: Floats, y: Floats) -> Floats:
 
 def _drop(x: Floats, y: Floats) -> Floats:
     bulb = ball(x, y - 0.22, 0.42)
-    return np.minimum(bulb, polygon(x, y, [(0.0, -0.78), (0.39, 0.08), (-0.39, 0.08)]))
+    return np.minimum(bulb, polygons(x, y, [(0.0, -0.78), (0.39, 0.08), (-0.39, 0.08)]))
 
 
 BOLT = [(0.1, -0.75), (-0.42, 0.12), (-0.05, 0.12), (-0.2, 0.75), (0.42, -0.18), (0.04, -0.18), (0.34, -0.75)]
@@ -159,22 +157,22 @@ HOUSE = [(0.0, -0.68), (0.68, -0.08), (0.48, -0.08), (0.48, 0.6), (-0.48, 0.6), 
 SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "circle": lambda x, y: ball(x, y, 0.6),
     "square": lambda x, y: box(x, y, 0.52, 0.52),
-    "triangle": lambda x, y: polygon(x, y, ngon(3, 0.74)),
-    "star": lambda x, y: polygon(x, y, ngon(5, 0.78, 0.0, 0.31)),
+    "triangle": lambda x, y: polygons(x, y, ngon(3, 0.74)),
+    "star": lambda x, y: polygons(x, y, ngon(5, 0.78, 0.0, 0.31)),
     "heart": _heart,
     "cross": lambda x, y: np.minimum(box(x, y, 0.66, 0.2), box(x, y, 0.2, 0.66)),
     "ring": lambda x, y: np.abs(ball(x, y, 0.5)) - 0.13,
     "crescent": lambda x, y: np.maximum(ball(x, y, 0.66), -ball(x - 0.3, y, 0.54)),
-    "arrow": lambda x, y: polygon(x, y, ARROW),
-    "hexagon": lambda x, y: polygon(x, y, ngon(6, 0.68)),
+    "arrow": lambda x, y: polygons(x, y, ARROW),
+    "hexagon": lambda x, y: polygons(x, y, ngon(6, 0.68)),
     "diamond": lambda x, y: (np.abs(x) * 1.5 + np.abs(y) - 0.76) * 0.6,
     "oval": lambda x, y: (np.sqrt((x / 0.74) ** 2 + (y / 0.36) ** 2) - 1) * 0.45,
     "rectangle": lambda x, y: box(x, y, 0.7, 0.32),
     "semicircle": lambda x, y: np.maximum(ball(x, y - 0.3, 0.68), y - 0.3),
-    "lightning bolt": lambda x, y: polygon(x, y, BOLT),
+    "lightning bolt": lambda x, y: polygons(x, y, BOLT),
     "drop": _drop,
     "clover": _clover,
-    "house": lambda x, y: polygon(x, y, HOUSE),
+    "house": lambda x, y: polygons(x, y, HOUSE),
     "cloud": _cloud,
     "gear": _gear,
 }

@@ -68,10 +68,7 @@ def image_draws(family: str, label: int, seeds: NDArray[np.int64], style: Style)
 def paint(
     family: str, labels: NDArray[np.int64], seeds: NDArray[np.int64], style: Style = "own"
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Paint pictures uint8 [B, 64, 64, 3] and masks uint8 [B, 64, 64], 255 at pixels of the named object.
-
-    Picture i depends on (family, labels[i], seeds[i], style) only.
-    """
+    """Paint pictures uint8 [B, 64, 64, 3] and masks uint8 [B, 64, 64], 255 at pixels of the named object."""
     # The shifted sets have the painter of "shapes" and other distortions.
     painter = PAINTERS.get(family, paint_shape)
     look = Look() if style == "plain" else LOOKS[family]

@@ -155,7 +155,7 @@ def _glyph_distances(character: str, font: str) -> Floats:
     placed = [((loop - (low + high) / 2) * (scale, -scale)).tolist() for loop in loops]
     line = np.linspace(-1.2, 1.2, 96, dtype=np.float32)
     x, y = np.meshgrid(line, line)
-    return polygons(x, y, placed)
+    return polygons(x, y, *placed)
 
 
 def _interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
