@@ -14,6 +14,8 @@ class ExactOptimizations:
     prefix: compute the text rows before the first class-dependent row once; all classes attend to them.
     last_rows: in the last block compute only the rows that are read out, which attend to all rows.
     frozen_rows: in the block where learned tokens enter first, do no backward work for the other rows.
+    constant_states: in training, compute the packed text states that enter the first block that a plan changes once
+        for each set of prompts; they do not depend on anything learned.
     folded: fold QuickGELU's scalings into the adjacent matrix products, and embed patches by one matrix product.
     chunk_rows: most text rows in the tower at a time; more are computed in chunks, and training recomputes a chunk in
         the backward pass instead of keeping its activations. None: no chunks. With ViT-B/16 in float32 a row keeps
@@ -29,6 +31,7 @@ class ExactOptimizations:
     prefix: bool = True
     last_rows: bool = True
     frozen_rows: bool = True
+    constant_states: bool = True
     folded: bool = True
     chunk_rows: int | None = 8192
 
@@ -38,6 +41,13 @@ class ExactOptimizations:
 
 
 NO_OPTIMIZATIONS = ExactOptimizations(
-    trim=False, pack=False, prefix=False, last_rows=False, frozen_rows=False, folded=False, chunk_rows=None
+    trim=False,
+    pack=False,
+    prefix=False,
+    last_rows=False,
+    frozen_rows=False,
+    constant_states=False,
+    folded=False,
+    chunk_rows=None,
 )
 """No shortcuts, as in public code: compute every column of every prompt and every row of every block."""

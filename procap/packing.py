@@ -10,7 +10,7 @@ Shapes: C prompts, T token ids per prompt, S token sets, L packed rows, G groups
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,6 +121,7 @@ class PromptSet:
         self.same: tuple[bool, ...] = tuple((host == host[:1]).all(dim=0).tolist())
         self._parts: dict[tuple[int, int], PromptSet] = {}
         self._layouts: dict[object, Layout | None] = {}
+        self._constants: dict[object, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -143,6 +144,16 @@ class PromptSet:
             with torch.inference_mode(False):
                 self._layouts[key] = _lay_out(self, plan, layers, context, trim, pack, prefix)
         return self._layouts[key]
+
+    def constant(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor that depends on the prompts and `key` alone; it is computed at the first use."""
+        if key not in self._constants:
+            tensor = compute()
+            if type(tensor) is not Tensor:
+                # A fake tensor, on which operations are counted, is of no use outside the counting.
+                return tensor
+            self._constants[key] = tensor
+        return self._constants[key]
 
 
 def _lay_out(

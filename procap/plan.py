@@ -79,6 +79,11 @@ class Plan:
         tensors += [parameter for adapter in self.adapters.values() for parameter in adapter.parameters()]
         return any(tensor.requires_grad for tensor in tensors)
 
+    def first_change(self, layers: int) -> int:
+        """Return the first block, of `layers`, whose input or weights the plan changes; INPUT if it is the input."""
+        changed = [layer for layer in range(layers) if self.changes_block(layer)]
+        return min([layers, *changed, *(op.layer for op in self.tokens)])
+
     def changes_block(self, layer: int) -> bool:
         """Whether block `layer` has an adapter or other weights than the tower's own."""
         return layer in self.adapters or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)

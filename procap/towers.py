@@ -54,13 +54,16 @@ class Transformer(nn.Module):
         super().__init__()
         self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
 
-    def forward(self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations) -> AnySequence:
-        """Run every block, with the changes that `plan` makes to it.
+    def forward(
+        self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations, blocks: range | None = None
+    ) -> AnySequence:
+        """Run every block, or those in `blocks`, with the changes that `plan` makes to them.
 
         Gives the states of every row; with `optimizations.last_rows` only of those that are read out.
         """
         last = len(self.resblocks) - 1
-        for layer, block in enumerate(self.resblocks):
+        for layer in blocks or range(last + 1):
+            block = self.resblocks[layer]
             sequence = sequence.apply(plan, layer)
             live = sequence.live if optimizations.frozen_rows and not plan.changes_block(layer) else None
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
@@ -221,13 +224,39 @@ class TextTower(nn.Module):
                 return self._read(self._padded(prompts, plan, optimizations), plan)
             each = [self._padded(prompts, plan.for_set(number), optimizations) for number in range(sets)]
             return torch.stack([self._read(sequence, plan) for sequence in each])
-        x = self.token_embedding(layout.ids).expand(max(sets, 1), -1, -1)
-        sequence = PackedSequence(x, layout).apply(plan, INPUT)
-        sequence = sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
-        x = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations).x
+        layers = len(self.transformer.resblocks)
+        # The last block is never constant: with `last_rows` it gives other rows than it gets.
+        first = min(plan.first_change(layers), layers - 1)
+        is_training = torch.is_grad_enabled() and plan.learns and not self.positional_embedding.requires_grad
+        if optimizations.constant_states and first > 0 and is_training:
+            x = self._constant_states(prompts, layout, first, optimizations).expand(max(sets, 1), -1, -1)
+            sequence = PackedSequence(x, layout)
+        else:
+            sequence, first = self._embed(layout, plan), 0
+        blocks = range(first, layers)
+        x = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations, blocks).x
         ends = x if optimizations.last_rows else x.index_select(1, layout.ends)
         features = self._project(ends.index_select(1, layout.slots), plan)
         return features if sets else features[0]
+
+    def _embed(self, layout: Layout, plan: Plan) -> PackedSequence:
+        """Make the input [S, L, D] of the first block."""
+        x = self.token_embedding(layout.ids).expand(max(plan.num_sets, 1), -1, -1)
+        sequence = PackedSequence(x, layout).apply(plan, INPUT)
+        return sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
+
+    def _constant_states(
+        self, prompts: PromptSet, layout: Layout, first: int, optimizations: ExactOptimizations
+    ) -> Tensor:
+        """Return the input [1, L, D] of block `first` under a plan without changes before it, computed once."""
+        device = layout.ids.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                return self.transformer(self._embed(layout, NO_CHANGE), NO_CHANGE, optimizations, range(first)).x
+
+        return prompts.constant((self, id(layout), first, optimizations, dtype), compute)
 
     def _padded(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> TokenSequence:
         ids = prompts.ids[:, : prompts.columns] if optimizations.trim or optimizations.pack else prompts.ids

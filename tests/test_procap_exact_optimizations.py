@@ -155,6 +155,28 @@ def test_text_tower_is_exact_under_any_plan(models, case):
     assert_exact(clip, optimizations, ids, changed(plan, clip.text, adapted, replaced, read=False), text=True)
 
 
+@pytest.mark.parametrize("rows", [None, 16], ids=["whole", "chunked"])
+def test_training_computes_text_states_below_the_first_change_once(models, rows):
+    """Later steps, with other learned values, still give the features and gradients of the reference."""
+    clip, draw = models["quickgelu"], seeded(2)
+    saving = clip.with_optimizations(ExactOptimizations(chunk_rows=rows))
+    prompts = PromptSet(clip.tokenize([f"a photo of a {word}." for word in WORDS]))
+    calls: list[object] = []
+    handle = clip.text.transformer.resblocks[0].register_forward_hook(lambda *call: calls.append(call))
+    first_calls = 0
+    for step in range(3):
+        tokens = torch.randn(2, clip.geometry.text_width, generator=draw).requires_grad_()
+        plan = changed([TokenOp(1, "insert", tokens, 1)], clip.text, {2}, set(), read=False)
+        fast = saving.encode_text(prompts, plan)
+        first_calls = first_calls if step else len(calls)
+        plain = reference.PlainCLIP(clip).encode_text(prompts.ids, plan)
+        learned = [tokens, *plan.adapters[2].parameters()]
+        for ours, truth in zip([fast, *gradients(fast, learned)], [plain, *gradients(plain, learned)], strict=True):
+            assert_near(ours, truth, saving.optimizations)
+    handle.remove()
+    assert 0 < first_calls == len(calls)
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_vision_tower_is_exact_under_any_plan(models, data):
