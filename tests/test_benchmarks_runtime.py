@@ -291,7 +291,7 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
 
 
 def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlflow_are_missing(few_digits, tmp_path):
-    """One step is no training: the time is marked, the accuracy is missing, as it is for random weights."""
+    """Any method can be measured. The time of one step is marked; random weights have no accuracy."""
     program = (
         "import sys\n"
         "class Absent:\n"
@@ -304,7 +304,7 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
         "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
         "workload.count_flops = partial(workload.count_flops, compute=True)\n"
         "from benchmarks.cli import main\n"
-        "words = '--datasets digits --methods maple --random --budget 0.01 --scaling 10x2 --json --device cpu'\n"
+        "words = '--datasets digits --methods mmrl --random --budget 0.01 --scaling 10x2 --json --device cpu'\n"
         f"sys.exit(main(['bench', 'runtime', *words.split(), '--data', {str(few_digits)!r},"
         f" '--results', {str(tmp_path)!r}]))\n"
     )
@@ -318,7 +318,7 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
         assert row["accuracy"] is None and row["accuracy_note"] == "the weights are random"
     assert report["scaling"] == [] and report["settings"]["pretrained"] == "random"
     assert "≈ EXTRAPOLATED" in done.stdout and f"1 of {row['steps']}" in done.stdout
-    assert "MaPLe-style" in done.stdout and "random weights" in done.stdout
+    assert "MMRL" in done.stdout and "random weights" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from benchmarks.runtime.workload import (
     make_engine,
     models_by_mode,
 )
+from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.mini import load_mini
 from runner.acceleration import Acceleration
@@ -35,13 +36,17 @@ CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 
 
-@pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
-def test_modes_give_the_same_logits(tiny_clip, name):
-    logits = []
+@pytest.mark.parametrize("name", METHODS)
+def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
+    logits, losses = [], []
     for mode, clip in models_by_mode(tiny_clip, PLAIN).items():
-        method, images, _ = synthetic_case(clip, name, 5, 4)
+        method, images, labels = synthetic_case(clip, name, 5, 4)
         logits.append(make_classifier(method, mode)(images))
+        if name != "zeroshot":
+            training = Training(method, run_config(name, "fp32", settings()), mode, PLAIN)
+            losses.append(training(training.batch(images, labels, 0)).clone())
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
+    assert not losses or torch.allclose(*losses, rtol=1e-4, atol=1e-4)
 
 
 def test_peak_memory_counts_tensors_alive_at_once():

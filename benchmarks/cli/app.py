@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -110,15 +109,9 @@ def data() -> None:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Show this program's own warnings as one line; warnings of libraries are unchanged."""
+    """Show the text of a warning without the source line that raised it."""
     plain = warnings.formatwarning
-
-    def formatted(message: Any, category: type[Warning], *place: Any, **more: Any) -> str:
-        ours = {"procap", "shards", "runner", "cluster", "benchmarks"}
-        own = category is UserWarning and place and not ours.isdisjoint(Path(place[0]).parts[-3:-1])
-        return f"procap: note: {message}\n" if own else plain(message, category, *place, **more)
-
-    warnings.formatwarning = formatted
+    warnings.formatwarning = lambda message, *place, **more: f"procap: note: {message}\n"
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ MET, NOT_MET, NOT_MEASURED = "met", "NOT MET", "not measured"
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """One target. wanted: the lowest allowed value if `least`, else the highest. found: the measured value, if any."""
 
     what: str
@@ -44,7 +44,7 @@ class Target:
         return MET if good else NOT_MET
 
 
-def list_targets(report: dict[str, Any]) -> list[Target]:
+def list_targets(report: dict[str, Any]) -> list[SpeedTarget]:
     """List the targets of this device and backbone with their measured values."""
     targets = [*_memory(report)]
     if report["backbone"]["name"] == FULL:
@@ -56,7 +56,7 @@ def list_targets(report: dict[str, Any]) -> list[Target]:
     return targets
 
 
-def format_targets(targets: list[Target]) -> str:
+def format_targets(targets: list[SpeedTarget]) -> str:
     """Format the targets as a plain table."""
     rows = []
     for target in targets:
@@ -66,7 +66,7 @@ def format_targets(targets: list[Target]) -> str:
     return columns(("state", "target", "wanted", "found", "remark"), rows)
 
 
-def _between_methods(report: dict[str, Any]) -> Iterator[Target]:
+def _between_methods(report: dict[str, Any]) -> Iterator[SpeedTarget]:
     """Compare ProCAP with the other methods in fast mode; smaller backbones than ViT-B/16 have fewer other tokens."""
     groups: dict[str, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
@@ -80,46 +80,46 @@ def _between_methods(report: dict[str, Any]) -> Iterator[Target]:
             other = rows[method]
             ratio = own["encoder_fps"]["median"] / other["encoder_fps"]["median"]
             counted = f"counted {other['flops']['image'] / own['flops']['image']:.2f}"
-            yield Target(f"FPS, ProCAP over {name}, {where}", SAME_FPS, True, ratio, f"encoder only, {counted}")
+            yield SpeedTarget(f"FPS, ProCAP over {name}, {where}", SAME_FPS, True, ratio, f"encoder only, {counted}")
             if method == "maple" and own["step_seconds"] and other["step_seconds"]:
                 ratio = own["step_seconds"]["median"] / other["step_seconds"]["median"]
                 counted = f"counted {own['flops']['step'] / other['flops']['step']:.2f}"
-                yield Target(f"step, ProCAP over {name}, {where}", STEP_LIMIT, False, ratio, counted)
+                yield SpeedTarget(f"step, ProCAP over {name}, {where}", STEP_LIMIT, False, ratio, counted)
 
 
-def _sizes(report: dict[str, Any]) -> Iterator[Target]:
+def _sizes(report: dict[str, Any]) -> Iterator[SpeedTarget]:
     """Compare reference with fast mode at single sizes on a CPU: with ViT-B/16, and with mini if it was measured."""
     measured = {(one["backbone"], *one["point"].values()): one for one in report["scaling"]}
     for kind, classes, batch, least in CPU_RATIOS:
         one = measured.get((FULL, kind, classes, batch, "fp32"))
         what = f"CPU, ViT-B/16, fp32: {WORK[kind]}, {classes} classes, batch {batch}, reference over fast"
-        yield Target(what, least, True, one and one["ratio"], f"counted {one['counted']:.2f}" if one else "")
+        yield SpeedTarget(what, least, True, one and one["ratio"], f"counted {one['counted']:.2f}" if one else "")
     fp32, bf16 = (measured.get((FULL, "train", 51, 4, precision)) for precision in ("fp32", "bf16"))
     # bf16 is measured only where its matrix products are faster than those of fp32 by as much as the target.
     if fp32 and bf16:
         gain = fp32["seconds"]["fast"]["median"] / bf16["seconds"]["fast"]["median"]
         what = "CPU, ViT-B/16: training step, fp32 over bf16, 51 classes, batch 4"
-        yield Target(what, BF16_GAIN, True, gain)
+        yield SpeedTarget(what, BF16_GAIN, True, gain)
     for (backbone, kind, classes, batch, precision), one in measured.items():
         if (backbone, precision) == ("mini", "fp32"):
             remark = f"{one['ratio']:.2f}x of {one['counted']:.2f}x"
             what = f"CPU, mini: {WORK[kind]}, {classes} classes, batch {batch}, measured over counted ratio"
-            yield Target(what, COUNTED_SHARE, True, one["reached"], remark)
+            yield SpeedTarget(what, COUNTED_SHARE, True, one["reached"], remark)
 
 
-def _h200(report: dict[str, Any]) -> Iterator[Target]:
+def _h200(report: dict[str, Any]) -> Iterator[SpeedTarget]:
     wanted = (H200_SET, "procap", "fast", "bf16")
     keys = ("dataset", "method", "mode", "precision")
     row = next((row for row in report["rows"] if tuple(row[key] for key in keys) == wanted), None)
     fps = row["encoder_fps"]["median"] if row else None
-    yield Target("H200, ViT-B/16, bf16: images/s, encoder only", H200_FPS, True, fps)
+    yield SpeedTarget("H200, ViT-B/16, bf16: images/s, encoder only", H200_FPS, True, fps)
     finished = row and not row["extrapolated"]
     seconds = row["train_seconds"] if row and finished else None
     what = "H200: ten epochs, 102 classes, 1,632 images, batch 32, seconds"
-    yield Target(what, H200_SECONDS, False, seconds, "" if finished or not row else "not trained to the end")
+    yield SpeedTarget(what, H200_SECONDS, False, seconds, "" if finished or not row else "not trained to the end")
 
 
-def _memory(report: dict[str, Any]) -> Iterator[Target]:
+def _memory(report: dict[str, Any]) -> Iterator[SpeedTarget]:
     """Compare the peak memory of the modes, at the worst size of each backbone."""
     ratios: dict[str, list[tuple[float, str]]] = {}
     for one in report["scaling"]:
@@ -136,4 +136,4 @@ def _memory(report: dict[str, Any]) -> Iterator[Target]:
             ratios.setdefault(report["backbone"]["name"], []).append((ratio, f"worst on {case[0]}"))
     for backbone, found in ratios.items():
         ratio, size = max(found)
-        yield Target(f"{backbone}: peak memory of the step, fast over reference", 0.999, False, ratio, size)
+        yield SpeedTarget(f"{backbone}: peak memory of the step, fast over reference", 0.999, False, ratio, size)

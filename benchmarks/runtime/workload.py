@@ -2,9 +2,8 @@
 
 Reference mode works as public code does: it encodes all positions of class prompts, computes class features for every
 batch, runs eagerly, and uses torch's default optimizer implementation. Fast mode is this program's default, with the
-accelerations that `--accelerate` allows on the device. Both give the same numbers up to rounding.
+accelerations of `--accelerate`. Both give the same numbers up to rounding.
 
-Warm-up, compiling, graph capture, counting operations and measuring memory belong to the preparation, timed separately.
 Shapes: B images, C classes, S image size, T loss terms.
 """
 
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from benchmarks.runtime.flops import count_flops, without_fused_kernels
 from benchmarks.runtime.measure import peak_bytes, timed
-from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods.method import Method
@@ -44,10 +42,10 @@ Classify = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Measurements of the preparation before the first timed step or batch.
+    """Measurements of warm-up, compiling and capture, which are timed apart from steps and batches.
 
-    seconds: all of it. once: one eager step or batch. peak: bytes of tensors alive in it. flops: operations of it.
-    loss: of the example batch in training.
+    seconds: all of it. once, peak, flops, loss: seconds, bytes of tensors, operations, and training loss of one eager
+    step or batch.
     """
 
     seconds: float
@@ -85,15 +83,8 @@ def make_classifier(method: Method, mode: ModeName) -> Classify:
     # If the text depends on the image, class features cannot be cached in either mode.
     if mode == "fast" or classifier.depends_on_image:
         return classifier
-
-    @torch.inference_mode()
-    def classify(images: Tensor) -> Tensor:
-        """Compute prompts and class features again for this batch, as public code does."""
-        image_plan, text_plan = method.plans(method.prompts)
-        text = method.clip.encode_text(method.prompts.tokenized, text_plan)
-        return cosine_logits(method.clip.encode_image(images, image_plan), text, method.scale())
-
-    return classify
+    # Compute prompts and class features again for every batch, as public code does.
+    return torch.inference_mode()(lambda images: method.classifier()(images))
 
 
 class _Workload:

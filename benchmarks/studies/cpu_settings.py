@@ -62,7 +62,7 @@ Work = Callable[[Setting], object]
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One measurement: median milliseconds, and the speed-up over the first setting of the same work."""
 
     work: str
@@ -82,7 +82,7 @@ def settings_here() -> list[Setting]:
     return found
 
 
-def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[Row]:
+def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[Measurement]:
     """Measure the training step, its constant parts, the evaluated batch and the patches for every batch size."""
     settings, rows = settings_here(), []
     for batch in batches:
@@ -95,7 +95,7 @@ def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> li
 
 def _compare(
     name: str, batch: int, ways: Sequence[tuple[str, Setting, Work]], rounds: int, times: int = 1
-) -> list[Row]:
+) -> list[Measurement]:
     import torch
 
     from benchmarks.runtime.measure import time_in_turns
@@ -105,7 +105,7 @@ def _compare(
         work()
     seconds = time_in_turns(works, rounds, torch.device("cpu"), times)
     return [
-        Row(
+        Measurement(
             name,
             batch,
             way,

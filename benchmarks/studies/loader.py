@@ -48,7 +48,7 @@ DECODE, TRANSFORM = "Pillow decodes", "and CoOp's transform"
 
 
 @dataclass
-class Row:
+class Measurement:
     """One timed task: `run` processes `images` images on `cores` cores; a number for each round."""
 
     name: str
@@ -71,12 +71,12 @@ class Row:
         """Images per second in each round."""
         return [self.images / seconds for seconds in self.seconds]
 
-    def share_of(self, loop: Row) -> float:
+    def share_of(self, loop: Measurement) -> float:
         """Return the median over the rounds of this rate divided by the rate of a bare loop on as many cores."""
         pairs = zip(self.rates, loop.rates, strict=True)
         return statistics.median(rate / (bare * self.cores) for rate, bare in pairs)
 
-    def report(self, decode: Row, transform: Row) -> dict[str, Any]:
+    def report(self, decode: Measurement, transform: Measurement) -> dict[str, Any]:
         """Return the measurements as plain JSON."""
         rate = statistics.median(self.rates)
         used = statistics.median(cpu / wall for cpu, wall in zip(self.cpu_seconds, self.seconds, strict=True))
@@ -120,7 +120,7 @@ def _folder_part(
     return FolderPart(root, paths[start:stop], labels[start:stop])
 
 
-def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
+def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     """List all timed tasks, the bare loops first; packs the images once to have something to stream."""
     from torchvision import transforms
     from torchvision.transforms import InterpolationMode
@@ -156,16 +156,18 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
 
     counts = sorted({1, workers})
     return [
-        Row(DECODE, "a loop over bytes in memory", 1, count, decode),
-        Row("and resizes and crops", "the same, to 224 x 224 bytes", 1, count, resize),
-        Row(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
-        *(Row("packing", f"{_some(n, 'process', 'es')}", n, count, partial(pack, workers=n)) for n in counts),
+        Measurement(DECODE, "a loop over bytes in memory", 1, count, decode),
+        Measurement("and resizes and crops", "the same, to 224 x 224 bytes", 1, count, resize),
+        Measurement(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
+        *(Measurement("packing", f"{_some(n, 'process', 'es')}", n, count, partial(pack, workers=n)) for n in counts),
         *(
-            Row("streaming evaluation", _some(n, "thread"), max(1, n), count, partial(_evaluate, split, n))
+            Measurement("streaming evaluation", _some(n, "thread"), max(1, n), count, partial(_evaluate, split, n))
             for n in (0, *counts)
         ),
         *(
-            Row("the same by the pipeline", _some(n, "thread"), max(1, n), count, partial(_evaluate, streamed, n))
+            Measurement(
+                "the same by the pipeline", _some(n, "thread"), max(1, n), count, partial(_evaluate, streamed, n)
+            )
             for n in (0, *counts)
         ),
         *(_training(split, n, count) for n in (0, *counts)),
@@ -185,7 +187,7 @@ def _evaluate(split: Split, workers: int) -> None:
         raise RuntimeError("not every image was streamed")
 
 
-def _training(split: Split, workers: int, images: int) -> Row:
+def _training(split: Split, workers: int, images: int) -> Measurement:
     """Read epochs after the first, over cached images, with as many images as the other rows."""
     from shards.loader import TrainStream
     from shards.transforms import TrainAugment
@@ -203,7 +205,7 @@ def _training(split: Split, workers: int, images: int) -> Row:
     # Fill the cache: an epoch drops its incomplete last batch, but several shuffled epochs read all images.
     for epoch in range(1, 4):
         list(stream.epoch(epoch))
-    return Row("cached training", _some(workers, "thread"), max(1, workers), epochs * per_epoch, train)
+    return Measurement("cached training", _some(workers, "thread"), max(1, workers), epochs * per_epoch, train)
 
 
 def table(report: dict[str, Any]) -> str:

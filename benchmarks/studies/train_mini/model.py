@@ -32,7 +32,7 @@ PHRASES = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MiniRecipe:
     """The settings of the training; written beside the weights."""
 
     seed: int = 0
@@ -87,7 +87,7 @@ def vocabulary(pool: Pool) -> Vocabulary:
     return Vocabulary(tokenizer, tuple(sorted({int(row) for row in tokenizer(sorted(texts)).unique()} | {0})))
 
 
-def build(recipe: Recipe, rows: int, layers: int) -> CLIP:
+def build(recipe: MiniRecipe, rows: int, layers: int) -> CLIP:
     """Build an untrained CLIP with a vocabulary of `rows`, 2-D sine positions, and residual branches near zero."""
     torch.manual_seed(recipe.seed)
     vision = {
@@ -142,7 +142,7 @@ def encode_text(model: CLIP, ids: Tensor) -> Tensor:
 class Student(nn.Module):
     """mini and the heads used only in training: masks and the teacher's features from the patches."""
 
-    def __init__(self, clip: CLIP, recipe: Recipe, features: int = 128) -> None:
+    def __init__(self, clip: CLIP, recipe: MiniRecipe, features: int = 128) -> None:
         super().__init__()
         self.clip = clip
         self.mask = nn.Linear(recipe.width, 16)
@@ -171,7 +171,7 @@ class Student(nn.Module):
         return functional.normalize(pooled, dim=-1), dense
 
 
-def save_weights(model: CLIP, words: Vocabulary, recipe: Recipe, out: Path) -> None:
+def save_weights(model: CLIP, words: Vocabulary, recipe: MiniRecipe, out: Path) -> None:
     """Save fp16 weights under open_clip's names; of the vocabulary only the used rows."""
     model = copy.deepcopy(model)
     while len(model.transformer.resblocks) < DEPTH:

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from benchmarks.studies.train_mini.model import (
     PHRASES,
-    Recipe,
+    MiniRecipe,
     Student,
     Vocabulary,
     build,
@@ -92,7 +92,7 @@ def pad_to(ids: list[Tensor]) -> Tensor:
 
 
 def step_loss(
-    student: Student, teacher: Teacher, pool: Pool, prompts: Prompts, recipe: Recipe, rng: torch.Generator
+    student: Student, teacher: Teacher, pool: Pool, prompts: Prompts, recipe: MiniRecipe, rng: torch.Generator
 ) -> dict[str, Tensor]:
     """Compute the loss of a batch of several families: classes of a family, captions of the batch, dense targets."""
     chosen = torch.randperm(len(FAMILY_NAMES), generator=rng)[:FAMILIES_PER_STEP].tolist()
@@ -146,7 +146,7 @@ def _chunks(total: int, size: int) -> list[np.ndarray]:
     return [np.arange(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def make_optimizers(student: Student, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
+def make_optimizers(student: Student, recipe: MiniRecipe) -> tuple[Muon, torch.optim.AdamW]:
     """Make Muon for the matrices of the blocks, AdamW for the rest; vectors have no weight decay."""
     named = list(student.named_parameters())
     blocks = [p for name, p in named if p.ndim == 2 and "resblocks" in name]
@@ -174,7 +174,7 @@ class Progress:
 class Training:
     """Train mini; can be stopped at any report and continued from `file`."""
 
-    def __init__(self, recipe: Recipe, words: Vocabulary, file: Path) -> None:
+    def __init__(self, recipe: MiniRecipe, words: Vocabulary, file: Path) -> None:
         self.recipe, self.file = recipe, file
         saved: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else {}
         self.progress = Progress(**saved.get("progress", {"layers": recipe.shallow}))
@@ -216,7 +216,7 @@ class Training:
         self.progress.step += 1
 
 
-def train(recipe: Recipe, work: Path, out: Path, log: Path, note: str) -> None:
+def train(recipe: MiniRecipe, work: Path, out: Path, log: Path, note: str) -> None:
     """Run the whole training; stops at `recipe.images` or after `recipe.minutes`, whichever comes first."""
     pool = cached_pool(work, recipe.per_family, recipe.seed)
     teacher = train_teacher(pool, work / "teacher.pt", recipe.seed, recipe.teacher_images)
@@ -262,7 +262,7 @@ def report(training: Training, losses: dict[str, float], scores: dict[Style, Any
     }
 
 
-def write_log(recipe: Recipe, progress: Progress, out: Path, log: Path, note: str) -> None:
+def write_log(recipe: MiniRecipe, progress: Progress, out: Path, log: Path, note: str) -> None:
     """Write the log beside the weights."""
     record = {
         "command": recipe.command(),
@@ -288,9 +288,9 @@ def main() -> None:
     )
     parser.add_argument("--log", type=Path, default=Path("docs/results/train_mini.json"), help="where the record goes")
     parser.add_argument("--work", type=Path, default=Path("build/mini"), help="pictures, teacher and checkpoint")
-    parser.add_argument("--minutes", type=float, default=Recipe.minutes, help="stop after so long")
-    parser.add_argument("--images", type=int, default=Recipe.images, help="stop after so many pictures")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--minutes", type=float, default=MiniRecipe.minutes, help="stop after so long")
+    parser.add_argument("--images", type=int, default=MiniRecipe.images, help="stop after so many pictures")
+    parser.add_argument("--seed", type=int, default=MiniRecipe.seed)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="a remark kept in the record")
     arguments = parser.parse_args()
@@ -298,5 +298,5 @@ def main() -> None:
     torch.set_flush_denormal(True)
     for folder in (arguments.work, arguments.out.parent, arguments.log.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    recipe = Recipe(seed=arguments.seed, images=arguments.images, minutes=arguments.minutes)
+    recipe = MiniRecipe(seed=arguments.seed, images=arguments.images, minutes=arguments.minutes)
     train(recipe, arguments.work, arguments.out, arguments.log, arguments.note)
