@@ -188,17 +188,6 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert packed_names(tmp_path / "data") == ["eurosat-subset"]
 
 
-def test_a_group_names_the_sets_that_a_random_split_leaves_out(tmp_path, capsys):
-    for name in ("dtd", "imagenet-a"):
-        build(name, tmp_path / "raw", 5)
-    plan = ["data", "pack", "paper", "--random-split", "1", "--dry-run", "--raw"]
-    code, out, err = run(capsys, *plan, tmp_path / "raw")
-    assert code == 0 and "dtd-split1" in out and "left out with --random-split: imagenet-a" in err
-    shutil.rmtree(tmp_path / "raw" / "dtd")
-    code, _, err = run(capsys, *plan, tmp_path / "raw")
-    assert code == 2 and "imagenet-a come with an official split" in err
-
-
 def test_a_plan_fetches_nothing(tmp_path, capsys):
     """Nothing listens on that port: a request would fail."""
     (tmp_path / "mine.yaml").write_text(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Backbone, MethodNames, OutputFlags, RuntimeFlags, Weights, flat
+from benchmarks.cli.flags import Backbone, MethodNames, OutputFlags, RuntimeFlags, Weights, flag, flat, switch
 from benchmarks.cli.selection import runtime_config
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show, show_json
@@ -17,6 +17,10 @@ from runner.environment import library_defaults, resolve_device
 app = typer.Typer(**PLAIN)
 
 TARGET_MISSED = 4
+BUDGET_TEXT = (
+    "measure what fits, extrapolate and limit the rest, and mark it; 0: no limit [default: 150 for mini and 900 else "
+    "on a CPU, no limit on a GPU]"
+)
 
 
 @dataclass(frozen=True)
@@ -24,28 +28,14 @@ class MeasureFlags:
     """Flags that choose what is measured."""
 
     methods: MethodNames = METHODS
-    datasets: Annotated[
-        str,
-        typer.Option(metavar="A,B", help="data sets; photographs-102: made-up images, as many as 16-shot Flowers102"),
-    ] = ""
+    datasets: Annotated[str, flag("A,B", "photographs-102: made-up images, as many as in 16-shot Flowers102")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    random: Annotated[bool, typer.Option("--random", help="random weights; no accuracy is shown then")] = False
-    precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="one or both [default: fp32]")] = ""
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="measure what fits, extrapolate and limit the rest, and mark it; 0: no limit "
-            "[default: 150 for mini and 900 else on a CPU, no limit on a GPU]",
-        ),
-    ] = None
-    scaling: Annotated[
-        str, typer.Option(metavar="CLASSESxBATCHES|off", help=f"sizes, as in {SCALING}, the default with mini")
-    ] = ""
-    check: Annotated[
-        bool, typer.Option("--check", help="compare with the speed targets; chooses full size on a GPU")
-    ] = False
+    random: Annotated[bool, switch("--random", "random weights; no accuracy is shown then")] = False
+    precision: Annotated[str, flag("fp32,bf16", "one or both [default: fp32]")] = ""
+    budget: Annotated[float | None, flag("SECONDS", BUDGET_TEXT)] = None
+    scaling: Annotated[str, flag("CLASSESxBATCHES|off", f"sizes, as in {SCALING}, the default with mini")] = ""
+    check: Annotated[bool, switch("--check", "compare with the speed targets; chooses full size on a GPU")] = False
 
 
 @app.command(

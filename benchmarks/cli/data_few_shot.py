@@ -119,10 +119,7 @@ def _list_images(shards: ShardSet, samples: FewShotSamples, classes: str) -> dic
 
 
 def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
-    """Return the digest for `--few-shot-samples DIGEST|FILE`; empty without the flag.
-
-    Raises UsageError if the samples do not fit the data sets or shots, DataError for a file of another kind.
-    """
+    """Return the digest for `--few-shot-samples DIGEST|FILE`; empty without the flag."""
     if not text:
         return ""
     if len(datasets) != 1:

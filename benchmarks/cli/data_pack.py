@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from procap.errors import UsageError
 from runner.environment import available_cores
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataError
-from shards.manifest import Manifest, read_manifest
+from shards.manifest import Manifest
 from shards.mirror import refuse_packing
 from shards.resolve import is_packed
 
@@ -68,11 +67,8 @@ def pack(
             there = None if mode.force else one.packed_in(root)
             if there:
                 note(f"{one.name} is there already from the same published shards; --force fetches them again")
-            before = _digest(root, one.name)
             manifest = there or pack_one(one.source(), root, force=mode.force, workers=workers or available_cores())
             packed[one.name] = manifest
-            if before not in ("", manifest.digest):
-                note(f"{one.name} replaced what was packed there from other images or lists ({before})")
             remove_downloads(one.shards, cache_home())
             if one.caution:
                 note(f"procap: note: {one.name}: {one.caution}")
@@ -95,13 +91,6 @@ def pack(
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
     return 0 if not failed else SOME_FAILED if packed else 1
-
-
-def _digest(root: Path, name: str) -> str:
-    """Return the manifest digest of a packed data set, "" if nothing readable is packed under that name."""
-    with suppress(DataError):
-        return read_manifest(root / name, name).digest if is_packed(root, name) else ""
-    return ""
 
 
 def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:

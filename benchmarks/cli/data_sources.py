@@ -47,10 +47,7 @@ class DatasetToPack:
         return is_url(self.shards) and local_path(self.shards) is None
 
     def packed_in(self, data_root: Path) -> Manifest | None:
-        """Return the manifest if the data set is already packed from the same origin, so that nothing is downloaded.
-
-        Raises DataUsageError if published test images would take the place of a set that has more than those.
-        """
+        """Return the manifest if the data set is already packed from the same origin, so that nothing is downloaded."""
         if not self.origin or not is_packed(data_root, self.name):
             return None
         try:
@@ -67,11 +64,7 @@ class DatasetToPack:
 
 
 def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
-    """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped.
-
-    A group leaves out published data sets that are not below the raw root, and prints a note.
-    Raises UsageError or DataUsageError for unknown names and for flags that do not fit them.
-    """
+    """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped."""
     wanted: dict[str, DatasetToPack] = {}
     for name in split_names(",".join(names)):
         if packing.shards and name in GROUPS:
@@ -109,12 +102,7 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
         )
     if absent := [dataset.name for dataset in raw_sets() if dataset not in there]:
         note(f"not in {root}, left out: {', '.join(absent)}")
-    able = [dataset for dataset in there if packing.random_split is None or (dataset.raw and dataset.raw.random_split)]
-    if official := ", ".join(dataset.name for dataset in there if dataset not in able):
-        if not able:
-            raise UsageError(f"--random-split: {official} come with an official split in their folders or lists")
-        note(f"official splits in their folders or lists, left out with --random-split: {official}")
-    return [*(_folder(dataset, packing) for dataset in able), *(drawn if name == "all" else ())]
+    return [*(_folder(dataset, packing) for dataset in there), *(drawn if name == "all" else ())]
 
 
 def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:

@@ -49,15 +49,9 @@ def evaluate(
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
     folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
-    targets: Annotated[
-        str,
-        flags.flag(
-            "SET[:CLASSES[:SPLIT]]",
-            "where to test, comma list [default: base and novel classes of the run's own data set]",
-        ),
-    ] = "",
+    targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
-    no_feature_cache: Annotated[bool, typer.Option("--no-feature-cache", help="no stored image features")] = False,
+    no_feature_cache: Annotated[bool, flags.switch("--no-feature-cache", "no stored image features")] = False,
 ) -> int:
     """Evaluate trained runs on any target.
 
@@ -120,10 +114,7 @@ def _evaluate_all(
     *,
     force: bool,
 ) -> list[tuple[RunConfig, Target, EvalResult]]:
-    """Evaluate finished runs; each is loaded once for all targets that have no result yet.
-
-    train_command: how a run is trained, for the error of one that was not.
-    """
+    """Evaluate finished runs; each is loaded once for all targets that have no result yet."""
     from runner.evaluate import TrainedRun, load_trained
     from runner.evaluate import evaluate as evaluate_run
 

@@ -24,6 +24,11 @@ def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
     return typer.Option(*names, metavar=metavar, help=text, min=min)
 
 
+def switch(name: str, text: str, *short: str) -> Any:
+    """Define a flag without a value; `text` is its help."""
+    return typer.Option(name, *short, help=text)
+
+
 # The types of flags that several commands have, alone or in a group below.
 MethodNames = Annotated[
     str,
@@ -39,8 +44,11 @@ Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked")]
+Price = Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for costs", min=0)]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")]
+LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
+DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
+OpenBrowser = Annotated[bool, switch("--open", "open the page in a browser")]
 
 
 @dataclass(frozen=True)
@@ -81,18 +89,14 @@ class RuntimeFlags:
     """Flags for folders, devices and speed; none of them changes a result."""
 
     data: Data = ""
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="read shards of a URL without storing them; not for few-shot training")
-    ] = False
+    no_cache: Annotated[bool, switch("--no-cache", "do not store shards of a URL; not for few-shot training")] = False
     results: Results = "results"
     device: Device = "auto"
     workers: Annotated[int | None, flag("N", "threads that decode images [default: 0, beside a GPU up to 12]")] = None
     accelerate: Annotated[str, flag("auto|off|LIST", "of compile,graphs,images, for a GPU; auto: all")] = "auto"
     tracking: Tracking = ""
-    log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow")] = False
-    timeout: Annotated[float, flag("SECONDS", "longest wait of a process for the others, under torchrun", min=1)] = (
-        300.0
-    )
+    log_checkpoints: LogCheckpoints = False
+    timeout: Annotated[float, flag("SECONDS", "longest wait for another process, under torchrun", min=1)] = 300.0
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,12 @@ class EngineFlags:
 class SuiteFlags(ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
-    profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if --data is given]")] = (
-        ""
-    )
+    profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper with --data]")] = ""
     recipe: Recipe = ""
-    quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
+    quick: Annotated[bool, switch("--quick", "short schedules: does everything run here?")] = False
     epochs: Epochs = None
     limit: Limit = None
-    price: Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for --dry-run", min=0)] = None
+    price: Price = None
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,9 @@ class LaunchFlags:
     address: Annotated[str, flag("HOST:PORT", "of the cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
     processes: Annotated[int, flag("N", "train each run together, placed as one group, on one node or several")] = 1
     cpus: Annotated[float | None, flag("N", "of each process [default: its GPU's part of the node, else 1]")] = None
-    gpus: Annotated[float | None, flag("N", "of each process; 0.5: two share a GPU [default: 1, if there are any]")] = (
-        None
-    )
+    gpus: Annotated[float | None, flag("N", "of each process; 0.5: two share a GPU [default: 1 if any]")] = None
     max_concurrent: Annotated[int | None, flag("N", "runs [default: as many as cores, memory or nodes allow]")] = None
-    autoscale: Annotated[bool, typer.Option("--autoscale", help="ask for more nodes than there are")] = False
+    autoscale: Annotated[bool, switch("--autoscale", "ask for more nodes than there are")] = False
 
     def checked(self) -> Launcher:
         """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
@@ -170,9 +170,7 @@ class PackFlags:
 
     raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
     random_split: Annotated[int | None, flag("SEED", "split at random instead: packed as NAME-splitSEED", min=0)] = None
-    subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
-        False
-    )
+    subset: Annotated[bool, switch("--subset", "only the images that are there: packed as NAME-subset")] = False
     resize: Annotated[int | None, flag("N", "shorter side of N pixels at most: packed as NAME-Npx")] = None
     shards: Annotated[str, flag("FOLDER|URL", "pack the test split of public clip-benchmark shards", "--from")] = ""
 
@@ -198,15 +196,15 @@ class ModeFlags:
     """Flags that stop a command early or repeat finished work."""
 
     dry_run: DryRun = False
-    force: Annotated[bool, typer.Option("--force", help="forget what is already there and do it again")] = False
+    force: Annotated[bool, switch("--force", "forget what is already there and do it again")] = False
 
 
 @dataclass(frozen=True)
 class OutputFlags:
     """Flags that choose the output format."""
 
-    json: Annotated[bool, typer.Option("--json", help="end with one line of JSON on stdout")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the traceback of an error")] = False
+    json: Annotated[bool, switch("--json", "end with one line of JSON on stdout")] = False
+    verbose: Annotated[bool, switch("--verbose", "show the traceback of an error", "-v")] = False
 
 
 def flat(command: Callable[..., int]) -> Callable[..., int]:

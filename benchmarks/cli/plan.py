@@ -86,10 +86,7 @@ def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
 
 
 def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
-    """Return the weights file of each backbone, or that it is missing on this machine.
-
-    Raises UsageError for an unknown backbone.
-    """
+    """Return the weights file of each backbone, or that it is missing on this machine."""
     from procap.weights.loading import weights_file
 
     states = {}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.flags import Data, OpenBrowser, OutputFlags, Price, Results, flag, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
@@ -32,24 +32,13 @@ app = typer.Typer(**PLAIN)
 @flat
 def report(
     output: OutputFlags,
-    suites: Annotated[
-        list[str] | None, typer.Argument(metavar="SUITE", help="names, or files with a SUITE [default: all there]")
-    ] = None,
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="an old report there is replaced [default: report, in results that are a folder]"
-        ),
-    ] = None,
-    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where sets of your own are packed")] = "",
-    tracking: Annotated[
-        str, typer.Option(metavar="URI", help="link the runs in this MLflow server, http://HOST:PORT")
-    ] = "",
-    price: Annotated[
-        float | None, typer.Option(metavar="PER_HOUR", min=0, help="what an hour of a GPU or machine costs")
-    ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    suites: Annotated[list[str] | None, typer.Argument(metavar="SUITE", help="names or files [default: all]")] = None,
+    results: Results = "results",
+    out: Annotated[Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report]")] = None,
+    data: Data = "",
+    tracking: Annotated[str, flag("URI", "link the runs in this MLflow server, http://HOST:PORT")] = "",
+    price: Price = None,
+    open_browser: OpenBrowser = False,
 ) -> int:
     """Write one HTML page of every suite: tables, figures, comparisons, published figures, and what is missing.
 

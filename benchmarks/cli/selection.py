@@ -108,10 +108,7 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
 def runtime_config(
     flags: RuntimeFlags, engine: EngineFlags | None = None, *, limit: int | None = None, features: Path | None = None
 ) -> RuntimeConfig:
-    """Make the runtime given by the flags. Raises UsageError if a folder's path is a file.
-
-    features: the folder of image features, None to compute them every time.
-    """
+    """Make the runtime given by the flags. Raises UsageError if a folder's path is a file."""
     from runner.config import RuntimeConfig
     from runner.remote_results import results_root
     from shards.default_paths import cache_home, data_root
@@ -141,11 +138,7 @@ def runtime_config(
 
 
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
-    """Make a predicate that tests whether the flags select a run. A flag that is not given selects all.
-
-    recorded: returns the data sets of the recorded runs, called only for names that are not in the catalogue.
-    Raises UsageError or DataUsageError for an unknown method or data set.
-    """
+    """Make a predicate that tests whether the flags select a run. recorded: returns the data sets of the runs."""
     from procap.methods import method_paths
     from shards.catalogue import CATALOGUE, find
     from shards.errors import DataUsageError

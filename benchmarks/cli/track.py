@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
 
 import typer
 
-from benchmarks.cli.flags import DryRun, OutputFlags, Results, Tracking, flat
+from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
-
-if TYPE_CHECKING:
-    from runner.remote_results import RemoteResults
 
 app = typer.Typer(help="Export results to MLflow.", **PLAIN)
 
@@ -30,7 +27,7 @@ def sync(
     output: OutputFlags,
     results: Results = "results",
     tracking: Tracking = "",
-    log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints as well")] = False,
+    log_checkpoints: LogCheckpoints = False,
     dry_run: DryRun = False,
 ) -> int:
     """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
@@ -43,13 +40,9 @@ def sync(
     def on_run(run: str, sent: bool) -> None:
         note(f"{'sent' if sent else 'was there'}: {run}")
 
-    store = TrackingStore.choose(open_results(results, weights=log_checkpoints).local, tracking or None)
-    summary = export.sync(
-        store,
-        log_checkpoints=log_checkpoints,
-        dry_run=dry_run,
-        on_run=None if dry_run else on_run,
-    )
+    store = TrackingStore.choose(open_results(results, weights=log_checkpoints), tracking or None)
+    on_sent = None if dry_run else on_run
+    summary = export.sync(store, log_checkpoints=log_checkpoints, dry_run=dry_run, on_run=on_sent)
     for run, reason in summary.failed:
         note(f"procap: failed: {run}: {reason}")
     if dry_run:
@@ -65,14 +58,13 @@ def sync(
     return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
 
 
-def open_results(given: str, *, weights: bool = False) -> RemoteResults:
+def open_results(given: str, *, weights: bool = False) -> Path:
     """Return the results folder, synchronized with its URL, if any. Raises UserError if it does not exist."""
     from runner.remote_results import RemoteResults, results_root
     from shards.default_paths import cache_home
 
     root, url = results_root(given, cache_home())
-    store = RemoteResults(url, root)
-    store.pull_all(weights=weights)
+    RemoteResults(url, root).pull_all(weights=weights)
     if not root.is_dir():
         raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
-    return store
+    return root

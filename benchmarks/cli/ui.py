@@ -21,7 +21,7 @@ from typing import IO, Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.flags import OpenBrowser, OutputFlags, Results, Tracking, flag, flat
 from benchmarks.cli.track import open_results
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, show
@@ -74,14 +74,14 @@ class SelectedRuns:
 def ui(
     output: OutputFlags,
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,
-    suite: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this suite")] = "",
-    sweep: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this sweep")] = "",
-    methods: Annotated[str, typer.Option(metavar="A,B", help="compare runs of these methods")] = "",
-    datasets: Annotated[str, typer.Option(metavar="A,B", help="compare runs on these data sets")] = "",
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    suite: Annotated[str, flag("NAME", "compare runs of this suite")] = "",
+    sweep: Annotated[str, flag("NAME", "compare runs of this sweep")] = "",
+    methods: Annotated[str, flag("A,B", "compare runs of these methods")] = "",
+    datasets: Annotated[str, flag("A,B", "compare runs on these data sets")] = "",
+    results: Results = "results",
+    tracking: Tracking = "",
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
-    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    open_browser: OpenBrowser = False,
 ) -> int:
     """Look at the runs in MLflow, on this machine only: its charts, and the runs side by side.
 
@@ -89,7 +89,7 @@ def ui(
     """
     library_defaults()
     wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
-    root = open_results(results).local
+    root = open_results(results)
     store = TrackingStore.choose(root, tracking or None)
     if not store.is_server:
         check_port(port)
@@ -114,10 +114,7 @@ def ui(
 
 
 def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> SelectedRuns:
-    """Export missing results and select runs.
-
-    Raises UserError if there is nothing to show, UsageError for a name that no run has.
-    """
+    """Export missing results and select runs."""
     collection = find_collection(results, wanted)
     every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
     paths, where = select(every, wanted, collection)
@@ -150,10 +147,7 @@ def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
 
 
 def select(every: Sequence[str], wanted: RunFilter, collection: Collection | None = None) -> tuple[list[str], str]:
-    """Select the paths of the requested runs among `every`, and make the search that finds them in MLflow.
-
-    Raises UsageError for a method or data set that none of them has, UserError when there is nothing to show.
-    """
+    """Select the paths of the requested runs among `every`, and make the search that finds them in MLflow."""
     found = [path for path in every if collection is None or path in set(collection.runs)]
     terms = [f"tags.`{collection.tag}` = 'yes'"] if collection else ["tags.method IS NOT NULL"]
     # Positions of these parts in RunConfig.path.

@@ -45,13 +45,7 @@ from shards.transforms import EvalTransform, eval_transform
 
 
 def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
-    """Make the pictures of a suite in its folder: images of its first data set, prompts of its last, the first seed.
-
-    Returns the record, which is written beside them. `runtime.limit` keeps the first images of the target, and the
-    pictures say so. Draws no random number but the values of the random prompts.
-    Raises UserError for a run that is not finished or was trained on other content than `runtime.data` holds, DataError
-    for an image that cannot be read.
-    """
+    """Make the pictures of a suite: images of its first data set, prompts of its last, the first seed."""
     began = time.perf_counter()
     first, last = results.options.datasets[0], results.options.datasets[-1]
     runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
@@ -85,11 +79,7 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
 def compare(
     runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8
 ) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
-    """Record what every run, by title, predicts on `target`, and the maps of at most `images` images.
-
-    Returns the record and the pixels [S, S, 3] of the images, in the order of its `picks`.
-    Raises as above, and UsageError for fewer than two runs.
-    """
+    """Record what every run, by title, predicts on `target`; returns that and the pixels [S, S, 3] of the images."""
     if len(runs) < 2:
         raise UsageError("pictures of where methods disagree need at least two methods")
     for run in runs.values():
@@ -197,16 +187,9 @@ def describe_pictures(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         return found
     target, maps = record["target"].partition(":")[0], record["eigencam"]
     titles = ", ".join(method["title"] for method in record["methods"])
-    answers = []
-    for pick in record["picks"]:
-        own = [
-            f"{title} right" if pick["right"][title] else f"{title} says {answer}"
-            for title, answer in pick["answers"].items()
-        ]
-        answers.append(f"{pick['class']}: {', '.join(own)}")
     found["predictions"] = {
         "caption": f"Predictions on {target}. Chosen: {record['pick_rule']}.",
-        "alt": f"Test images with the true class and the answers of {titles}. {'. '.join(answers)}",
+        "alt": f"Test images of {', '.join(pick['class'] for pick in record['picks'])} with the answers of {titles}",
     }
     found["eigencam"] = {
         "caption": f"EigenCAM of the same images: first principal component of {maps['tokens']}; {maps['sign']}; "

@@ -34,10 +34,7 @@ LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 @styled
 def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]) -> Figure:
-    """Draw every image with its class and every method's answer; of two methods a block for each kind.
-
-    record, pixels: from `benchmarks.qualitative.pictures.compare`.
-    """
+    """Draw every image with its class and every method's answer; of two methods a block for each kind."""
     from matplotlib.figure import Figure
 
     picks, counts = record["picks"], record["agreement"]
@@ -102,7 +99,7 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
     titles = list(picks[0]["eigencam"])
     side = min(1.1, (PAGE - 1.3) / max(len(picks), 4))
     names = [_wrap(pick["class"], int(side / 0.052), 4) for pick in picks]
-    height = 0.75 + 0.1 * max(map(len, names)) + (1 + len(titles)) * (side + 0.03)
+    height = 0.55 + 0.1 * max(map(len, names)) + (1 + len(titles)) * (side + 0.03)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     figure = Figure(figsize=(max(1.3 + len(picks) * side, PAGE / 2), height), layout=layout)
     panels: Any = figure.subplots(1 + len(titles), len(picks), squeeze=False)
@@ -131,14 +128,7 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
             badge.set(color="white", weight="bold")
             badge.set_bbox({"boxstyle": "round,pad=0.15", "facecolor": colour, "linewidth": 0})
     for panel, lines in zip(panels[0], names, strict=True):
-        # Two empty lines leave room for the kind.
-        panel.set_title("\n".join(["", "", *lines]), fontsize=6, loc="center")
-    first = 0
-    for kind, group in _group_by_kind(picks):
-        above = 12 + 7 * max(map(len, names))
-        text = panels[0, first].annotate(kind, (0, 1), (0, above), "axes fraction", "offset points", fontsize=7.5)
-        text.set_in_layout(False)
-        first += len(group)
+        panel.set_title("\n".join(lines), fontsize=6, loc="center")
     scale = figure.colorbar(cam, ax=panels[1:], ticks=[0, 1], aspect=30, pad=0.01)
     scale.outline.set_visible(False)
     shares = [100 * cam["share_of_variance"] for pick in picks for cam in pick["eigencam"].values()]
@@ -151,10 +141,7 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
 
 @styled
 def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
-    """Draw random tokens and those of every method, a row per token, all on one scale around zero.
-
-    record: from `benchmarks.qualitative.prompts.record_prompts`.
-    """
+    """Draw random tokens and those of every method, a row per token, all on one scale around zero."""
     from matplotlib.figure import Figure
 
     methods = record["methods"]

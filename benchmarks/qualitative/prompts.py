@@ -42,10 +42,7 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
 
 
 def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> dict[str, Any]:
-    """Describe tokens [P, D] at one place: values, the nearest words at the start and now, and how far they moved.
-
-    moved: the length of the change over that of the start.
-    """
+    """Describe tokens [P, D] at one place: values, the nearest words at the start and now, and how far they moved."""
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
     moved = ((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist()
@@ -68,10 +65,7 @@ def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) 
 
 
 def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collect descriptions of `read_prompts`, and random tokens as a method without words to start from draws them.
-
-    Random are as many as the largest number of those learned; None if nothing is learned.
-    """
+    """Collect descriptions of `read_prompts`, and random tokens as a method without words to start from draws them."""
     learned = [method["stages"][0]["tokens"] for method in methods if method["stages"]]
     random = None
     if learned:

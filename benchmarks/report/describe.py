@@ -67,24 +67,14 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
 
 
 def describe_recipes(one: StartedSuite) -> list[str]:
-    """Describe the recipes, and what the profile and the options change in them."""
-    options, profile = one.options, one.options.profile
-    names = {"published": "each method's own, as published", "procap": "ProCAP's for all"}
-    trained = [run for run in one.results.runs if run.spec.config.recipe.epochs]
-    found = []
-    for recipe in dict.fromkeys(run.variant.recipe or options.recipe or profile.recipe for run in trained):
-        is_own = recipe == profile.recipe
-        changes = {
-            **(profile.changes if is_own else {}),
-            **(profile.quick if options.quick else {}),
-            **options.overrides,
-        }
-        texts = [f"{name} {value}" for name, value in changes.items()]
-        if is_own and "lr" not in changes:
-            rates = {method: rate for method, rate in profile.rates.items() if method in options.methods}
-            texts += [f"lr {rate:g} ({TITLES.get(method, method)})" for method, rate in rates.items()]
-        found.append(names.get(recipe, recipe) + (f", but {', '.join(texts)}" if texts else ""))
-    return found
+    """Describe the recipe of each trained method, with several where they differ."""
+    texts: dict[str, dict[str, None]] = {}
+    for run in one.results.runs:
+        config, recipe = run.spec.config, run.spec.config.recipe
+        if recipe.epochs:
+            text = f"{recipe.optimizer} {recipe.lr:g}, {plural(recipe.epochs, 'epoch')}, batch {recipe.batch_size}"
+            texts.setdefault(TITLES.get(config.method, config.method), {})[text] = None
+    return [f"{title}: {' / '.join(own)}" for title, own in texts.items()]
 
 
 def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:

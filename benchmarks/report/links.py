@@ -28,11 +28,7 @@ def compare_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str
 
 
 def find_links(collection: Collection, results: Path, tracking: str) -> list[tuple[str, str]]:
-    """List titles and URLs of the pages with the suite and its runs on the MLflow server at `tracking`.
-
-    tracking: an http URL, by default that of the environment; other stores have no pages.
-    Raises TrackingError if a server that `tracking` names cannot be reached.
-    """
+    """List titles and URLs of the pages with the suite and its runs on the MLflow server at `tracking`."""
     store = TrackingStore.choose(results, tracking or None)
     if not store.is_server:
         return []

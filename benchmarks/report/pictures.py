@@ -19,10 +19,7 @@ MAX_WIDTH = 1600
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and its files, by suffix. alt: its description in words. shown: the SVG or PNG in the page.
-
-    width: inches in print.
-    """
+    """A picture and its files, by suffix. alt: a description. shown: in the page, as SVG or PNG. width: in inches."""
 
     name: str
     caption: str
@@ -33,23 +30,14 @@ class Picture:
 
 
 def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None:
-    """Draw a plot, and describe it by its titles, axis labels and legends; None if it has nothing to show."""
+    """Draw a plot, and describe it by its titles; None if it has nothing to show."""
     figure = draw()
     if figure is None:
         return None
     files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
-    panels = [axes for axes in figure.axes if axes.get_visible()]
-    legends = [*figure.legends, *(legend for axes in panels if (legend := axes.get_legend()))]
     caption = figure.get_suptitle() or name.replace("-", " ").capitalize()
-    alt = caption
-    for part, texts in (
-        ("panels", [axes.get_title(loc="left") for axes in panels]),
-        ("x axis", [axes.get_xlabel() for axes in panels]),
-        ("y axis", [axes.get_ylabel() for axes in panels]),
-        ("shown", [text.get_text() for legend in legends for text in legend.get_texts()]),
-    ):
-        listed = ", ".join(dict.fromkeys(filter(None, texts)))
-        alt += f". {part}: {listed}" if listed else ""
+    panels = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+    alt = ": ".join(filter(None, [caption, ", ".join(dict.fromkeys(filter(None, panels)))]))
     # Formulas have dollar signs, and long texts line breaks.
     caption, alt = (" ".join(text.replace("$", "").split()) for text in (caption, alt))
     return Picture(name, caption, alt, files["svg"], files, figure.get_figwidth())

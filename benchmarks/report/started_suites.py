@@ -67,11 +67,7 @@ class StartedSuite:
 def find_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
 ) -> tuple[list[StartedSuite], list[Problem]]:
-    """Find every suite that was started below `results`, in the order of the paper, then users' own by name.
-
-    wanted: names of suites, or files with one; empty: all. What cannot be read becomes a Problem.
-    Raises UsageError for an unknown name.
-    """
+    """Find the suites that were started below `results`, or those `wanted`, in order of the paper; and problems."""
     chosen = {suite_named(word).name: word for word in wanted}
     suites: list[StartedSuite] = []
     problems: list[Problem] = []

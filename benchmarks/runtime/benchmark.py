@@ -39,10 +39,7 @@ TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
-    """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`.
-
-    Raises UserError if a part failed.
-    """
+    """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
     from benchmarks.runtime.measure import silence_profiler
 
     silence_profiler()
@@ -69,10 +66,7 @@ def _find_measured(settings: Settings, results: Path, device: torch.device) -> P
 
 
 def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *, check: bool = False) -> dict[str, Any]:
-    """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON.
-
-    A failure while measuring sizes is recorded in the report, so that the table is kept.
-    """
+    """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON."""
     import torch
 
     from benchmarks.runtime.data import load_case_data

@@ -106,10 +106,7 @@ class Case:
             self._batches.close()  # type: ignore[attr-defined]
 
     def row(self, encoder: Sequence[float], peak: float, load_seconds: float) -> dict[str, Any]:
-        """Return all measurements as plain JSON, with null for unknown ones.
-
-        encoder: seconds of one test batch already on the device. peak: operations per second of matrix products.
-        """
+        """Return all measurements as plain JSON, with null for unknown ones."""
         train = self.training.preparation if self.training else None
         evaluation = self.evaluation.preparation
         assert evaluation is not None

@@ -42,11 +42,7 @@ THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid"
 
 @dataclass(frozen=True)
 class CaseData:
-    """One data set as all cases see it.
-
-    root: of the packed data. synthetic: the images have no content, so accuracy is meaningless. load_seconds: for
-    opening and checking hashes.
-    """
+    """One data set of all cases. synthetic: images without content. load_seconds: for opening and checking hashes."""
 
     name: str
     root: Path
@@ -67,10 +63,7 @@ def class_names(count: int) -> tuple[str, ...]:
 
 
 def load_case_data(name: str, data: Path, made: Path) -> CaseData:
-    """Open data set `name`, packed if needed, and draw its few-shot samples; synthetic ones are packed into `made`.
-
-    Raises DataUsageError for a name that is neither known nor synthetic.
-    """
+    """Open data set `name`, packed if needed, and draw its few-shot samples; synthetic ones are packed into `made`."""
     synthetic = SYNTHETIC.fullmatch(name) is not None
     root = made if synthetic else data
     if not synthetic:

@@ -14,10 +14,7 @@ COLOURS = SPARE
 
 
 def plot_classes(report: dict[str, Any]) -> Figure | None:
-    """Plot milliseconds of a training step and of an evaluated batch against classes, by batch size and mode.
-
-    Dotted: reference time divided by the ratio of counted operations, the expected time of fast mode.
-    """
+    """Plot milliseconds of a training step and of an evaluated batch against classes, by batch size and mode."""
     from matplotlib.figure import Figure
 
     sizes = [one for one in report["scaling"] if one["backbone"] == report["backbone"]["name"]]

@@ -103,10 +103,7 @@ def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _evaluate(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) -> list[list[float]]:
-    """Run passes over the test images, and repeated batches of the encoder alone, both in turns.
-
-    Returns the seconds of a batch by case and round.
-    """
+    """Run passes over the test images, and repeated batches of the encoder alone, both in turns."""
     device, test = cases[0].device, cases[0].data.test.images
     batch = min(settings.test_batch, len(test))
     clip = cases[0].method.clip

@@ -132,10 +132,7 @@ def run_config(
     method: str, precision: str, settings: Settings, *, dataset: str = "shapes", data: Path | None = None,
     batch: int | None = None,
 ) -> RunConfig:  # fmt: skip
-    """Configure a run with ProCAP's recipe for the data set, so that only the methods differ.
-
-    data: the folder of packed sets that the catalogue does not list. batch: images of a batch.
-    """
+    """Configure a run with ProCAP's recipe, so that only the methods differ. data: of sets not in the catalogue."""
     from runner.config import plan_run
 
     return plan_run(

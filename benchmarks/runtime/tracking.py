@@ -14,10 +14,7 @@ PARAMS = ("dataset", "method", "mode", "precision", "classes", "train_images", "
 
 
 def log_rows(report: Mapping[str, Any], runtime: RuntimeConfig) -> None:
-    """Log all numbers of each row as metrics, such as `train_seconds` and `encoder_fps/median`.
-
-    A store that fails is reported on one line; the measurement is in its folder already.
-    """
+    """Log all numbers of each row as metrics, such as `train_seconds` and `encoder_fps/median`."""
     if runtime.tracking_uri == "off":
         return
     try:

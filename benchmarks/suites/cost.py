@@ -134,10 +134,7 @@ class CostModel:
         self._add_ratio(run.config, self._first[run.path], taken)
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
-        """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done.
-
-        Raises DataUsageError for an unknown data set.
-        """
+        """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done."""
         counts = load_flops().get(config.backbone, load_flops()["ViT-B-16"])
         counted, pace = counts.get(config.method, counts[STAND_IN]), self.machine.pace(config.precision)
         on_gpu = self.machine.device == "cuda"

@@ -49,11 +49,7 @@ class SuiteOutputs:
 def make_outputs(
     suite: Suite, options: SuiteOptions, runtime: RuntimeConfig, *, force: bool = False, verbose: bool = False
 ) -> SuiteOutputs:
-    """Write the suite's tables and plots into its folder below the results.
-
-    A result that is missing or unreadable is a dash in a table and is not plotted. A failing part does not prevent the
-    others.
-    """
+    """Write the suite's tables and plots into its folder below the results."""
     done = SuiteResults.read(suite, options, runtime.results)
     folder = done.folder
     failed: list[str] = []
@@ -122,10 +118,7 @@ def short_names(variants: Sequence[Variant]) -> list[str]:
 
 
 def remove_outdated(folder: Path, names: Iterable[str]) -> None:
-    """Remove tables and plots of earlier options, which would look current, and record the current ones by name.
-
-    Only files in the record are removed, so that other files in the folder are kept.
-    """
+    """Remove tables and plots of earlier options, which would look current, and record the current ones by name."""
     record, current = folder / OUTPUTS, sorted({*names})
     earlier: list[str] = []
     # Without a readable record nothing is removed.

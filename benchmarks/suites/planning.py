@@ -96,10 +96,7 @@ def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
 
 
 def count_images(name: str, classes: str, split: str, data: Path, *, most: int = 0) -> tuple[Dataset, int, float]:
-    """Return a data set, how many of its classes are chosen, and about how many images of a split they have.
-
-    most: of each class, 0 for all. Raises DataUsageError for an unknown data set.
-    """
+    """Return a data set, the number of chosen classes, and of images in a split, `most` of each class (0: all)."""
     dataset = resolve_dataset(name, data)
     chosen = len(select_labels(range(dataset.classes), classes))
     images = dataset.counts.get(split, 0) * chosen / dataset.classes

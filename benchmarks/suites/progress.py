@@ -15,10 +15,7 @@ from runner.tracking.background import CollectionTracker
 
 
 class CollectionTrackers:
-    """The trackers of several collections, each updated with its own runs.
-
-    started: whether a run was started; if not, because a check failed, the trackers stay unchanged.
-    """
+    """The trackers of several collections. started: whether a run was started; otherwise they stay unchanged."""
 
     def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
         self.trackers = trackers

@@ -94,11 +94,7 @@ class Suite:
         return SuiteOptions(profile, **own | given, quick=quick)
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
-        """List every run, data set by data set; a run that two variants share is listed for both.
-
-        A method without training has one run per data set, whatever the seeds and shots.
-        Raises UsageError for options or variants that contradict each other.
-        """
+        """List every run, data set by data set; a run that two variants share is listed for both."""
         variants = [variant for method in options.methods for variant in self.variants(options, method)]
         if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
             listed = ",".join(map(str, options.shots))
