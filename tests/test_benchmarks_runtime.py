@@ -302,10 +302,12 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
         "from functools import partial\n"
         "import benchmarks.runtime.measure, benchmarks.runtime.workload as workload\n"
         "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
+        "import benchmarks.runtime.settings as settings\n"
+        "settings.Settings = partial(settings.Settings, batch=4, test_batch=20)\n"
         "workload.count_flops = partial(workload.count_flops, compute=True)\n"
         "from benchmarks.cli import main\n"
-        "words = '--datasets digits --methods mmrl --random --budget 0.01 --scaling 10x2 --json --device cpu'\n"
-        f"sys.exit(main(['bench', 'runtime', *words.split(), '--data', {str(few_digits)!r},"
+        "words = '--datasets digits --methods mmrl --pretrained random --budget 0.01 --scaling 10x2 --device cpu'\n"
+        f"sys.exit(main(['bench', 'runtime', '--json', *words.split(), '--data', {str(few_digits)!r},"
         f" '--results', {str(tmp_path)!r}]))\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -325,7 +327,6 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
     ("flags", "message"),
     [
         (("--precision", "fp8"), "fp32, bf16"),
-        (("--random", "--pretrained", "openai"), "--random"),
         (("--methods", "mapel"), "maple"),
         (("--budget", "nan"), "--budget nan"),
         (("--budget", "-5"), "--budget -5"),

@@ -17,7 +17,7 @@ from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlag
 from benchmarks.cli.selection import runtime_config, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
+from benchmarks.suites import ALL, SUITES, suite_named, suite_paths, suite_text
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -117,9 +117,8 @@ def bench(
     launcher = launch.checked()
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit)
     several = name == ALL
-    plans = [
-        plan_suite(suite_named(one), flags, runtime_flags, runtime.data, several=several) for one in suites_of(name)
-    ]
+    suites = [suite_named(one) for one in (SUITES if several else [name])]
+    plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for plan in plans:

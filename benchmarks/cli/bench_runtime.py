@@ -31,7 +31,6 @@ class MeasureFlags:
     datasets: Annotated[str, flag("A,B", "photographs-102: made-up images, as many as in 16-shot Flowers102")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    random: Annotated[bool, switch("--random", "random weights; no accuracy is shown then")] = False
     precision: Annotated[str, flag("fp32,bf16", "one or both [default: fp32]")] = ""
     budget: Annotated[float | None, flag("SECONDS", BUDGET_TEXT)] = None
     scaling: Annotated[str, flag("CLASSESxBATCHES|off", f"sizes, as in {SCALING}, the default with mini")] = ""
@@ -42,7 +41,7 @@ class MeasureFlags:
     name="runtime",
     **examples(
         "procap bench runtime",
-        "procap bench runtime --backbone ViT-B/16 --random --budget 600",
+        "procap bench runtime --backbone ViT-B/16 --pretrained random --budget 600",
         "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
         "procap bench runtime --check",
     ),

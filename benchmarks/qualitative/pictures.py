@@ -1,13 +1,7 @@
 """Make the qualitative pictures: predictions where methods disagree, attention maps, and learned prompts.
 
-    predictions.png/.pdf   images that some methods get right and others do not, with every answer
-    eigencam.png/.pdf      EigenCAM of the same images under the prompts of every method
-    prompts.png/.pdf       learned text prompts as heat maps, beside random ones
-    pictures.json          which images, how they were selected, and every answer and number in the pictures
-
-With a single method there are only the prompts and the record.
-
-Shapes: M methods, N images of the target, S image size.
+Beside predictions.png, eigencam.png and prompts.png, pictures.json records every answer and number in them. With a
+single method there are only the prompts. Shapes: M methods, N images of the target, S image size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Measure the paper's runtime table: each method in reference and in fast mode, in turns in one process.
 
-    procap bench runtime                                      mini on a CPU, under three minutes
-    procap bench runtime --backbone ViT-B/16 --random         full size, random weights
-    procap bench runtime --check                              the ratios to reach, met or not; on a GPU at full size
-
 Cases of one data set use the same images in the same order, take turns round by round, and every timed block starts on
 an idle device.
 """

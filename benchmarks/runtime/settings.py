@@ -63,7 +63,6 @@ def make_settings(
     precision: str = "",
     backbone: str = "",
     pretrained: str = "",
-    random: bool = False,
     budget: float | None = None,
     scaling: str = "",
     check: bool = False,
@@ -73,8 +72,6 @@ def make_settings(
 
     on_gpu = device.type == "cuda"
     full = check and on_gpu and not backbone
-    if random and pretrained:
-        raise UsageError("--random and --pretrained both name weights: give one of them")
     if budget is not None and not 0 <= budget < math.inf:
         raise UsageError(f"--budget {budget:g}: a number of seconds is needed, 0 for no limit")
     precisions = split_names(precision or ("bf16" if full else "fp32"))
@@ -82,7 +79,7 @@ def make_settings(
         if name not in PRECISIONS:
             raise UsageError(f"--precision {name}: known are {', '.join(PRECISIONS)}")
     backbone, weights = canonical_name(
-        backbone or ("ViT-B-16" if full else "mini"), "random" if random or full else pretrained or None
+        backbone or ("ViT-B-16" if full else "mini"), pretrained or ("random" if full else None)
     )
     small = backbone == "mini"
     if budget is None and not on_gpu:

@@ -42,11 +42,6 @@ ALL = "all"
 """The name of all suites of the paper together on the command line."""
 
 
-def suites_of(name: str) -> list[str]:
-    """Find the suites for a name or `all` on the command line."""
-    return list(SUITES) if name == ALL else [name]
-
-
 def suite_paths() -> dict[str, str]:
     """List name and `module:attribute` of every suite, ours first; a plug-in cannot replace one of ours."""
     plugins = {point.name: point.value for point in entry_points(group=GROUP)}

@@ -1,12 +1,9 @@
 """Estimate how long runs take: for `--dry-run`, for the order of jobs, and for the time left in progress bars.
 
-An estimate is the work of a run (counted operations over an assumed pace, plus decoding) times the median ratio of
-measured to estimated seconds of finished runs with the same method, backbone and device. A method without finished
-runs takes the ratio of the others on its backbone. A method without counted operations and without finished runs is
-unknown (infinite seconds).
-
-Operations come from `flops.json` (`python -m benchmarks.runtime.flops`), counted by torch's FlopCounterMode.
-Reading it needs no torch, so plans stay fast. Shapes: B images, C classes.
+An estimate is the work of a run (operations in `flops.json`, counted by `python -m benchmarks.runtime.flops`, over an
+assumed pace, plus decoding) times the median ratio of measured to estimated seconds of finished runs with the same
+backbone and device, if possible of the same method. Methods without either are unknown (infinite seconds).
+Shapes: B images, C classes.
 """
 
 from __future__ import annotations
