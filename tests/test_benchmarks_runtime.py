@@ -303,7 +303,7 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
         "import benchmarks.runtime.measure, benchmarks.runtime.workload as workload\n"
         "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
         "import benchmarks.runtime.settings as settings\n"
-        "settings.Settings = partial(settings.Settings, batch=4, test_batch=20)\n"
+        "settings.Settings = partial(settings.Settings, batch=4)\n"
         "workload.count_flops = partial(workload.count_flops, compute=True)\n"
         "from benchmarks.cli import main\n"
         "words = '--datasets digits --methods mmrl --pretrained random --budget 0.01 --scaling 10x2 --device cpu'\n"

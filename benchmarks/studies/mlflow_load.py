@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.cli.ui import RunFilter, prepare, server
 from benchmarks.console.output import columns, note, show
-from benchmarks.report.links import charts_page, compare_page
+from benchmarks.report.links import compare_page
 from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run
 from runner.environment import library_defaults
@@ -170,7 +170,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> list[Path]:
-    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError if Chromium is missing."""
+    """Write side-by-side.png, if the runs are few enough. Raises UserError if Chromium is missing."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")
@@ -180,13 +180,10 @@ def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> lis
     written = []
     with server(store, port):
         address = f"http://127.0.0.1:{port}"
-        charts = charts_page(address, store.experiment_id, selected.where)
-        side_by_side = compare_page(address, store.experiment_id, selected.run_ids)
-        for name, url in (("charts.png", charts), ("side-by-side.png", side_by_side)):
-            if url:
-                written.append(out / name)
-                command = [browser, *BROWSER_FLAGS, f"--screenshot={written[-1]}", url]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if url := compare_page(address, store.experiment_id, selected.run_ids):
+            written.append(out / "side-by-side.png")
+            command = [browser, *BROWSER_FLAGS, f"--screenshot={written[-1]}", url]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return written
 
 
