@@ -15,10 +15,10 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
-from runner.results import RunFolder, RunHeld
+from runner.results import EpochLog, RunFolder, RunHeld
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import Callbacks, EpochRecord
+from runner.validate import Callbacks
 from shards.errors import DataError
 from shards.pack import pack_missing
 from shards.reader import open_dataset
@@ -69,8 +69,8 @@ class RunExecutor:
         scores = [self._evaluate(run, targets[run.path]) for run in self.runs if run.targets]
         return self._report(state="done", epoch=epochs, score=fmean(scores) if scores else None)
 
-    def _report_epoch(self, run: RunSpec, record: EpochRecord) -> None:
-        self._send(self._report(epoch=record.log.epoch + 1, run=run.path))
+    def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
+        self._send(self._report(epoch=log.epoch + 1, run=run.path))
 
     def _train_in_step(self, rungs: Sequence[int], epochs: int, targets: Mapping[str, Sequence[Target]]) -> None:
         """Train all runs to one rung, then all to the next, and report the mean score of every epoch.

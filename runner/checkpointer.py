@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.checkpoint import CheckpointCard, StateFiles, TrainState
+from runner.checkpoint import StateFiles, TrainState
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine
 from runner.epoch_average import PREFIX, EpochAverage
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
 from runner.results import Progress, RunFolder, RunStatus, write_json
+from runner.setup import Setup
 from runner.stop_signals import make_interrupted
 
 EPOCH_SAVE_SECONDS = 1.0
@@ -23,32 +23,38 @@ EPOCH_SAVE_SECONDS = 1.0
 class Checkpointer:
     """The state of one training, in memory and on disk; all ranks call its methods, rank 0 reads and writes files."""
 
-    card: CheckpointCard
-    engine: Engine
+    setup: Setup
     folder: RunFolder
-    steps: int
     meter: Meter
     uploader: CheckpointUploader
     environment: dict[str, Any]
     group: ProcessGroup
-    average: EpochAverage | None = None
 
     def __post_init__(self) -> None:
-        self.config = self.card.config
+        card = self.setup.card
+        self.config, self.steps = card.config, self.setup.steps
+        recipe = self.config.recipe
+        self.average = EpochAverage(self.setup.method, recipe.epochs, *recipe.average) if recipe.average else None
         identity = {
             "config_hash": self.config.hash,
-            "backbone_digest": self.card.backbone_digest,
-            "manifest_digest": self.card.manifest_digest,
+            "backbone_digest": card.backbone_digest,
+            "manifest_digest": card.manifest_digest,
         }
         self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
-        self._saved_at: tuple[int, int] | None = None
+        self.saved_at: tuple[int, int] | None = None
+        """Step and epoch of the newest state on disk."""
         self._saved_time = time.monotonic()
         self._save_seconds = 0.0
 
+    @property
+    def engine(self) -> Engine:
+        assert self.setup.engine is not None
+        return self.setup.engine
+
     def restore(self) -> TrainState:
         """Load the newest intact state on disk into method and optimizer; without one, the state at the beginning."""
-        newest: tuple[bytes, Path] | None = self.files.newest() if self.group.ranks.first else None
+        newest = self.files.newest() if self.group.ranks.first else None
         # The bytes are sent, not the path, because other machines may not have rank 0's folder.
         data = self.group.broadcast_object(newest and newest[0])
         if data:
@@ -58,7 +64,7 @@ class Checkpointer:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
             self.engine.load(tensors, newest[1] if newest else self.folder.state)
             self.state.resumed += 1
-            self._saved_at = self._position
+            self.saved_at = self._position
             self.meter.resume(self.state.meter)
         self.write_progress("running")
         return self.state
@@ -80,7 +86,7 @@ class Checkpointer:
             if self.group.ranks.first:
                 self.files.save(self.state, tensors)
         self.write_progress(status)
-        self._saved_time, self._saved_at = time.monotonic(), self._position
+        self._saved_time, self.saved_at = time.monotonic(), self._position
         self._save_seconds = self._saved_time - began
         if self.group.ranks.first:
             with self.meter.phase("checkpoint", rated=False):
@@ -96,7 +102,7 @@ class Checkpointer:
 
     def finish(self, status: RunStatus) -> Progress:
         """Save unless this state is on disk already, and return the progress."""
-        if self._saved_at == self._position:
+        if self.saved_at == self._position:
             self.write_progress(status)
         else:
             self.save(status)
@@ -105,11 +111,6 @@ class Checkpointer:
     def write_progress(self, status: RunStatus) -> None:
         if self.group.ranks.first:
             write_json(self.folder.progress_file, self._progress(status))
-
-    @property
-    def last_saved_step(self) -> int | None:
-        """The step of the newest state on disk."""
-        return self._saved_at and self._saved_at[0]
 
     @property
     def _position(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -70,22 +70,14 @@ class RunConfig(FrozenModel):
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 
-    def canonical_json(self) -> str:
-        """Encode the identity as canonical JSON: sorted keys, no spaces, shortest round-trip floats."""
-        return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the identity, 64 hex digits."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
-
     @property
     def hash(self) -> str:
-        """The first 8 hex digits of `digest`, as paths and results show it."""
-        return self.digest[:8]
+        """The first 8 hex digits of the SHA-256 of the identity as canonical JSON (sorted keys, no spaces)."""
+        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self.hash)
 
     @property
     def stability_hint(self) -> str:
@@ -225,22 +217,21 @@ def plan_run(
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical_name(backbone, pretrained)
-    fields = {
-        "method": method,
-        "options": filled,
-        "recipe": resolved,
-        "recipe_name": "custom" if resolved != base and own.epochs > 0 else recipe,
-        "backbone": backbone,
-        "pretrained": pretrained,
-        "dataset": found.name,
-        "classes": parse_classes(classes),
-        "shots": shots,
-        "seed": seed,
-        "precision": precision,
-        "picks": picks if resolved.epochs else "",
-    }
     try:
-        return RunConfig.model_validate(fields)
+        return RunConfig(
+            method=method,
+            options=filled,
+            recipe=resolved,
+            recipe_name="custom" if resolved != base and own.epochs > 0 else cast(RecipeName, recipe),
+            backbone=backbone,
+            pretrained=pretrained,
+            dataset=found.name,
+            classes=parse_classes(classes),
+            shots=shots,
+            seed=seed,
+            precision=cast(Precision, precision),
+            picks=picks if resolved.epochs else "",
+        )
     except ValidationError as error:
         raise explain_validation_error(error, RunConfig, "run") from error
 

@@ -36,41 +36,49 @@ class DeepSpeedEngine(Engine):
         """settings: from `deepspeed_config`. Raises UsageError for a value that DeepSpeed refuses."""
         super().__init__(method, config)
         self.stage = int(settings["zero_optimization"]["stage"])
+        self._learnables = list(method.parameters())
         self._alone = not dist.is_initialized()
         device = method.clip.device
         with _environment(device), redirect_stdout(sys.stderr):
-            deepspeed = _library(device, settings["log_level"])
+            deepspeed = _import_deepspeed(device, settings["log_level"])
             if self._alone:
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            self._learnables = list(method.parameters())
-            # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
-            zero = {"reduce_bucket_size": sum(each.numel() for each in self._learnables)}
-            settings = {**settings, "zero_optimization": {**zero, **settings["zero_optimization"]}}
-            if not self.stage:
-                # `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the whole
-                # gradients, as with DDP.
-                settings["gradient_clipping"] = 0.0
             deepspeed.init_distributed(dist_init_required=False)
             for learnable in self._learnables:
                 dist.broadcast(learnable.detach(), src=0)
-            try:
-                with _not_broadcast(self._learnables):
-                    deepspeed.DeepSpeedConfig(dict(settings))
-                    self._deepspeed = deepspeed.initialize(
-                        model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
-                    )[0]
-            except (AssertionError, ValueError) as error:
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                raise UsageError(
-                    f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
-                ) from error
-        self.module = self._deepspeed
+            self.module = self._deepspeed = self._initialize(deepspeed, settings)
         if self.stage and not torch.equal(self._part(self._learnables), self._vector):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} lays out ZeRO's partitions in a way unknown to this program: "
                 f"use --zero-stage 0, --engine ddp or DeepSpeed 0.19.8"
             )
+
+    def _initialize(self, deepspeed: ModuleType, settings: Mapping[str, Any]) -> Any:
+        """Wrap objective and optimizer in DeepSpeed's engine."""
+        # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
+        zero = {"reduce_bucket_size": sum(each.numel() for each in self._learnables)}
+        settings = {**settings, "zero_optimization": {**zero, **settings["zero_optimization"]}}
+        if not self.stage:
+            # `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the whole
+            # gradients, as with DDP.
+            settings["gradient_clipping"] = 0.0
+        for learnable in self._learnables:
+            # DeepSpeed does not broadcast tensors with this attribute; its broadcast fails on scalars.
+            learnable.ds_optim_param = True  # type: ignore[attr-defined]
+        try:
+            deepspeed.DeepSpeedConfig(dict(settings))
+            return deepspeed.initialize(
+                model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
+            )[0]
+        except (AssertionError, ValueError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise UsageError(
+                f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
+            ) from error
+        finally:
+            for learnable in self._learnables:
+                del learnable.ds_optim_param  # type: ignore[attr-defined]
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
@@ -159,7 +167,7 @@ class DeepSpeedEngine(Engine):
         return [values.view(each.shape) for values, each in zip(parts, self._learnables, strict=True)]
 
 
-def _library(device: torch.device, level: str) -> ModuleType:
+def _import_deepspeed(device: torch.device, level: str) -> ModuleType:
     try:
         import deepspeed
         from deepspeed.accelerator import get_accelerator
@@ -185,18 +193,6 @@ def _library(device: torch.device, level: str) -> ModuleType:
         # DeepSpeed's copy of the group would wait for a lost rank much longer than the run's timeout.
         groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed
-
-
-@contextmanager
-def _not_broadcast(learnables: list[nn.Parameter]) -> Iterator[None]:
-    """Mark the learnable tensors so that DeepSpeed does not broadcast them: it fails on scalars."""
-    for learnable in learnables:
-        learnable.ds_optim_param = True  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for learnable in learnables:
-            del learnable.ds_optim_param  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
-from runner.checkpoint import CheckpointCard, load_into, prompts_bytes, unpack_prompts
+from runner.checkpoint import load_into, prompts_bytes, unpack_prompts
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
@@ -46,7 +46,6 @@ class TrainedRun:
 
     config: RunConfig
     training: TrainResult
-    card: CheckpointCard
     clip: CLIP
     method: Method
 
@@ -59,8 +58,8 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
         RemoteResults.of(runtime).pull_run(config.path)
     training = _read_training(folder, group)
     file = folder.checkpoint_file
-    data = prompts_bytes(file, training.checkpoint_sha256) if group.ranks.first else None
-    tensors, card = unpack_prompts(group.broadcast_object(data) or b"", file)
+    data = group.call_on_first(lambda: prompts_bytes(file, training.checkpoint_sha256))
+    tensors, card = unpack_prompts(data, file)
     device = resolve_device(runtime.device)
     clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
@@ -70,7 +69,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
         )
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
-    return TrainedRun(config, training, card, clip, method)
+    return TrainedRun(config, training, clip, method)
 
 
 def evaluate(
@@ -133,11 +132,9 @@ def evaluate(
 
 
 def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
-    training = folder.train() if group.ranks.first else None
-    if group.ranks.first and training is None:
+    training = group.call_on_first(folder.train)
+    if training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
-    training = group.broadcast_object(training)
-    assert training is not None
     return training
 
 

@@ -102,7 +102,14 @@ class FeatureStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Lock and merge, because another process may evaluate other classes of the split and write the same file.
             with file_lock(self.path.parent / ".lock"):
-                rows = _merge(self._read(quiet=True), (positions[valid], features[valid]))
+                positions, features = positions[valid], features[valid]
+                if stored := self._read(quiet=True):
+                    # An image that both have keeps its new features.
+                    others = ~np.isin(stored[0], positions)
+                    positions = np.concatenate([stored[0][others], positions])
+                    features = np.concatenate([stored[1][others], features])
+                order = np.argsort(positions)
+                rows = positions[order], features[order]
                 tensors = dict(zip(("positions", "features"), map(torch.from_numpy, rows), strict=True))
                 about = {"schema": SCHEMA, "key": dict(self.key), "sha256": _sha256(rows)}
                 write_file(self.path, pack_tensors(tensors, about))
@@ -129,17 +136,6 @@ class FeatureStore:
                 warnings.warn(f"{self.path} cannot be used ({reason}); its features are computed again", stacklevel=1)
             return None
         return rows
-
-
-def _merge(stored: Rows | None, added: Rows) -> Rows:
-    """Merge both in ascending order of positions; if both have an image, the added row wins."""
-    positions, features = added
-    if stored is not None:
-        old = ~np.isin(stored[0], positions)
-        positions = np.concatenate([stored[0][old], positions])
-        features = np.concatenate([stored[1][old], features])
-    order = np.argsort(positions)
-    return positions[order], features[order]
 
 
 def _sha256(rows: Rows) -> str:

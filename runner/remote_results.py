@@ -96,7 +96,7 @@ class RemoteResults:
         for wait in CONFLICT_WAITS if self.url else ():
             with self._open(run) as folder:
                 there = folder.list_remote()
-                folder.download(there, selected, folder.read(folder.find_newer(there, selected)))
+                folder.download(there, selected)
                 folder.remove_deleted(there, selected)
                 if not weights or not (folder.path / TRAIN).exists() or _is_complete(folder.path):
                     return
@@ -125,7 +125,7 @@ class RemoteResults:
         newer = {folder.name: folder.find_newer(listing[folder.name], selected) for folder in folders}
         # All at once: a request for each of a thousand folders would take minutes.
         documents = remote.read(
-            f"{name}/{file}" for name, files in newer.items() for file in files if _is_document(file)
+            f"{name}/{file}" for name, files in newer.items() for file in files if file.endswith(".json")
         )
         for name, files in newer.items():
             with self._open(name) as folder:
@@ -199,16 +199,20 @@ class SyncedFolder:
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the documents among the files at the URL; those that do not exist are left out."""
-        found = self.remote.read(f"{self.name}/{name}" for name in names if _is_document(name))
+        found = self.remote.read(f"{self.name}/{name}" for name in names if name.endswith(".json"))
         return {name.removeprefix(f"{self.name}/"): content for name, content in found.items()}
 
     def find_newer(self, there: Mapping[str, str], selected: Select) -> list[str]:
         """List the selected files of which the URL has a version that was never here, or that are missing here."""
         return [name for name, version in there.items() if selected(name) and not self._is_current(name, version)]
 
-    def download(self, there: Mapping[str, str], selected: Select, documents: Mapping[str, bytes]) -> None:
-        """Download what is newer at the URL, of which `documents` are read already, `train.json` last."""
+    def download(
+        self, there: Mapping[str, str], selected: Select, documents: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Download what is newer at the URL, `train.json` last. documents: those of them that are read already."""
         newer = self.find_newer(there, selected)
+        if documents is None:
+            documents = self.read(newer)
         if TRAIN in newer:
             (self.path / TRAIN).unlink(missing_ok=True)
             if CHECKPOINT not in newer and not self._is_current(CHECKPOINT, there.get(CHECKPOINT, "")):
@@ -217,7 +221,7 @@ class SyncedFolder:
         for name in sorted(newer, key=lambda name: name == TRAIN):
             # What was deleted since it was listed is skipped.
             with suppress(NotFound, KeyError):
-                if _is_document(name):
+                if name.endswith(".json"):
                     write_bytes(self.path / name, documents[name])
                 else:
                     download(join(self.remote.url, f"{self.name}/{name}"), self.path / name, replace=True)
@@ -272,8 +276,7 @@ class SyncedFolder:
                 self._add(name, there[name], stamps[name])
         self.save()
         if not accepted:
-            newer = self.find_newer(there, lambda name: not _is_temporary(name))
-            self.download(there, lambda name: not _is_temporary(name), self.read(newer))
+            self.download(there, lambda name: not _is_temporary(name))
 
     def _upload_finished(self) -> bool:
         """Upload the checkpoint and then `train.json`; False if another machine has finished the run."""
@@ -363,10 +366,6 @@ def _folder_of(name: str) -> str:
 def _is_shared(name: str) -> bool:
     """Whether a file of the results belongs at the URL."""
     return not LOCAL_ONLY.match(name) and not any(part.startswith(".") for part in name.split("/"))
-
-
-def _is_document(name: str) -> bool:
-    return name.endswith(".json")
 
 
 def _is_temporary(name: str) -> bool:

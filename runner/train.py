@@ -18,7 +18,6 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import FlagSync
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
-from runner.epoch_average import EpochAverage
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
@@ -142,44 +141,31 @@ def _train(
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
     if setup.engine is not None:
-        uploader = CheckpointUploader(store, config.path)
-        recipe = config.recipe
-        average = EpochAverage(setup.method, recipe.epochs, *recipe.average) if recipe.average else None
-        checkpointer = Checkpointer(
-            setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group, average
-        )
+        checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(store, config.path), facts, group)
         epochs = min(until or config.recipe.epochs, config.recipe.epochs)
         with closing(setup.engine), fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
-            validator = Validator(callbacks, setup.method, checkpointer, runtime, stop)
-            state = _fit(config, runtime, setup, checkpointer, monitor, stop, validator, epochs)
+            validator = Validator(callbacks, checkpointer, runtime, stop)
+            state = _fit(runtime, checkpointer, validator, monitor, epochs)
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
-        if average:
+        if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
-            average.apply()
+            checkpointer.average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
     ranks = group.all_gather_object(_rank_use(meter, monitor, group, is_ddp=runtime.engine == "ddp"))
-    result = _write_result(folder, setup, state, meter, monitor, facts, ranks) if first else None
-    result = group.broadcast_object(result)
-    assert result is not None
+    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, monitor, facts, ranks))
     if validator is not None:
         validator.notify(finished=True)
     return result
 
 
 def _fit(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    setup: Setup,
-    checkpointer: Checkpointer,
-    monitor: ResourceMonitor,
-    stop: StopRequest,
-    validator: Validator,
-    epochs: int,
+    runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, monitor: ResourceMonitor, epochs: int
 ) -> TrainState:
     """Run the training loop for `epochs` epochs; it can start anywhere, as draws are seeded by epoch, step or image."""
-    recipe, method, stream, engine = config.recipe, setup.method, setup.stream, checkpointer.engine
+    config, setup, engine, stop = checkpointer.config, checkpointer.setup, checkpointer.engine, validator.stop
+    recipe, method, stream = config.recipe, setup.method, setup.stream
     meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
     assert stream is not None
     device = method.clip.device
@@ -258,8 +244,8 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
     if not math.isfinite(loss):
         checkpointer.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        saved = checkpointer.last_saved_step
-        last = "no state is saved" if saved is None else f"the state after step {saved} is saved"
+        saved = checkpointer.saved_at
+        last = f"the state after step {saved[0]} is saved" if saved else "no state is saved"
         raise UserError(
             f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
             f"(epoch {state.epoch + 1}) is not finite: {shown}; {last}; try {config.stability_hint}"
@@ -278,11 +264,10 @@ def _write_result(
     ranks: list[RankUse],
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
-    few, config = setup.fewshot, setup.card.config
-    few_shot = None
-    if few is not None:
-        picks = few.train.paths
-        few_shot = FewShotRecord(shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=picks)
+    config, few = setup.card.config, setup.fewshot
+    few_shot = few and FewShotRecord(
+        shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
+    )
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from procap.errors import UsageError, UserError
-from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
@@ -33,14 +32,6 @@ SPLITS = ("val", "train")
 
 
 @dataclass(frozen=True)
-class EpochRecord:
-    """An epoch that has ended. counts: one per validated target."""
-
-    log: EpochLog
-    counts: tuple[ValidationCount, ...] = ()
-
-
-@dataclass(frozen=True)
 class Callbacks:
     """Actions at the ends of epochs. All ranks of a group get one, with the same targets.
 
@@ -50,7 +41,7 @@ class Callbacks:
     """
 
     targets: tuple[Target, ...] = ()
-    on_epoch_end: Callable[[EpochRecord], None] | None = None
+    on_epoch_end: Callable[[EpochLog], None] | None = None
 
     def __post_init__(self) -> None:
         for target in self.targets:
@@ -69,19 +60,17 @@ class Validator:
     def __init__(
         self,
         callbacks: Callbacks | None,
-        method: Method,
         checkpointer: Checkpointer,
         runtime: RuntimeConfig,
         stop: StopRequest,
     ) -> None:
-        """Open all targets, and raise the user errors of that."""
         self.has_callbacks = callbacks is not None
         self.callbacks = callbacks or Callbacks()
-        self.method = method
+        self.method = checkpointer.setup.method
         self.checkpointer = checkpointer
         self.group = checkpointer.group
         self.stop = stop
-        self._workers = num_decoders(runtime.workers, method.clip.device)
+        self._workers = num_decoders(runtime.workers, self.method.clip.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, Split]] = []
         if self.callbacks.targets:
@@ -98,8 +87,8 @@ class Validator:
         state = self.checkpointer.state
         if not self._targets:
             return
-        stored = self.checkpointer.folder.validation() if self.group.ranks.first else []
-        self._counts = self.group.broadcast_object([count for count in stored if count.epoch < state.epoch])
+        stored = self.group.call_on_first(self.checkpointer.folder.validation)
+        self._counts = [count for count in stored if count.epoch < state.epoch]
         if state.epoch and not state.step_in_epoch and self.callbacks.lacks_counts(state.epoch - 1, self._counts):
             self.validate()
             if state.epoch < self.checkpointer.config.recipe.epochs:
@@ -165,11 +154,9 @@ class Validator:
             return
         error: BaseException | None = None
         if self.group.ranks.first and self.callbacks.on_epoch_end is not None:
-            log = self.checkpointer.state.epochs[-1]
-            counts = tuple(count for count in self._counts if count.epoch == log.epoch)
             try:
                 with self.checkpointer.meter.phase("tracking", rated=False):
-                    self.callbacks.on_epoch_end(EpochRecord(log, counts))
+                    self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])
             except BaseException as caught:
                 error = caught
         if text := self.group.broadcast_object("" if error is None else f"{type(error).__name__}: {error}"):

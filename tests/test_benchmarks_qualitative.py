@@ -139,7 +139,7 @@ def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     for method in PAIR:
         loaded = load_trained(run(method), place)
         transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
-        classifier = loaded.method.classifier(dataclasses.replace(loaded.card.space, classnames=selection.classnames))
+        classifier = loaded.method.classifier(dataclasses.replace(loaded.method.space, classnames=selection.classnames))
         for pick in pair["picks"]:
             assert selection.images.paths[pick["place"]] == pick["path"]
             assert selection.classnames[selection.images.labels[pick["place"]]] == pick["class"]

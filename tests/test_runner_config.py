@@ -25,7 +25,7 @@ def test_identity_of_a_fixed_run_never_changes():
 def test_json_brings_back_the_same_run():
     again = RunConfig.model_validate_json(FIXED.model_dump_json())
     assert again == FIXED
-    assert again.digest == FIXED.digest
+    assert again.hash == FIXED.hash
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_json_brings_back_the_same_run():
     ],
 )
 def test_everything_that_changes_weights_changes_the_identity(change):
-    assert FIXED.model_copy(update=change).digest != FIXED.digest
+    assert FIXED.model_copy(update=change).hash != FIXED.hash
 
 
 @pytest.mark.parametrize("change", [{"test_batch_size": 7}, {"betas": (0.5, 0.5)}])
 def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
-    assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).digest == FIXED.digest
+    assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).hash == FIXED.hash
 
 
 def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():

@@ -93,7 +93,7 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, tiny_ch
     transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
         selection = evaluation_split(open_dataset(trained.data, "digits"), target.classes)
-        classifier = loaded.method.classifier(replace(loaded.card.space, classnames=selection.classnames))
+        classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
         labels = selection.images.labels
         answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]
         result = evaluate(config, target, trained)

@@ -118,7 +118,7 @@ def count_plainly(config: RunConfig, target: Target, runtime: RuntimeConfig) -> 
     """One image after the other, no batches, no meters."""
     trained = load_trained(config, runtime)
     selection = evaluation_split(open_dataset(runtime.data, target.dataset), target.classes)
-    space = dataclasses.replace(trained.card.space, classnames=selection.classnames)
+    space = dataclasses.replace(trained.method.space, classnames=selection.classnames)
     classifier = trained.method.classifier(space)
     transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     correct, total = [0] * len(selection.classnames), [0] * len(selection.classnames)

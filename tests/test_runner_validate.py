@@ -22,10 +22,10 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
-from runner.results import Progress, RunFolder, TrainResult
+from runner.results import EpochLog, Progress, RunFolder, TrainResult
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import Callbacks, EpochRecord
+from runner.validate import Callbacks
 
 EPOCHS, STEPS_PER_EPOCH = 4, 3
 BASE, NOVEL = Target("digits", "dev-base", "val"), Target("digits", "dev-novel", "val")
@@ -110,11 +110,11 @@ def test_callbacks_change_no_bit_of_any_method(method, tiny_checkpoint, runtime,
     config = planned(str(tiny_checkpoint), method, overrides={"epochs": 2})
     alone = replace(runtime, results=tmp_path / "alone")
     train(config, alone)
-    seen: list[EpochRecord] = []
+    seen: list[EpochLog] = []
     watched = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
     folders = folder_of(config, runtime), folder_of(config, alone)
     assert weights(folders[0]) == weights(folders[1]) and logs(folders[0]) == logs(folders[1])
-    assert [record.log for record in seen] == watched.epochs
+    assert seen == watched.epochs
     assert not folders[1].validation_file.exists() and folders[1].validation() == []
 
 
@@ -164,8 +164,8 @@ class Stop(Exception):
 def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, runtime, error):
     folder = folder_of(config, runtime)
 
-    def end(record: EpochRecord) -> None:
-        if record.log.epoch == 1:
+    def end(log: EpochLog) -> None:
+        if log.epoch == 1:
             raise error("enough")
 
     with pytest.raises(error):
@@ -174,17 +174,17 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
     assert progress is not None
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
     assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
-    seen: list[EpochRecord] = []
+    seen: list[EpochLog] = []
     result = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
-    assert result.resumed == 1 and [record.log.epoch for record in seen] == [2, 3]
+    assert result.resumed == 1 and [log.epoch for log in seen] == [2, 3]
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
 def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, seconds: float) -> None:
     """In a process of its own: dies without a word when it is told of `epoch`."""
 
-    def die(record: EpochRecord) -> None:
-        if record.log.epoch == epoch:
+    def die(log: EpochLog) -> None:
+        if log.epoch == epoch:
             os.kill(os.getpid(), signal.SIGKILL)
 
     runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
@@ -211,9 +211,9 @@ def test_missing_counts_of_the_last_epoch_are_added_on_resume(config, straight, 
     folder = folder_of(config, runtime)
     train(config, runtime, until=1, callbacks=Callbacks(HALVES))
     train(config, runtime, until=2)
-    seen: list[EpochRecord] = []
+    seen: list[EpochLog] = []
     paused = train(config, runtime, until=2, callbacks=Callbacks(HALVES, seen.append))
-    assert isinstance(paused, Progress) and [record.log.epoch for record in seen] == [1]
+    assert isinstance(paused, Progress) and [log.epoch for log in seen] == [1]
     train(config, runtime, callbacks=Callbacks(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
@@ -225,13 +225,13 @@ def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeyp
     )
     told: list[int] = []
     for until in (1, 3, 4):
-        train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda record: told.append(record.log.epoch)))
+        train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: told.append(log.epoch)))
     assert told == [0, 1, 2, 3]
 
 
 def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(config, straight, runtime, monkeypatch):
     folder = folder_of(config, runtime)
-    told: list[EpochRecord] = []
+    told: list[EpochLog] = []
 
     def killed(*arguments: object) -> None:
         raise Stop
@@ -240,7 +240,7 @@ def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(c
         patch.setattr(runner.train, "_write_result", killed)
         train(config, replace(runtime, checkpoint_seconds=0.0))
     train(config, runtime, callbacks=Callbacks(HALVES, told.append))
-    assert [(record.log.epoch, len(record.counts)) for record in told] == [(EPOCHS - 1, 2)]
+    assert [log.epoch for log in told] == [EPOCHS - 1]
     assert folder.validation() == straight.validation()[-2:]
 
 
@@ -266,7 +266,7 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
     ranks = ranks_from_environment()
     config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
     with init_process_group(ranks, torch.device("cpu")) as group:
-        seen: list[EpochRecord] = []
+        seen: list[EpochLog] = []
         callbacks = Callbacks(HALVES, seen.append if ranks.first else None)
         for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
             own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
@@ -275,7 +275,7 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
                 result = train(config, runtime, group=group, until=until, callbacks=callbacks)
                 print(result.status, len(result.epochs), flush=True)
         if ranks.first:
-            assert [record.log.epoch for record in seen] == [0, 1, 2, 3] * 2
+            assert [log.epoch for log in seen] == [0, 1, 2, 3] * 2
 
 
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("deepspeed", marks=pytest.mark.slow)])
@@ -293,8 +293,8 @@ def test_several_processes_pause_count_and_go_on_as_one(few_digits, tiny_checkpo
 
 
 def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> None:
-    def stop(record: EpochRecord) -> None:
-        if record.log.epoch == 1:
+    def stop(log: EpochLog) -> None:
+        if log.epoch == 1:
             raise Stop("enough")
 
     ranks = ranks_from_environment()

@@ -5,7 +5,7 @@ Shapes: W ranks, N rows of one rank, R rows of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -92,6 +92,10 @@ class ProcessGroup:
         with self.timed(CPU):
             dist.broadcast_object_list(values, src=0, device=CPU)
         return cast(T, values[0])
+
+    def call_on_first(self, function: Callable[[], T]) -> T:
+        """Call `function` on rank 0 and return its result on every rank."""
+        return self.broadcast_object(cast(T, function() if self.ranks.first else None))
 
     def check_same(self, what: str, value: str) -> None:
         """Raise UserError on all ranks unless `value` is the same on all; names `what` and the first other rank."""
