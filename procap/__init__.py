@@ -2,7 +2,7 @@
 
 It does not depend on data sets or runs. Heavy modules are imported on use, so that `import procap` costs nothing:
 
-    from procap.clip import load_clip
+    from procap.weights.loading import load_clip
     from procap.methods import METHODS, build_method
     from procap.text import LabelSpace
 """

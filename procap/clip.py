@@ -99,7 +99,7 @@ class CLIP(nn.Module):
         prompts: pass a `PromptSet` to encode the same prompts repeatedly: it is laid out once instead of at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
-        return self.text(prompts, plan, self.optimizations).features
+        return self.text(prompts, plan, self.optimizations)
 
     def token_embedding(self, ids: Tensor) -> Tensor:
         """Look up word embeddings [..., D] of token ids [...], without positions."""
@@ -118,11 +118,6 @@ class CLIP(nn.Module):
             sha.update(name.encode())
             sha.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
         return sha.hexdigest()[:16]
-
-
-def trim(ids: Tensor) -> Tensor:
-    """Cut the columns of `ids` [C, T] after the last end-of-text token of the batch."""
-    return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
 
 
 def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

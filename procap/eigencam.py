@@ -47,12 +47,12 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     """
     output = clip.visual(images, plan, clip.optimizations, keep_states=True)
     assert output.tokens is not None
-    kept = torch.ones(output.tokens.shape[1], dtype=torch.bool)
-    for op, rows in zip(plan.tokens, output.rows, strict=True):
+    is_own = torch.ones(output.tokens.shape[1], dtype=torch.bool)
+    for op, rows in zip(plan.tokens, output.op_rows, strict=True):
         if op.mode != "replace":
-            kept[rows] = False
+            is_own[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
-    own = kept.nonzero().flatten().to(output.tokens.device)
+    own = is_own.nonzero().flatten().to(output.tokens.device)
     return output.tokens[:, own[1:]], output.tokens[:, own[0]]
 
 

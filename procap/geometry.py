@@ -1,4 +1,4 @@
-"""The sizes of a ViT CLIP: everything that decides the shape of the computation."""
+"""The sizes of a ViT CLIP."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Layout:
     placements: by the operation's index in the plan.
     patterns: of every block. ends_pattern: of the last block if its only queries are the end rows.
     ends: [G x Q] rows of the end-of-text tokens, which are read out. slots: [C] each prompt's index in `ends`.
-    rows: L at the last block.
+    num_rows: L at the last block.
     """
 
     ids: Tensor
@@ -59,7 +59,7 @@ class Layout:
     ends_pattern: AttentionPattern
     ends: Tensor
     slots: Tensor
-    rows: int
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def _lay_out(
                 placements[index] = _place(op, ahead, first, own, device)
                 ahead += op.tokens.shape[-2] if op.mode == "insert" else 0
         aheads[layer] = ahead
-    owner, order = _owners(groups, own, size)
-    masks = {p: _mask(owner, order, p, len(groups)) for p in set(aheads.values())}
+    owners = _owners(groups, own, size)
+    masks = {p: _mask(owners, p) for p in set(aheads.values())}
     many = len(groups) > 1
     for layer in range(layers):
         p = aheads[layer]
@@ -283,30 +283,26 @@ def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], de
                 at.append(ahead + start + row - ahead)
                 source.append((c * count if op.tokens.dim() == 3 else 0) + row - op.start)
     lowest = op.start if shared else min(at, default=op.start)
-    highest = max(at, default=op.start + shared - 1) + 1
-    rows = slice(lowest, highest)
+    placement = Placement(op.start, shared, slice(lowest, max(at, default=op.start + shared - 1) + 1))
     if not at:
-        return Placement(op.start, shared, rows)
-    return Placement(
-        op.start, shared, rows, at=torch.tensor(at, device=device), source=torch.tensor(source, device=device)
-    )
+        return placement
+    return replace(placement, at=torch.tensor(at, device=device), source=torch.tensor(source, device=device))
 
 
-def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-    """Return the prompt [G, R] that each row of each group belongs to (-1: none), and the rows' numbers in a group."""
-    owner = torch.full((len(groups), size), -1)
+def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> Tensor:
+    """Return the prompt that each of the R rows of each group belongs to [G, R]; -1: none."""
+    owners = torch.full((len(groups), size), -1)
     for number, group in enumerate(groups):
         belongs = torch.tensor(group).repeat_interleave(torch.tensor([own[c] for c in group]))
-        owner[number, : len(belongs)] = belongs
-    return owner, torch.arange(size)
+        owners[number, : len(belongs)] = belongs
+    return owners
 
 
-def _mask(owner: Tensor, order: Tensor, ahead: int, groups: int) -> Tensor:
+def _mask(owners: Tensor, ahead: int) -> Tensor:
     """Return the mask of a pattern: zero where a row attends, minus infinity elsewhere."""
-    allowed = (owner[:, :, None] == owner[:, None, :]) & (order[:, None] >= order[None, :])
+    allowed = (owners[:, :, None] == owners[:, None, :]).tril()
     allowed = torch.nn.functional.pad(allowed, (ahead, 0), value=True)
-    if groups == 1:
+    if len(owners) == 1:
         prefix = torch.ones(ahead, allowed.shape[-1], dtype=torch.bool).tril()
-        allowed = torch.cat([prefix, allowed[0]])
-    mask = torch.zeros(allowed.shape).masked_fill(~allowed, float("-inf"))
-    return mask if groups == 1 else mask[:, None]
+        return torch.where(torch.cat([prefix, allowed[0]]), 0.0, -torch.inf)
+    return torch.where(allowed, 0.0, -torch.inf)[:, None]

@@ -1,7 +1,7 @@
 """Plans: what a method changes in a frozen tower, as data.
 
 The tower does all bookkeeping (sequence length, causal order, position of the end-of-text token) and contains no method
-by name. An empty plan is the vanilla encoder.
+by name. An empty plan is the vanilla encoder. A row is one position of a sequence, an item one sequence of the batch.
 
 Shapes: N items of the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
 D tower width.
@@ -35,7 +35,7 @@ class TokenOp:
     """Put `tokens` into the sequence that enters block `layer` (0-based), or into the input (`layer=INPUT`).
 
     tokens: [P, D], the same for every item of the batch; [N, P, D], one set per item; or, for text, [S, 1, P, D]: the
-        prompts are encoded under S sets at once, each the same for every row.
+        prompts are encoded under S sets at once, each the same for every prompt.
     mode: "replace" overwrites rows start..start+P-1; "insert" puts them before row `start` and shifts the rest;
         "append" puts them behind the last row (`start` is then ignored).
     start: a row of the sequence as it is when the operation acts, so after all earlier ones.
@@ -133,6 +133,11 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     return torch.cat([x[:, :start], tokens, x[:, end:]], dim=1)
 
 
+def shift_rows(rows: slice, at: int, count: int) -> slice:
+    """Return where `rows` are after `count` rows were inserted at row `at`; an insertion inside widens the slice."""
+    return slice(rows.start + count * (at <= rows.start), rows.stop + count * (at < rows.stop))
+
+
 def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: int = 0) -> slice | None:
     """Return the rows that depend on learned values after `op` has put its tokens into `rows` of the sequence `x`.
 
@@ -143,9 +148,8 @@ def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: in
     learned = op.tokens.requires_grad
     if live is None:
         return rows if learned and not x.requires_grad else None
-    start = live.start + grown * (rows.start <= live.start)
-    stop = live.stop + grown * (rows.start < live.stop)
-    return slice(min(start, rows.start), max(stop, rows.stop)) if learned else slice(start, stop)
+    live = shift_rows(live, rows.start, grown)
+    return slice(min(live.start, rows.start), max(live.stop, rows.stop)) if learned else live
 
 
 @dataclass(frozen=True)
@@ -153,17 +157,16 @@ class TokenSequence:
     """A batch of sequences of equal length between two blocks of a tower.
 
     x: states [N, L, D].
-    read_out: the row whose final state becomes the feature: a number, or one per row of the batch [N].
+    read_out: the row whose final state becomes the feature: a number, or one per item [N].
     causal: rows see only themselves and earlier rows, inserted tokens included.
-    rows: where the tokens of each operation are now, by the operation's place in the plan; an insertion inside a slice
-        widens it.
+    op_rows: where the tokens of each operation are now, by the operation's index in the plan.
     live: the rows that depend on something learned (`live_rows`).
     """
 
     x: Tensor
     read_out: int | Tensor
     causal: bool
-    rows: Mapping[int, slice] = field(default_factory=dict)
+    op_rows: Mapping[int, slice] = field(default_factory=dict)
     live: slice | None = None
 
     def apply(self, plan: Plan, layer: int) -> TokenSequence:
@@ -192,7 +195,7 @@ class TokenSequence:
             if self.causal:
                 raise ValueError("a causal sequence is read out at one row per prompt")
             if index is not None:
-                also = self.rows[index]
+                also = self.op_rows[index]
                 return FULL, lambda x: torch.cat([x[:, row : row + 1], x[:, also]], dim=1)
             return FULL, lambda x: x[:, row : row + 1]
         earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
@@ -200,21 +203,15 @@ class TokenSequence:
         batch = torch.arange(len(row), device=row.device)
         return AttentionPattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
-    def in_plan_order(self) -> tuple[slice, ...]:
-        """Return the slice of every operation's tokens; call it after all operations have been applied."""
-        return tuple(self.rows[index] for index in range(len(self.rows)))
-
     def _apply(self, index: int, op: TokenOp) -> TokenSequence:
         x = apply_op(self.x, op)
         start = self.x.shape[1] if op.mode == "append" else op.start
         grown = x.shape[1] - self.x.shape[1]
-        rows = {
-            i: slice(r.start + grown * (start <= r.start), r.stop + grown * (start < r.stop))
-            for i, r in self.rows.items()
-        }
-        rows[index] = slice(start, start + op.tokens.shape[-2])
-        live = live_rows(self.x, self.live, op, rows[index], grown)
-        return replace(self, x=x, read_out=self.read_out + grown * (self.read_out >= start), rows=rows, live=live)
+        rows = slice(start, start + op.tokens.shape[-2])
+        op_rows = {other: shift_rows(each, start, grown) for other, each in self.op_rows.items()} | {index: rows}
+        read_out = self.read_out + grown * (self.read_out >= start)
+        live = live_rows(self.x, self.live, op, rows, grown)
+        return replace(self, x=x, read_out=read_out, op_rows=op_rows, live=live)
 
 
 def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *arguments: Any) -> Any:

@@ -34,11 +34,6 @@ def simple_tokenizer() -> Any:
     return module.SimpleTokenizer()
 
 
-def encode(text: str) -> list[int]:
-    """Return the token ids of `text` without the start and the end token."""
-    return simple_tokenizer().encode(text)
-
-
 def tokenize(texts: Sequence[str], context_length: int = 77) -> Tensor:
     """Tokenize texts to ids [C, T]: start, the text's tokens, end, zeros. UserError for a text that is too long."""
     tokenizer = simple_tokenizer()

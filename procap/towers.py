@@ -32,18 +32,18 @@ AnySequence = TypeVar("AnySequence", TokenSequence, PackedSequence)
 """A batch between two blocks of a tower: padded, or packed."""
 
 
-class TowerOutput(NamedTuple):
-    """The output of a tower.
+class VisionOutput(NamedTuple):
+    """The output of the vision tower.
 
-    features: [N, E], not normalised; of text under S token sets [S, C, E].
-    tokens: final states [N, L, D] of every row, before the tower's last LayerNorm; None unless asked for.
-    rows: for each operation of the plan, the slice of L where its tokens ended up; empty unless asked for.
-    op_states: of images, the rows [N, P, D] of the operation `plan.read_op`, after `ln_post`; else None.
+    features: [B, E], not normalised.
+    tokens: final states [B, L, D] of every row, before `ln_post`; None unless asked for.
+    op_rows: for each operation of the plan, the rows of `tokens` where its tokens ended up.
+    op_states: final states [B, P, D] of the rows of the operation `plan.read_op`, after `ln_post`; None without one.
     """
 
     features: Tensor
     tokens: Tensor | None = None
-    rows: tuple[slice, ...] = ()
+    op_rows: tuple[slice, ...] = ()
     op_states: Tensor | None = None
 
 
@@ -99,7 +99,7 @@ class VisionTower(nn.Module):
         plan: Plan = NO_CHANGE,
         optimizations: ExactOptimizations = EXACT,
         keep_states: bool = False,
-    ) -> TowerOutput:
+    ) -> VisionOutput:
         """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
 
         keep_states: give the final states of every row as well, which costs the whole last block.
@@ -118,11 +118,12 @@ class VisionTower(nn.Module):
         cls, op_states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
         features = project(cls, plan.weights.get("proj", self.proj))
         if plan.read_op is not None:
-            rows = sequence.x[:, 1:] if optimizations.last_rows else sequence.x[:, sequence.rows[plan.read_op]]
-            op_states = call_with(self.ln_post, "ln_post", plan.weights, rows)
+            rows = slice(1, None) if optimizations.last_rows else sequence.op_rows[plan.read_op]
+            op_states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
         if keep_states:
-            return TowerOutput(features, sequence.x, sequence.in_plan_order(), op_states)
-        return TowerOutput(features, op_states=op_states)
+            op_rows = tuple(sequence.op_rows[index] for index in range(len(plan.tokens)))
+            return VisionOutput(features, sequence.x, op_rows, op_states)
+        return VisionOutput(features, op_states=op_states)
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
         """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
@@ -152,17 +153,13 @@ class TextTower(nn.Module):
         self.text_projection = nn.Parameter(torch.empty(width, g.embed_dim))
 
     def forward(
-        self,
-        prompts: Tensor | PromptSet,
-        plan: Plan = NO_CHANGE,
-        optimizations: ExactOptimizations = EXACT,
-        keep_states: bool = False,
-    ) -> TowerOutput:
+        self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE, optimizations: ExactOptimizations = EXACT
+    ) -> Tensor:
         """Encode `prompts` with the tokens of `plan`; operations at INPUT act before the positional embedding.
 
         prompts: token ids, or a `PromptSet` of them, which is laid out once and not at every call; on a GPU a tensor
             of ids makes the host wait for the device.
-        keep_states: give the final states of every row as well, padded and at full cost.
+        Returns features [C, E], not normalised, or [S, C, E] under S token sets.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_final", "text_projection"))
@@ -170,16 +167,13 @@ class TextTower(nn.Module):
             raise ValueError("only the image tower reads out the rows of an operation")
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
-        if keep_states:
-            sequence = self._padded(prompts, plan, replace(optimizations, last_rows=False))
-            return TowerOutput(self._read(sequence, plan), sequence.x, sequence.in_plan_order())
-        return TowerOutput(self._in_chunks(prompts, plan, optimizations))
+        return self._in_chunks(prompts, plan, optimizations)
 
-    def rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
+    def count_rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
         """Count the rows that blocks compute for one token set, without regard to chunks."""
         layout = self._layout(prompts, plan, optimizations)
         if layout is not None:
-            return layout.rows
+            return layout.num_rows
         return len(prompts) * (prompts.columns if optimizations.trim or optimizations.pack else prompts.ids.shape[1])
 
     def _layout(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Layout | None:
@@ -191,7 +185,7 @@ class TextTower(nn.Module):
     def _in_chunks(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""
         sets = plan.num_sets
-        limit, rows = optimizations.chunk_rows, self.rows(prompts, plan, optimizations)
+        limit, rows = optimizations.chunk_rows, self.count_rows(prompts, plan, optimizations)
         if limit is None or rows * max(sets, 1) <= limit:
             return self._encode(prompts, plan, optimizations)
         # Prompts are divided first; if a part has fewer rows than the limit, several token sets share a chunk.
@@ -282,7 +276,7 @@ class TextTower(nn.Module):
             return sequence.x
         # Insertion has pushed rows beyond the last position: padding is cut, words and inserted tokens must not be.
         needed = max(
-            [int(torch.as_tensor(sequence.read_out).max()) + 1, *(rows.stop for rows in sequence.rows.values())]
+            [int(torch.as_tensor(sequence.read_out).max()) + 1, *(rows.stop for rows in sequence.op_rows.values())]
         )
         if needed > context:
             raise UserError(f"a prompt needs {needed} tokens, CLIP reads {context}: shorten names or learned prompts")

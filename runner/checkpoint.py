@@ -18,6 +18,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
+from procap.clip import describe_differences
 from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.config import FrozenModel, RunConfig
@@ -88,15 +89,8 @@ def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], Checkpoi
 
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or differ in shape."""
-    own = method.state_dict()
-    differences = {
-        "lacks": own.keys() - tensors.keys(),
-        "has unknown": tensors.keys() - own.keys(),
-        "differs in shape:": {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape},
-    }
-    if any(differences.values()):
-        parts = [f"{word} {', '.join(sorted(names)[:3])}" for word, names in differences.items() if names]
-        raise UserError(f"{source} does not fit this method and backbone: it {'; '.join(parts)}")
+    if problems := describe_differences(method.state_dict(), tensors):
+        raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems)}")
     method.load_state_dict(dict(tensors))
 
 

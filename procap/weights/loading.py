@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,33 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     """
     if name.lower() == "mini":
         return _load_mini(pretrained, seed)
+    from open_clip.pretrained import get_pretrained_cfg
+
     architecture = _named_architecture(name, pretrained)
     if architecture is None:
-        return _load_unnamed(Path(name).expanduser())
-    config = _config(architecture)
+        path = Path(name).expanduser()
+        weights = read_weights(path)
+        if weights.quick_gelu is None:
+            raise UsageError(
+                f"{path} does not say which activation it was trained with: name the architecture beside the file, "
+                f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
+            )
+        return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path)
+    geometry = _geometry(_config(architecture))
     if pretrained == "random":
-        return CLIP.random(_geometry(config), seed, name=architecture, pretrained="random")
-    tag = _tag(architecture, pretrained)
-    if tag is not None:
-        return _load_tag(architecture, config, tag)
-    assert pretrained is not None
-    return _load_file(architecture, config, Path(pretrained).expanduser())
+        return CLIP.random(geometry, seed, name=architecture, pretrained="random")
+    if tag := _tag(architecture, pretrained):
+        entry = get_pretrained_cfg(architecture, tag)
+        path = _find_weights(architecture, tag, entry)
+        geometry = replace(geometry, quick_gelu=bool(entry.get("quick_gelu", False)))
+        return _build(read_weights(path), geometry, architecture, path, tag, entry["mean"], entry["std"])
+    path = Path(str(pretrained)).expanduser()
+    weights = read_weights(path)
+    if weights.openai_format:
+        geometry = replace(geometry, quick_gelu=True)
+    elif weights.quick_gelu not in (None, geometry.quick_gelu):
+        raise UsageError(f"{path} was trained with the other activation: name the backbone {_twin(architecture)}")
+    return _build(weights, geometry, architecture, path)
 
 
 def weights_file(name: str, pretrained: str | None = None) -> Path | None:
@@ -120,43 +137,14 @@ def _load_mini(pretrained: str | None, seed: int) -> CLIP:
     return load_mini(Path(pretrained).expanduser())
 
 
-def _load_unnamed(path: Path) -> CLIP:
-    weights = read_weights(path)
-    if weights.quick_gelu is None:
-        raise UsageError(
-            f"{path} does not say which activation it was trained with: name the architecture beside the file, "
-            f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
-        )
-    return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path, OPENAI_MEAN, OPENAI_STD)
-
-
-def _load_file(architecture: str, config: Mapping[str, Any], path: Path) -> CLIP:
-    weights = read_weights(path)
-    geometry = _geometry(config)
-    if weights.openai_format:
-        geometry = _geometry(config, quick_gelu=True)
-    elif weights.quick_gelu not in (None, geometry.quick_gelu):
-        raise UsageError(f"{path} was trained with the other activation: name the backbone {_twin(architecture)}")
-    return _build(weights, geometry, architecture, path, OPENAI_MEAN, OPENAI_STD)
-
-
-def _load_tag(architecture: str, config: Mapping[str, Any], tag: str) -> CLIP:
-    from open_clip.pretrained import get_pretrained_cfg
-
-    entry = get_pretrained_cfg(architecture, tag)
-    path = _find_weights(architecture, tag, entry)
-    geometry = _geometry(config, quick_gelu=bool(entry.get("quick_gelu", False)))
-    return _build(read_weights(path), geometry, architecture, path, entry["mean"], entry["std"], tag)
-
-
 def _build(
     weights: Weights,
     geometry: Geometry,
     name: str,
     path: Path,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
     tag: str | None = None,
+    mean: tuple[float, ...] = OPENAI_MEAN,
+    std: tuple[float, ...] = OPENAI_STD,
 ) -> CLIP:
     found = geometry_of(weights, geometry.quick_gelu, path)
     differ = [f"{key} {getattr(found, key)} instead of {getattr(geometry, key)}" for key in COMPARED
@@ -203,12 +191,9 @@ def _listed() -> tuple[str, ...]:
 
 def _spelling(name: str, known: Iterable[str]) -> str | None:
     """Return `name` as spelled in `known`, None if it is not among them."""
-    return {model.lower(): model for model in known}.get(_dashed(name).lower())
-
-
-def _dashed(name: str) -> str:
-    """Replace the slash and at sign of OpenAI's "ViT-L/14@336px" by open_clip's dashes."""
-    return name.replace("/", "-").replace("@336px", "-336")
+    # OpenAI writes ViT-L/14@336px, open_clip ViT-L-14-336.
+    dashed = name.replace("/", "-").replace("@336px", "-336")
+    return {model.lower(): model for model in known}.get(dashed.lower())
 
 
 def _tag_spelling(tag: str) -> str:
@@ -242,7 +227,7 @@ def _config(architecture: str) -> Mapping[str, Any]:
     return config
 
 
-def _geometry(config: Mapping[str, Any], quick_gelu: bool | None = None) -> Geometry:
+def _geometry(config: Mapping[str, Any]) -> Geometry:
     vision, text = config["vision_cfg"], config["text_cfg"]
     return Geometry(
         image_size=vision["image_size"],
@@ -256,7 +241,7 @@ def _geometry(config: Mapping[str, Any], quick_gelu: bool | None = None) -> Geom
         context_length=text["context_length"],
         vocab_size=text["vocab_size"],
         embed_dim=config["embed_dim"],
-        quick_gelu=config.get("quick_gelu", False) if quick_gelu is None else quick_gelu,
+        quick_gelu=config.get("quick_gelu", False),
         vision_mlp=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
         text_mlp=int(text["width"] * text.get("mlp_ratio", 4.0)),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from procap.clip import CLIP
@@ -37,11 +36,11 @@ def load_mini(path: Path | None = None) -> CLIP:
         raise UserError(f"{source} does not hold a complete mini: {error}") from None
 
 
-def expand_vocabulary(table: Tensor, rows: Tensor, vocabulary: int = VOCABULARY) -> Tensor:
+def expand_vocabulary(table: Tensor, rows: Tensor) -> Tensor:
     """Expand stored rows [R, D] to the full table [V, D], float32; rows that are not stored get the stored mean."""
     stored = table.float()
-    if len(rows) != len(stored) or not 0 <= int(rows.min()) <= int(rows.max()) < vocabulary:
+    if len(rows) != len(stored) or not 0 <= int(rows.min()) <= int(rows.max()) < VOCABULARY:
         raise UserError(f"mini's token_rows do not match its embedding: {len(rows)} row numbers for {len(stored)} rows")
-    full = stored.mean(dim=0).repeat(vocabulary, 1)
+    full = stored.mean(dim=0).repeat(VOCABULARY, 1)
     full[rows] = stored
-    return full.to(torch.float32)
+    return full
