@@ -265,7 +265,7 @@ def _write_result(
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     config, few = setup.card.config, setup.fewshot
-    few_shot = few and FewShotRecord(
+    few_shot = None if few is None else FewShotRecord(
         shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
     )
     result = TrainResult(
