@@ -265,8 +265,12 @@ def _write_result(
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     config, few = setup.card.config, setup.fewshot
-    few_shot = None if few is None else FewShotRecord(
-        shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
+    few_shot = (
+        None
+        if few is None
+        else FewShotRecord(
+            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
+        )
     )
     result = TrainResult(
         config_hash=config.hash,
