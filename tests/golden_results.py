@@ -16,8 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.cli import main
+from benchmarks.tables.render import render, to_dict
+from benchmarks.tables.table import Table
 from runner.config import RunConfig
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -65,13 +68,25 @@ def write_results(folder: Path) -> dict[str, str]:
     return text
 
 
-def print_table(results: Path, name: str, form: str) -> str:
-    """What `procap table` prints for a golden file."""
+def print_tables(results: Path, name: str) -> dict[str, str]:
+    """What `procap table` prints for the golden files of one name, by format; the tables are computed once."""
+    tables: list[Table] = []
+
+    def collect(table: Table, form: str) -> str:
+        tables.append(table)
+        return render(table, form)
+
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-        place = [] if name == "published" else ["--results", str(results)]
-        assert main(["table", *COMMANDS[name], *place, "--format", form]) == 0, (name, form)
-    return printed.getvalue()
+    place = [] if name == "published" else ["--results", str(results)]
+    with (
+        mock.patch("benchmarks.cli.table.render", collect),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        assert main(["table", *COMMANDS[name], *place, "--format", "md"]) == 0, name
+    texts = {form: "\n\n".join(render(table, form) for table in tables) + "\n" for form in ("csv", "latex")}
+    document = {"suite": name, "tables": [to_dict(table) for table in tables]}
+    return {**texts, "md": printed.getvalue(), "json": json.dumps(document, ensure_ascii=False) + "\n"}
 
 
 @functools.cache
@@ -84,5 +99,5 @@ if __name__ == "__main__":
         back = {new: old for old, new in write_results(Path(place)).items()}
         for golden in sorted(GOLDEN.glob("*.*")):
             if golden.suffix != ".xz" and golden.stem in (sys.argv[1:] or COMMANDS):
-                text = print_table(Path(place), golden.stem, golden.suffix[1:])
+                text = print_tables(Path(place), golden.stem)[golden.suffix[1:]]
                 golden.write_text(RUN.sub(lambda path: back.get(path[0], path[0]), text).replace(place, "RESULTS"))

@@ -205,9 +205,9 @@ def outside(draw: np.random.Generator, *, times: float = 1.0, seeds: int = 3, of
 def test_a_correct_repetition_falls_outside_in_one_of_twenty_at_most(times, seeds):
     """The paper's deviations are those of its own three draws; the true ones are as printed, or larger everywhere."""
     draw = np.random.default_rng(7)
-    alarms = sum(outside(draw, times=times, seeds=seeds, printed=True) for _ in range(600))
-    # 46 of 600 are three standard errors above 5 %.
-    assert alarms <= 46
+    alarms = sum(outside(draw, times=times, seeds=seeds, printed=True) for _ in range(300))
+    # 26 of 300 are three standard errors above 5 %.
+    assert alarms <= 26
 
 
 @pytest.mark.parametrize("printed", [True, False])
@@ -267,7 +267,7 @@ def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of
     checks = check_metrics(done)
     assert [one.verdict for one in checks if one.metric == "training s"] == [MISSING] * 2
     assert [one.verdict for one in checks if one.metric == "FPS"] == [OK, OUTSIDE]
-    assert any("not run to its end" in note for note in check_table(done, checks).notes)
+    assert any("EXTRAPOLATED" in note for note in check_table(done, checks).notes)
     [ratios] = [table for table in done.suite.tables(done) if table.name == "runtime-ratios"]
     place = [column.title for column in ratios.columns].index("≈ training s")
     assert [line.cells[place].published for line in ratios.rows if line.source == "ours"] == [None] * 4

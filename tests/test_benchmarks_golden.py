@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from golden_results import GOLDEN, RUN, print_table, write_results
-
-FILES = sorted(path.name for path in GOLDEN.glob("*.*") if path.suffix != ".xz")
+from golden_results import COMMANDS, GOLDEN, RUN, print_tables, write_results
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +15,15 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     return folder, write_results(folder)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_table_is_as_it_was(frozen, file, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_table_is_as_it_was(frozen, name, monkeypatch, tmp_path) -> None:
     folder, paths = frozen
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
-    name, _, form = file.partition(".")
-    golden = RUN.sub(lambda path: paths.get(path[0], path[0]), (GOLDEN / file).read_text())
-    printed = print_table(folder, name, form).replace(str(folder), "RESULTS")
-    assert re.findall(r"[\d.]+", printed) == re.findall(r"[\d.]+", golden)
-    assert printed == golden
+    texts = print_tables(folder, name)
+    files = [path for path in GOLDEN.glob(f"{name}.*") if path.suffix != ".xz"]
+    assert files
+    for file in files:
+        golden = RUN.sub(lambda path: paths.get(path[0], path[0]), file.read_text())
+        printed = texts[file.suffix[1:]].replace(str(folder), "RESULTS")
+        assert re.findall(r"[\d.]+", printed) == re.findall(r"[\d.]+", golden), file.name
+        assert printed == golden, file.name

@@ -12,14 +12,13 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from made_results import put_run, put_score
+from made_results import made, put_run, put_score
 
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.plots.style import FORMATS, LOOKS, assign_dataset_looks, assign_looks, image_of, save_plots
+from benchmarks.plots.style import FORMATS, LOOKS, OTHER, assign_dataset_looks, assign_looks, image_of, save_plots
 from benchmarks.results.profiles import PROFILES
-from benchmarks.results.published import tables as published
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteRun
+from benchmarks.results.variant import SuiteRun, Variant
 from benchmarks.suites import suite_named
 from runner.results import harmonic_mean
 
@@ -139,18 +138,6 @@ def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
     )
 
 
-def test_published_values_stand_in_for_methods_that_did_not_run_in_the_paper_s_world_alone(tmp_path, halves):
-    sets = ("dtd", "eurosat", "ucf101", "food101")
-    made = make(tmp_path, "base-to-novel", "paper", datasets=sets, methods=("maple", "procap"), seeds=(1,))
-    lines = lines_of(made.figure("hm-radar").axes[0])
-    assert set(lines) == {"MaPLe", "ProCAP", "CoOp (published)", "CoCoOp (published)"}
-    printed = [line for name in sets if (line := published.halves("coop", name))]
-    assert lines["CoOp (published)"][:4] == [line.hm for line in printed]
-    short = make(tmp_path / "short", "base-to-novel", "paper", datasets=sets, methods=("maple", "procap"), quick=True)
-    for other in (halves, short):
-        assert not any("published" in name for name in lines_of(other.figure("hm-radar").axes[0]))
-
-
 def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_nothing(halves):
     panels = {axes.get_title(loc="left"): lines_of(axes) for axes in halves.figure("learning-curves").axes}
     assert set(panels) == set(SETS)
@@ -218,14 +205,6 @@ def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path, na
         "petals": near([*(made.hm(variant, "petals") for variant in variants[:-1]), math.nan]),
     }
     assert list(left.lines[0].get_xdata()) == [variant.key[key] for variant in variants]
-
-
-def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_path):
-    made = make(tmp_path, "duration", "paper", seeds=(1,))
-    lines = lines_of(made.figure("duration").axes[0])
-    assert lines["base\n(published)"] == [line.base for line in published.duration()]
-    fewer = make(tmp_path, "duration", "paper", seeds=(1,), datasets=("dtd", "eurosat"))
-    assert not any("published" in name for name in lines_of(fewer.figure("duration").axes[0]))
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +315,7 @@ def test_dollars_in_a_name_are_no_formula(halves):
     runs = tuple(replace(run, variant=replace(run.variant, title=name + run.variant.name)) for run in halves.done.runs)
     for draw in halves.done.suite.plots(replace(halves.done, runs=runs)).values():
         figure = draw()
-        assert image_of(figure, "png")
+        figure.draw_without_rendering()
         assert name + "ProCAP" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
@@ -370,6 +349,27 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
         for second in LOOKS:
             if first != second:
                 assert (LOOKS[first].marker, LOOKS[first].dashes) != (LOOKS[second].marker, LOOKS[second].dashes)
-    many = assign_looks({f"variant {i}": "procap" if i < 2 else f"plug-in {i}" for i in range(15)})
-    assert many["variant 0"] == LOOKS["procap"] and len(set(many.values())) == 15
     assert len(set(assign_dataset_looks(map(str, range(56))).values())) == 56
+
+
+def test_of_many_methods_ours_zero_shot_and_the_best_are_highlighted():
+    methods = {f"variant {i}": f"plug-in {i}" for i in range(13)} | {"zero-shot": "zeroshot", "ours": "procap"}
+    looks = assign_looks(methods, {f"variant {i}": 50.0 + i for i in range(12)})
+    highlighted = {title: look for title, look in looks.items() if look is not OTHER}
+    assert set(highlighted) == {"ours", "zero-shot", *(f"variant {i}" for i in (8, 9, 10, 11))}
+    assert len(set(highlighted.values())) == 6 and looks["ours"] == LOOKS["procap"]
+    few = assign_looks({f"variant {i}": f"plug-in {i}" for i in range(7)})
+    assert len(set(few.values()) - {OTHER}) == 7
+
+
+def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path):
+    def variants(options: Any, method: str) -> list[Variant]:
+        return [Variant(method, f"{method} {number}", overrides={"lr": 0.001 * number}) for number in range(1, 9)]
+
+    suite = replace(suite_named("base-to-novel"), variants=variants)
+    done = made(tmp_path, suite, datasets=SETS, methods=("coop",), seeds=(1,), quick=True)
+    hms = {variant.name: done.halves(variant, "Average")[2].mean for variant in done.variants}
+    best = sorted(hms, key=lambda name: hms[name])[-6:]
+    for name in ("hm-bars", "hm-radar", "learning-curves", "accuracy-speed"):
+        *highlighted, last = [text.get_text() for text in suite.plots(done)[name]().legends[0].get_texts()]
+        assert last == "other methods" and {*highlighted} - {"base", "novel"} == {*best}

@@ -85,13 +85,6 @@ def test_reproduced_is_said_of_what_stands_beside_a_published_number_alone(tmp_p
     assert found == said
 
 
-def test_published_rows_are_not_drawn_beside_a_control(tmp_path):
-    chosen = {"datasets": ("dtd", "eurosat", "ucf101"), "methods": ("maple", "procap"), "seeds": (1,)}
-    done = made(tmp_path, "base-to-novel", PAPER, recipe="procap", **chosen)
-    labels = {line.get_label() for line in done.suite.plots(done)["hm-radar"]().axes[0].lines}
-    assert labels == {"MaPLe (ProCAP's recipe)", "ProCAP"}
-
-
 def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), seeds=(1, 2, 3))
     for entry in done.runs[1:]:

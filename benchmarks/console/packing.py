@@ -22,10 +22,7 @@ from shards.urls import redact
 
 
 def ensure_packed(names: Iterable[str], data_root: Path) -> None:
-    """Pack the generated and bundled data sets among `names` that are missing, and print a note.
-
-    Raises DataError that names all those whose raw files only the user has.
-    """
+    """Pack what is missing of generated and bundled data sets; raises DataError for those that only the user has."""
     datasets = [resolve_dataset(name, data_root) for name in names]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.source == "folder"]
@@ -67,10 +64,7 @@ def pack_one(
 def parts_progress(
     what: str, totals: Mapping[str, int] | None = None, *, unit: str = "images", scale: int = 1, quiet: bool = False
 ) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show one progress bar over several parts, such as splits or files.
-
-    Yields a callback that takes a part, how much of it is done, and its size. totals: sizes that are known before.
-    """
+    """Show one progress bar over several parts; yields a callback that takes a part, how much is done, and its size."""
     sizes = dict(totals or {})
     done: dict[str, int] = {}
     with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit, quiet=quiet) as display:

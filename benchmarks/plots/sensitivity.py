@@ -26,12 +26,8 @@ def sensitivity_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def weights_map(suite: SuiteResults) -> Figure | None:
-    """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature.
-
-    A value of zero has a separate row or column; a missing cell is empty.
-    """
+    """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature."""
     import numpy as np
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     cells = {weights: suite.mean_of_hms(variant) for weights, variant in sensitivity_variants(suite)[0].items()}
@@ -42,9 +38,8 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     values = np.full((len(lambdas), len(betas)), np.nan)
     for (weight, beta), cell in cells.items():
         values[lambdas.index(weight), betas.index(beta)] = cell.mean if cell else np.nan
-    size = max(style.COLUMN, 0.52 * len(betas) + 1.1), 0.36 * len(lambdas) + 1.0
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = style.panels(1, 0.36 * len(lambdas) + 0.4)
+    figure.set_figwidth(max(style.COLUMN, 0.52 * len(betas) + 1.1))
     low, high = min(means), max(means)
     image = axes.imshow(values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), origin="lower", aspect="auto")
     for (row, column), value in np.ndenumerate(values):
@@ -72,11 +67,8 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     axes.spines[:].set_visible(False)
     bar: Any = figure.colorbar(image, ax=axes, pad=0.02, aspect=14, label="harmonic mean, %")
     bar.outline.set_visible(False)
-    over = (
-        f"mean over {len(suite.options.datasets)} data sets"
-        if len(suite.options.datasets) > 1
-        else display_name(suite.options.datasets[0])
-    )
+    datasets = suite.options.datasets
+    over = f"mean over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
     seeds = style.describe_seeds(cells.values(), std=False)
     title = f"ProCAP by the weights of its loss, {over} ({seeds});\nframed: the paper's weights, bold: the best"
     style.heading(figure, title, cells.values())
@@ -86,8 +78,6 @@ def weights_map(suite: SuiteResults) -> Figure | None:
 @styled
 def temperature_curve(suite: SuiteResults) -> Figure | None:
     """Plot HM over the initial temperature of InfoNCE at the paper's weights: thin per data set, thick on average."""
-    from matplotlib.figure import Figure
-
     _, variants = sensitivity_variants(suite)
     hms = {
         name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()}
@@ -96,13 +86,11 @@ def temperature_curve(suite: SuiteResults) -> Figure | None:
     every = [cell for own in hms.values() for cell in own.values()]
     if len(variants) < 2 or not any(every):
         return None
-    figure = Figure(figsize=(style.COLUMN, 2.9), layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = style.panels(1, 2.3, y="harmonic mean, %")
     looks = style.assign_dataset_looks(suite.options.datasets)
     for name, own in hms.items():
-        style.draw_curve(
-            axes, own, looks[name], display_name(name) + style.dagger(own.values()), linewidth=0.9, markersize=3.5
-        )
+        label = display_name(name) + style.dagger(own.values())
+        style.draw_curve(axes, own, looks[name], label, linewidth=0.9, markersize=3.5)
     if len(suite.options.datasets) > 1:
         averages = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
         style.draw_curve(axes, averages, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
@@ -110,7 +98,6 @@ def temperature_curve(suite: SuiteResults) -> Figure | None:
     axes.axvline(temperature, color=style.FAINT, linewidth=0.8, linestyle=":", label="the paper's")
     style.set_ticks(axes, list(variants), base=10)
     axes.set_xlabel(r"initial temperature of InfoNCE, $\tau_p$", parse_math=True)
-    axes.set_ylabel("harmonic mean, %")
     style.grid(axes, "y")
     style.heading(figure, f"ProCAP by initial temperature ({style.describe_seeds(every)})", every)
     style.legend(figure)

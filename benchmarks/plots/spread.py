@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots, styled
 from benchmarks.results.metrics import Halves
-from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
-from benchmarks.tables.rows import covers_paper, why_incomparable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +19,7 @@ KINDS = ("base", "novel", "harmonic mean")
 
 
 def spread_plots(suite: SuiteResults) -> Plots:
-    """Return a plot for each method; on the paper's data sets ProCAP's shows the published deviations too."""
+    """Return a plot for each method."""
     several = len(suite.variants) > 1
     return {
         f"seed-spread-{number}-{variant.method}" if several else "seed-spread": partial(seed_spread, suite, variant)
@@ -31,13 +29,7 @@ def spread_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
-    """Draw a panel each for base, novel and HM, a row per data set; None if no data set has several seeds.
-
-    Data sets differ much more than seeds, so each row is drawn around its own mean, whose value
-    is printed beside it.
-    """
-    from matplotlib.figure import Figure
-
+    """Draw base, novel and HM of each data set around their means over seeds; None if no data set has several seeds."""
     rows: dict[str, Halves] = {name: suite.halves(variant, name) for name in suite.options.datasets}
     if len(suite.options.datasets) > 1:
         # For HM take the mean over data sets, as in the paper's table of stability.
@@ -45,17 +37,10 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     every = [cell for halves in rows.values() for cell in halves if cell]
     if not any(cell.std is not None for cell in every):
         return None
-    printed: dict[str, tuple[float, float, float]] = {}
-    if variant.method == "procap" and not (variant.changed or why_incomparable(suite)):
-        names = {*suite.options.datasets} - suite.changed_sets.keys()
-        names |= {AVERAGE} if covers_paper(list(names)) else set()
-        of_paper = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
-        printed = {name: own for name, own in of_paper.items() if name in names}
     seeds = every[0].seeds
     colour = style.assign_looks({"": variant.method})[""].colour
     edge: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.5, "s": 16, "zorder": 3}
-    figure = Figure(figsize=(style.PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
-    axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
+    figure, axes = style.panels(3, 0.25 * len(rows) + 0.55, sharey=True, sharex=True)
     for kind, panel in enumerate(axes):
         cells = {row: halves[kind] for row, halves in enumerate(rows.values())}
         whole = {row: cell for row, cell in cells.items() if cell}
@@ -66,10 +51,6 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
             distances = [cell.values[number] - cell.mean for cell in whole.values()]
             marker = style.MARKERS[number % len(style.MARKERS)]
             panel.scatter(distances, list(whole), marker=marker, color=colour, label=f"seed {seed}", **edge)
-        if published_rows := {row + 0.3: printed[name][kind] for row, name in enumerate(rows) if name in printed}:
-            bars: dict[str, Any] = {"fmt": "none", "ecolor": style.INK, "elinewidth": 0.8}
-            zeros, stds = [0.0] * len(published_rows), list(published_rows.values())
-            panel.errorbar(zeros, list(published_rows), xerr=stds, label="± std, published", **bars)
         for row, cell in cells.items():
             text = f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "") if cell else "–"
             panel.text(1.0, row, text, transform=panel.get_yaxis_transform(), va="center", fontsize=6.5)

@@ -33,6 +33,8 @@ MAKER = "ProCAP Bench"
 DPI = 200
 COLUMN, PAGE = 3.4, 6.9
 """Inches: one column of a two-column page, and its whole width."""
+MOST, HIGHLIGHTED = 7, 6
+"""Of more methods than MOST in one plot, only HIGHLIGHTED have a look of their own."""
 
 Dashes = str | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -45,7 +47,7 @@ Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker, dashes and hatch of one line or bar. hatch: distinguishes bars on a grey printout."""
+    """Colour, marker, dashes and hatch of one line or bar; the hatch distinguishes bars on a grey printout."""
 
     colour: str
     marker: str
@@ -54,7 +56,8 @@ class Look:
 
     def line(self, **more: Any) -> dict[str, Any]:
         """Return arguments of `Axes.plot`."""
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more}
+        shared = {"label": OTHER_LABEL, "linewidth": 0.6, "zorder": 1.5} if self is OTHER else {}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **shared}
 
     def fill(self, **more: Any) -> dict[str, Any]:
         """Return arguments of `Axes.bar`."""
@@ -68,15 +71,30 @@ LOOKS: Mapping[str, Look] = {
     "maple": Look(COLOURS["maple"], "D", DASHES[1], "///"),
     "procap": Look(COLOURS["procap"], "o", DASHES[0]),
 }
+OTHER, OTHER_LABEL = Look("#a3a9b5", "."), "other methods"
+"""The look of all methods that are not highlighted, and their shared entry of the legend."""
 BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Looks of base and novel accuracy in plots that draw them as separate lines."""
 
 
-def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
-    """Assign a look to each title: the method's own for its first title, spare ones for the others."""
+def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = {}) -> dict[str, Look]:
+    """Assign a look to each title: the method's own for its first title, spare ones for the others.
+
+    Of many titles ProCAP, zero-shot CLIP and the highest `scores` are highlighted; the others get OTHER.
+    """
+
+    def rank(title: str) -> tuple[int, float]:
+        first = ("procap", "zeroshot")
+        method = methods[title]
+        return first.index(method) if method in first else len(first), -scores.get(title, -math.inf)
+
+    highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]
     found: dict[str, Look] = {}
     spares = 0
     for title, method in methods.items():
+        if title not in highlighted:
+            found[title] = OTHER
+            continue
         own = LOOKS.get(method)
         if own is None or own in found.values():
             own = _number_look(spares, SPARE, 3)
@@ -124,10 +142,7 @@ def image_of(figure: Figure, form: str) -> bytes:
 
 
 def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw and write each plot in every format; returns the files of the first format.
-
-    A plot without data is left out.
-    """
+    """Write each plot that has data in every format; returns the files of the first format."""
     written = []
     for name, draw in plots.items():
         figure = draw()
@@ -139,17 +154,20 @@ def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> 
     return written
 
 
-def panels(count: int, height: float, x: str, y: str, across: int = 4) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, height: float, x: str = "", y: str = "", across: int = 4, **subplots: Any
+) -> tuple[Figure, list[Axes]]:
     """Make a figure with `count` panels of `height` inches, at most `across` in a row; unused places stay empty.
 
     x, y: labels of the axes, written below the last row and beside the first column.
+    subplots: arguments of `Figure.subplots`.
     """
     from matplotlib.figure import Figure
 
     down = math.ceil(count / across)
     across = math.ceil(count / down)
     figure = Figure(figsize=(min(across * COLUMN, PAGE), height * down + 0.6), layout="constrained")
-    every: Any = figure.subplots(down, across, squeeze=False)
+    every: Any = figure.subplots(down, across, squeeze=False, **subplots)
     for spare in every.flat[count:]:
         spare.set_axis_off()
     for lowest in every[-1]:
@@ -171,8 +189,8 @@ def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, la
     """Draw means as a line with error bars of one standard deviation; a missing point leaves a gap."""
     mean = [cell.mean if cell else math.nan for cell in points.values()]
     std = [cell.std or 0.0 if cell else math.nan for cell in points.values()]
-    axes.plot(list(points), mean, **look.line(label=label, zorder=3, **style))
-    if any(cell and cell.std for cell in points.values()):
+    axes.plot(list(points), mean, **look.line(**{"label": label, "zorder": 3, **style}))
+    if look is not OTHER and any(cell and cell.std for cell in points.values()):
         axes.errorbar(list(points), mean, std, fmt="none", ecolor=look.colour, elinewidth=0.8, zorder=3)
 
 
@@ -195,6 +213,8 @@ def legend(figure: Figure) -> None:
     entries = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
+    if OTHER_LABEL in entries:
+        entries[OTHER_LABEL] = entries.pop(OTHER_LABEL)
     # Inches of handles and letters. Columns are as wide as the widest entry, a single row is not.
     widths = [0.58 + 0.056 * len(label) for label in entries]
     fits = sum(widths) <= figure.get_figwidth()

@@ -53,19 +53,25 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     part = f"{seen:,} test images" if target.split == "test" else f"{seen:,} images of the {target.split} split"
     what = f"{display_name(target.dataset)}, {'first ' * (seen < every)}{part}"
     heading(figure, f"{'Where the methods disagree' if disagree else first}\n{', '.join([what, *others])}")
-    parts: Any = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=rows)
+    # One grid for all blocks, so that their columns are in line.
+    grid: Any = figure.subplots(sum(rows), across, squeeze=False)
+    for panel in grid.flat:
+        panel.set_axis_off()
     remaining = zip(pixels, answers, strict=True)
-    for part, (kind, group), down in zip(parts[:, 0], blocks, rows, strict=True):
+    for number, (kind, group) in enumerate(blocks):
+        panels = grid[sum(rows[:number]) :].flat
+        names = [_wrap(pick["class"], room - 3, 2) for pick in group]
         if kind:
             shown = f", first {len(group)} shown" if len(group) < counts[kind] else ""
-            part.suptitle(f"{kind[0].upper()}{kind[1:]}: {counts[kind]:,}{shown}", x=0.01, ha="left", fontsize=8)
-        panels = list(part.subplots(down, across, squeeze=False).flat)
-        for panel in panels:
-            panel.set_axis_off()
-        for panel, pick in zip(panels, group, strict=False):
+            text = f"{kind[0].upper()}{kind[1:]}: {counts[kind]:,}{shown}"
+            above = 10 + 9 * max(map(len, names[:across]))
+            panels[0].annotate(text, (0, 1), (0, above), "axes fraction", "offset points").set_in_layout(False)
+        for place, (panel, name) in enumerate(zip(panels, names, strict=False)):
             image, own = next(remaining)
             panel.imshow(image, interpolation="bicubic")
-            panel.set_title("\n".join(_wrap(pick["class"], room - 3, 2)), fontweight="bold", fontsize=7.5)
+            # Two empty lines leave room for the kind.
+            empty = ["", ""] if kind and place < across else []
+            panel.set_title("\n".join([*empty, *name]), fontweight="bold", fontsize=7.5)
             y = -0.03
             for lines, colour in own:
                 text = "\n".join(lines)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.metrics import Metric, mean_over_seeds
+from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
 from procap.methods import METHODS
 from runner.config import RunConfig, Target
@@ -92,11 +92,10 @@ def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda confi
         raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     records = []
     for folder, config in run_folders(results):
-        training = folder.train() if wanted(config) else None
-        for result in folder.evaluations() if training else []:
-            assert training is not None
-            check_weights(folder.path, config, training, result)
-            records.append(make_record(config, training, result))
+        if wanted(config) and (training := folder.train()):
+            for result in folder.evaluations():
+                check_weights(folder.path, config, training, result)
+                records.append(make_record(config, training, result))
     return make_frame(records)
 
 
@@ -185,18 +184,14 @@ def is_half(frame: pd.DataFrame) -> pd.Series:
     return own & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
 
 
-def images_per_second(frame: pd.DataFrame, column: str = "fps") -> float | None:
+def images_per_second(frame: pd.DataFrame, column: str = "fps") -> Metric | None:
     """Divide images by seconds over several evaluations; untimed ones are left out, None if all are untimed."""
     timed = frame[frame[column].notna()]
-    return float(timed.total.sum() / (timed.total / timed[column]).sum()) if len(timed) else None
+    return Metric(float(timed.total.sum() / (timed.total / timed[column]).sum())) if len(timed) else None
 
 
 def describe_settings(config: RunConfig) -> dict[str, str]:
-    """Collect the settings that distinguish a run, other than method, data set and seed; unused settings are left out.
-
-    A dotted name is a field of the recipe or an option of the method. Colour jitter and rotation depend on the data set
-    and are left out.
-    """
+    """Collect settings that distinguish a run; a dotted name is a field of the recipe or an option of the method."""
     settings = {
         "backbone": config.backbone,
         "pretrained": config.pretrained or "default",
@@ -222,8 +217,8 @@ def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = Tr
 def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows.
 
-    Settings that make results incomparable (backbone, shots, ...) are named if they differ in the frame, a field
-    of the recipe or of the method if it differs between rows of that method. classes: see `settings_key`.
+    Settings such as backbone or shots are named if they differ in the frame, a field of the recipe or of the method if
+    it differs between rows of that method. classes: see `settings_key`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
     values: dict[tuple[str, str], set[str]] = {}
@@ -254,10 +249,7 @@ def dataset_order(dataset: str) -> tuple[float, str]:
 
 
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
-    """Describe how data sets differ from the published ones, by name; unchanged ones are left out.
-
-    Changes are taken from the result's record of its images; for data sets that were only trained on, from their name.
-    """
+    """Describe how data sets differ from the published ones, as recorded with results or as their name says."""
     from shards.resolve import variant_of_name
 
     found = {name: variant_of_name(name) for name in {*frame.dataset, *frame.target_dataset}}
@@ -268,6 +260,5 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
 def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
     """Average the accuracy of one target, one row per seed. Limited results count only if all are limited."""
     limited = bool(rows.limited.all())
-    rows = rows if limited else rows[~rows.limited]
-    values = dict(zip(map(int, rows.seed), map(float, rows.accuracy), strict=True))
-    return mean_over_seeds(values, limited=limited)
+    rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
+    return make_metric(list(map(float, rows.accuracy)), tuple(map(int, rows.seed)), limited) if len(rows) else None

@@ -45,10 +45,9 @@ class PValues(NamedTuple):
 class Comparison:
     """Compare variant A with variant B (whose title is `b`), in percentage points.
 
-    tasks: `a` and `b` of each task averaged over seeds, with its `seeds`, number of test `images` and whether it is
-    `limited`. pairs: their number of tasks and seeds. means, difference: over tasks, None if they share no task.
-    seeds: of every task, empty if they differ. std: sample standard deviation over seeds of the difference, None unless
-    all tasks have the same seeds. record: wins, ties and losses of A over pairs. interval: 95 %, of `difference` under
+    tasks: `a` and `b` of each task averaged over seeds, with its `seeds`, number of test `images`, and `limited`.
+    pairs: number of tasks and seeds. means, difference: over tasks, None without a common task. seeds: of every task,
+    empty if they differ; then there is no `std`. record: wins, ties and losses of A over pairs. interval: 95 %, under
     other test images; None if a result does not record single images. left_out: sentences on what was not compared.
     """
 
@@ -70,19 +69,16 @@ class Comparison:
         return bool(self.tasks.limited.any())
 
 
-def compare(
-    variants: Mapping[str, pd.DataFrame], a: str, b: str, *, measure: Measure | None = None, draws: int = DRAWS
-) -> Comparison:
+def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int = DRAWS) -> Comparison:
     """Compare two variants, each a part of the frame by title; see `pair_results` for which results count.
 
-    measure: None takes the harmonic mean if any variant was trained on base classes and evaluated on base or novel
-    ones, else accuracy. Equal results give equal intervals and p values, to the last digit. Raises UsageError for an
-    unknown title.
+    Equal results give equal intervals and p values, to the last digit. Raises UsageError for an unknown title.
     """
     for title in (a, b):
         if title not in variants:
             raise unknown_name("row", title, variants)
-    measure = measure or find_measure(variants)
+    # The harmonic mean if any variant has results on base or novel classes.
+    measure: Measure = "hm" if any(is_half(frame).any() for frame in variants.values()) else "accuracy"
     paired, left_out = pair_results(variants, a, b, measure)
     pairs = _average(paired, PAIR)
     by_task = paired.drop_duplicates([*TASK, "part"]).groupby(TASK, sort=False)
@@ -122,10 +118,6 @@ def compare(
     )
 
 
-def find_measure(variants: Mapping[str, pd.DataFrame]) -> Measure:
-    return "hm" if any(is_half(frame).any() for frame in variants.values()) else "accuracy"
-
-
 def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Average accuracies of A and B by some columns; of base and novel accuracy take the harmonic mean."""
     means = paired.groupby([*by, "part"], sort=False)[["accuracy_a", "accuracy_b"]].mean()
@@ -134,7 +126,7 @@ def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def round_differences(differences: Sequence[float] | pd.Series) -> Floats:
-    """Round differences [n] to remove floating-point noise, so that equal accuracies compare as equal."""
+    """Round differences [n], so that equal accuracies compare as equal in spite of floating-point noise."""
     return np.round(np.asarray(differences, float), 9) + 0.0
 
 
@@ -167,10 +159,7 @@ def sign_flip_p(differences: Sequence[float] | pd.Series, generator: np.random.G
 
 
 def wilcoxon_p(differences: Sequence[float] | pd.Series, generator: np.random.Generator) -> float:
-    """Compute the two-sided p of Wilcoxon's signed-rank test without zeros; 1 if nothing is left.
-
-    Exact; if differences of equal size share a rank, `sign_flip_p` of the signed ranks.
-    """
+    """Compute the exact two-sided p of Wilcoxon's test without zeros; with ties flip the signs of the ranks."""
     from scipy.stats import rankdata, wilcoxon
 
     values = round_differences(differences)
@@ -189,25 +178,16 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     corrected: list[float | None] = [None] * len(values)
     highest = 0.0
     for passed, (value, place) in enumerate(there):
-        highest = max(highest, min(1.0, (len(there) - passed) * value))
-        corrected[place] = highest
+        corrected[place] = highest = max(highest, min(1.0, (len(there) - passed) * value))
     return corrected
 
 
 def _resample_task(paired: pd.DataFrame, draws: int) -> Floats:
-    """Compute metrics of A and of B [R, 2] on R draws of the test images of one task.
-
-    Every target has a separate random stream, so that further data sets in a table change nothing here.
-    """
+    """Compute metrics of A and of B [R, 2] on R draws of the test images of one task, from its own random stream."""
     dataset, task = paired[TASK].iloc[0]
     parts = []
     for number, (_, own) in enumerate(paired.groupby("part")):
-        a, b = (
-            np.stack(
-                [unpack_bits(bits, total) for bits, total in zip(own[f"correct_bits_{side}"], own.total_a, strict=True)]
-            )
-            for side in "ab"
-        )
+        a, b = (np.stack(list(map(unpack_bits, own[f"correct_bits_{side}"], own.total_a))) for side in "ab")
         generator = np.random.default_rng(stream_seed(0, "comparison", "images", dataset, task, number))
         parts.append(resample_accuracy(a, b, draws, generator))
     if len(parts) == 1:
@@ -235,12 +215,11 @@ def resample_accuracy(a: Bools, b: Bools, draws: int, generator: np.random.Gener
 def pair_results(
     variants: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Merge the results of `a` and `b` on the same images, and describe in sentences everything that is left out.
+    """Merge the results of `a` and `b` on the same test images, and describe in sentences everything that is left out.
 
     Returns one row per task, seed and part (base and novel classes, or the target's classes), sorted, with columns of
-    the frame that end in `_a` and `_b`. Only test splits count. If any variant has targets of other data sets than it
-    was trained on, the one trained on is left out, as in the paper's averages. Limited results count only with the
-    same images, and if there is no unlimited result.
+    the frame that end in `_a` and `_b`. If any variant has targets of other data sets than it was trained on, the one
+    trained on is left out, as in the paper's averages. Limited results count only if there is no unlimited result.
     """
     left_out: list[str] = []
 
@@ -259,8 +238,6 @@ def pair_results(
             rows = rows.assign(task=rows.dataset)
         elif away:
             rows = keep(rows, _is_away(rows), "The data set trained on is no target here")
-        repeated = rows.duplicated([*PAIR, "part"])
-        rows = keep(rows, ~repeated, f"{title} has more than one run of a seed; all but the first are")
         if measure == "hm":
             both = rows.groupby(PAIR).part.transform("size") == 2
             rows = keep(rows, both, f"{title} with only one of base and novel classes")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import accuracy_over_seeds, changed_datasets, check_weights, make_frame, make_record
-from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_over_seeds
+from benchmarks.results.metrics import Halves, Metric, average, harmonic
+from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant
+from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import RunFolder
@@ -21,19 +22,20 @@ from runner.run_collection import COLLECTIONS
 if TYPE_CHECKING:
     import pandas as pd
 
+BACKBONE = "ViT-B-16"
+"""The backbone of every published number, with its default weights, which are OpenAI's."""
 PICTURES = "pictures.json"
-"""Pictures that a suite made of more than its results: the planned `runs`, the `seconds` that making them took in
-`environment`, caption and description (`alt`) of `pictures` by the name of their files, and the data that they show."""
+"""Pictures of more than results: the planned `runs`, `seconds` and `environment` of making them, caption and text
+(`alt`) of `pictures` by the name of their files, and the data that they show."""
 
 
 @dataclass(frozen=True)
 class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    frame: columns of `benchmarks.results.load`, one row per planned run and target with a result, with `number`, the
-    place of its variant in `variants`. A result of a method without training has one row for each seed.
-    paper_rounding: accuracies are taken with one decimal and their means over seeds with two, as in logs of older
-    code. unreadable: errors of files that could not be read, by run; these results are missing.
+    frame: columns of `benchmarks.results.load`, and `number`, the place of the variant in `variants`. A result of a
+    method without training has one row for each seed. paper_rounding: accuracies have one decimal, their means over
+    seeds two. unreadable: errors of files that could not be read, by run; these results are missing.
     """
 
     suite: SuiteDefinition
@@ -82,6 +84,11 @@ class SuiteResults:
         return self.suite.name
 
     @property
+    def datasets_and_average(self) -> list[str]:
+        """The data sets, then AVERAGE if there are several."""
+        return [*self.options.datasets, *([AVERAGE] if len(self.options.datasets) > 1 else [])]
+
+    @property
     def folder(self) -> Path:
         """The folder of the suite's tables and plots."""
         return self.results / COLLECTIONS / "suite" / self.name
@@ -124,24 +131,92 @@ class SuiteResults:
         """The data sets that differ from the published ones, and how."""
         return changed_datasets(self.frame)
 
+    @property
+    def in_paper(self) -> bool:
+        """Whether the suite ran on the paper's data sets, so that published rows are in the same tables."""
+        return self.options.profile.name == PAPER.name
+
+    @property
+    def covers_paper(self) -> bool:
+        """Whether the data sets are the eleven of the published averages."""
+        return set(self.options.datasets) == set(PAPER.datasets)
+
+    @cached_property
+    def why_incomparable(self) -> str:
+        """The reason why no result is comparable with published numbers; empty if they are."""
+        if not self.in_paper:
+            return "they are of generated data sets"
+        backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
+        others = sorted(f"{one} with {weights or 'its own'} weights" for one, weights in backbones - {(BACKBONE, None)})
+        if others:
+            return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
+        if self.options.quick:
+            return "the schedules are the short ones of --quick"
+        if self.options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
+            return f"the shots are {self.options.shots[0] or 'all'}, not {SHOTS}"
+        if self.options.overrides:
+            changed = ", ".join(f"{name} {value}" for name, value in self.options.overrides.items())
+            return f"the recipes are changed: {changed}"
+        return ""
+
+    def is_control(self, variant: Variant) -> bool:
+        """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""
+        chosen = self.in_paper and self.options.recipe == "procap" and not variant.recipe
+        return chosen and variant.method not in ("procap", "zeroshot")
+
+    @property
+    def has_controls(self) -> bool:
+        return any(map(self.is_control, self.variants))
+
+    def is_comparable(self, variant: Variant, datasets: Iterable[str]) -> bool:
+        """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
+        changed = self.changed_sets.keys() & set(datasets)
+        return not (self.why_incomparable or self.is_control(variant) or changed)
+
+    def with_published(
+        self, variant: Variant, datasets: Iterable[str], metric: Metric | None, published: float | None
+    ) -> Metric | None:
+        """Attach the published number to a result if they are comparable; limited results get none."""
+        if metric is None or metric.limited or not self.is_comparable(variant, datasets):
+            return metric
+        return replace(metric, published=published)
+
+    def group_by_title(self, column: str = "") -> dict[str, list[Variant]]:
+        """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
+        titles = []
+        for variant in self.variants:
+            varied = ", ".join(f"{key} {value}" for key, value in variant.key.items() if key != column)
+            titles.append((variant.name, varied))
+        names = [name for name, _ in set(titles)]
+        found: dict[str, list[Variant]] = {}
+        for variant, (name, words) in zip(self.variants, titles, strict=True):
+            title = f"{name} ({words})" if names.count(name) > 1 and words else name
+            title += " (ProCAP's recipe)" if self.is_control(variant) else ""
+            found.setdefault(title, []).append(variant)
+        return found
+
+    @cached_property
+    def by_title(self) -> dict[str, Variant]:
+        """The variants by title."""
+        return {title: variants[0] for title, variants in self.group_by_title().items()}
+
     def rows(self, variant: Variant, dataset: str = "") -> pd.DataFrame:
         """Return the rows of one variant, optionally of one training data set."""
         wanted = self.frame.number == self.variants.index(variant)
         return self.frame[wanted & (self.frame.dataset == dataset) if dataset else wanted]
 
     @cached_property
-    def _metrics(self) -> dict[tuple[int, str, str], Metric | None]:
+    def _metrics(self) -> dict[tuple[int, str, str], Metric]:
         """Accuracy over seeds by variant, data set and target. Limited results count only if all are limited."""
-        found: dict[Any, Metric | None] = {}
-        for key, own in self.frame.groupby(["number", "dataset", "target"]):
+        found: dict[Any, Metric] = {}
+        frame = self.frame
+        if self.paper_rounding:
+            # Series.round multiplies by ten first, so it would round 66.65 in another way than older code.
+            frame = frame.assign(accuracy=[round(accuracy, 1) for accuracy in frame.accuracy])
+        for key, own in frame.groupby(["number", "dataset", "target"]):
             metric = accuracy_over_seeds(own)
-            if metric and set(metric.seeds) != set(self.options.seeds):
-                metric = None
-            if metric and self.paper_rounding:
-                rounded = {seed: round(value, 1) for seed, value in zip(metric.seeds, metric.values, strict=True)}
-                metric = mean_over_seeds(rounded, limited=metric.limited)
-                metric = metric and replace(metric, mean=round(metric.mean, 2))
-            found[key] = metric
+            if metric and set(metric.seeds) == set(self.options.seeds):
+                found[key] = replace(metric, mean=round(metric.mean, 2)) if self.paper_rounding else metric
         return found
 
     def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:
@@ -163,8 +238,5 @@ class SuiteResults:
 
 
 def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:
-    found: list[Variant] = []
-    for run in runs:
-        if run.variant not in found:
-            found.append(run.variant)
-    return found
+    # Variants contain dicts and cannot be hashed.
+    return list({repr(run.variant): run.variant for run in runs}.values())

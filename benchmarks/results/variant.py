@@ -32,9 +32,8 @@ def is_trained(method: str) -> bool:
 class Variant:
     """A method with changed options or recipe, as a suite compares it.
 
-    key: what varies within the suite, by name, as tables and plots look it up: {"n_ctx": 8}. options are the
-    method's, overrides the recipe's. recipe: "published" or "procap" if the suite prescribes one. part: share of the
-    epochs to train. shots: their number if the suite prescribes it.
+    key: what varies within the suite, by name: {"n_ctx": 8}. options are the method's, overrides the recipe's. recipe:
+    "published" or "procap" if the suite prescribes one. part: share of the epochs to train. shots: as prescribed.
     """
 
     method: str
@@ -48,7 +47,6 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The variant's title, or the method's if it has none."""
         return self.title or TITLES.get(self.method, self.method)
 
     @property
@@ -79,10 +77,7 @@ class SuiteOptions:
     data: Path | None = None
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """Configure the run of one variant on one data set in this profile.
-
-        The profile's changes apply to the profile's recipe only; another recipe stays as published.
-        """
+        """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
         profile, method = self.profile, variant.method
         recipe = variant.recipe or self.recipe or profile.recipe
         changes: dict[str, Any] = {}
@@ -154,18 +149,12 @@ class SuiteDefinition(Protocol):
 
     @property
     def name(self) -> str: ...
-
     @property
     def heading(self) -> str: ...
-
     @property
     def classes(self) -> str: ...
-
     @property
     def published(self) -> str: ...
-
     def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
-
     def plan(self, options: SuiteOptions) -> list[SuiteRun]: ...
-
     def command(self, options: SuiteOptions, results: str | Path) -> str: ...

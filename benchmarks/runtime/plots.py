@@ -10,8 +10,6 @@ from benchmarks.results.runtime import METHOD_TITLES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = SPARE
-
 
 def plot_classes(report: dict[str, Any]) -> Figure | None:
     """Plot milliseconds of a training step and of an evaluated batch against classes, by batch size and mode."""
@@ -33,7 +31,7 @@ def plot_classes(report: dict[str, Any]) -> Figure | None:
             classes = [one["point"]["classes"] for one in own]
             slow, fast = ([1e3 * one["seconds"][mode]["median"] for one in own] for mode in ("reference", "fast"))
             expected = [seconds / one["counted"] for seconds, one in zip(slow, own, strict=True)]
-            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            look = {"color": SPARE[number % len(SPARE)], "marker": MARKERS[number % len(MARKERS)]}
             name = f"batch {batch}, {precision}"
             panel.plot(classes, slow, linestyle="--", label=f"{name}, reference", **look)
             panel.plot(classes, fast, linestyle="-", label=f"{name}, fast", **look)

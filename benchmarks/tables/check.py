@@ -8,30 +8,13 @@ from dataclasses import dataclass, replace
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
+from benchmarks.results.published import tolerances
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.published.tolerances import (
-    ALARMS,
-    LEAST,
-    NO_SEED,
-    OF_RATIO,
-    OF_UNTRAINED,
-    PUBLISHED_SEEDS,
-    Tolerance,
-    estimate_deviation,
-    tolerance_of_means,
-)
+from benchmarks.results.published.tolerances import Tolerance
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
+from benchmarks.tables import runtime
 from benchmarks.tables.base_novel import printed_halves, read_halves
-from benchmarks.tables.rows import covers_paper, in_paper, is_comparable, why_incomparable
-from benchmarks.tables.runtime import (
-    compute_ratios,
-    is_extrapolated,
-    newest_measurement,
-    published_ratios,
-    rows_by_mode,
-    why_unlike,
-)
 from benchmarks.tables.runtime_notes import list_warnings
 from benchmarks.tables.table import Cell, Column, Row, Table, format_number
 from benchmarks.tables.targets import TARGET_MEAN, list_targets, printed_transfer, target_metrics
@@ -39,12 +22,6 @@ from procap.errors import UserError
 
 HALVES = {"base": "Base", "novel": "Novel", "hm": "HM"}
 OK, OUTSIDE, MISSING = "ok", "OUTSIDE", "missing"
-NAMED = 8
-"""How many missing numbers a note names; it counts all of them."""
-
-
-Pair = tuple[Variant, str, str, Metric | None, float | None]
-"""Variant; data set, AVERAGE or TARGET_MEAN; "base", "novel", "hm" or "Accuracy"; our metric; the paper's number."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +49,10 @@ class CheckedMetric:
 
 
 def check_metrics(suite: SuiteResults) -> list[CheckedMetric]:
-    """Compare every published number that the suite with these options covers.
-
-    Raises UserError in one line if nothing can be compared: no published numbers, other data, another
-    backbone, other schedules, limited results, or no results at all.
-    """
+    """Compare every published number that the suite covers. Raises UserError with the reason if nothing can be."""
     if not suite.suite.published:
         raise UserError(f"{suite.name}: nothing to check, the paper prints no numbers of it")
-    if why := why_incomparable(suite):
+    if why := suite.why_incomparable:
         raise UserError(f"{suite.name}: nothing to check, these results do not compare with published ones: {why}")
     found = list_published(suite)
     if not found:
@@ -94,85 +67,74 @@ def check_metrics(suite: SuiteResults) -> list[CheckedMetric]:
 
 def list_published(suite: SuiteResults) -> list[CheckedMetric]:
     """List the published numbers of what the suite covers, each beside ours, also if all of ours are missing."""
-    match suite.suite.published:
-        case "runtime":
-            return list(_ratios(suite))
-        case "cross_dataset" | "domain_generalization":
-            pairs = _transfer(suite)
-        case _:
-            pairs = _halves(suite)
+    table = suite.suite.published
+    if table == "runtime":
+        return list(_ratios(suite))
     found = []
-    for variant, where, metric, cell, number in pairs:
+    pairs = _transfer if table in ("cross_dataset", "domain_generalization") else _halves
+    for variant, where, metric, cell, number in pairs(suite):
         sets = {AVERAGE: suite.options.datasets, TARGET_MEAN: list_targets(suite, "imagenet")}.get(where, [where])
         # The paper may lack the number, or our images or recipe differ.
-        if number is None or not is_comparable(suite, variant, sets):
+        if number is None or not suite.is_comparable(variant, sets):
             continue
         ours, std = (None, None) if cell is None or cell.limited else (cell.mean, cell.std)
-        tolerance = OF_UNTRAINED if variant.method == "zeroshot" else _tolerance(suite, variant, where, metric, std)
+        tolerance = tolerances.OF_UNTRAINED
+        if variant.method != "zeroshot":
+            # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
+            like = metric if metric in HALVES else "novel"
+            deviation = tolerances.estimate_deviation(
+                AVERAGE if where == TARGET_MEAN else where, like, published.stability()
+            )
+            # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
+            exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
+            exact = exact and (where != AVERAGE or suite.covers_paper)
+            theirs = 1 if table == "ablation" else tolerances.PUBLISHED_SEEDS
+            seeds = len(suite.options.seeds)
+            tolerance = tolerances.tolerance_of_means(deviation, seeds, std=std, printed=exact, theirs=theirs)
         title = HALVES.get(metric, metric)
-        if suite.suite.published == "training_duration":
+        if table == "training_duration":
             title = f"{title} after {variant.key['epochs']} epochs"
         found.append(CheckedMetric(display_name(where), variant.name, title, ours, number, tolerance, std=std))
     return found
 
 
-def _tolerance(suite: SuiteResults, variant: Variant, where: str, metric: str, std: float | None) -> Tolerance:
-    # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
-    like = metric if metric in HALVES else "novel"
-    deviation = estimate_deviation(AVERAGE if where == TARGET_MEAN else where, like, published.stability())
-    # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
-    exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
-    exact = exact and (where != AVERAGE or covers_paper(suite.options.datasets))
-    theirs = 1 if suite.suite.published == "ablation" else PUBLISHED_SEEDS
-    return tolerance_of_means(deviation, len(suite.options.seeds), std=std, printed=exact, theirs=theirs)
-
-
 def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
     """Make the table of published numbers and ours: disagreements first, then missing results, then the rest."""
     order = (OUTSIDE, MISSING, OK)
-    rows = tuple(_row(one) for one in sorted(checked, key=lambda one: order.index(one.verdict)))
+    rows = []
+    for one in sorted(checked, key=lambda one: order.index(one.verdict)):
+        ours: Cell = None if one.ours is None else Metric(one.ours, one.std)
+        difference: Cell = None if one.ours is None else format_number(one.ours - one.published, 2, "+")
+        # Text, not a Metric, which would add columns for its published number and difference in CSV.
+        number = format_number(one.published, 2)
+        cells = (ours, number, difference, one.tolerance.describe(one.among), one.verdict)
+        rows.append(Row((one.where, one.method, one.metric), cells, average=one.where in (AVERAGE, TARGET_MEAN)))
     counts = {verdict: sum(one.verdict == verdict for one in checked) for verdict in order}
     missing = [f"{one.method} {one.metric} on {one.where}" for one in checked if one.verdict == MISSING]
-    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     total = plural(len(checked), "published metric")
     notes = [f"{counts[OK]} of {total} agree (outside the tolerance: {counts[OUTSIDE]}, missing: {counts[MISSING]})."]
     if missing:
-        notes.append(f"MISSING, not compared: {', '.join(missing[:NAMED])}{more}.")
+        notes.append(f"MISSING, not compared: {', '.join(missing)}.")
     random = [one for one in checked if one.tolerance.error]
     if random:
         seeds = len(suite.options.seeds)
         notes += [
             f"Allowed: t times s times the square root of 1/n + 1/m, for means over n = {seeds} of our seeds and over "
             f"m = {random[0].tolerance.theirs} of the paper's. t is Student's of {random[0].among} metrics together "
-            f"(Bonferroni): chance takes a correct reproduction outside somewhere in {100 * ALARMS:.0f} % of cases at "
-            "most.",
-            f"Never less than {LEAST:.2f} points is allowed, for {NO_SEED}; a reading of ours.",
+            f"(Bonferroni): chance takes a correct reproduction outside somewhere in {100 * tolerances.ALARMS:.0f} % "
+            "of cases at most.",
+            f"Never less than {tolerances.LEAST:.2f} points is allowed, for {tolerances.NO_SEED}; a reading of ours.",
         ]
     notes += [f"Allowed {reason}." for reason in dict.fromkeys(one.tolerance.reason for one in checked)]
-    report = newest_measurement(suite) if suite.suite.published == "runtime" else None
-    if report:
-        notes += list_warnings(report)
-        measured = [
-            row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in suite.options.datasets
-        ]
-        if is_extrapolated(measured):
-            notes.append("No ratio of training s is compared where a training was not run to its end.")
+    report = runtime.newest_measurement(suite) if suite.suite.published == "runtime" else None
+    notes += list_warnings(report) if report else []
     columns = tuple(Column(title, "") for title in ("Ours", "Published", "Difference", "Allowed", "Verdict"))
     title, labels = f"{suite.suite.heading}: ours against published", ("Where", "Method", "Metric")
-    return Table(f"{suite.name}-check", title, labels, columns, rows, tuple(notes))
+    return Table(f"{suite.name}-check", title, labels, columns, tuple(rows), tuple(notes))
 
 
-def _row(one: CheckedMetric) -> Row:
-    ours: Cell = None if one.ours is None else Metric(one.ours, one.std)
-    difference: Cell = None if one.ours is None else format_number(one.ours - one.published, 2, "+")
-    # Text, not a Metric, which would add columns for its published number and difference in CSV.
-    number = format_number(one.published, 2)
-    cells = (ours, number, difference, one.tolerance.describe(one.among), one.verdict)
-    return Row((one.where, one.method, one.metric), cells, average=one.where in (AVERAGE, TARGET_MEAN))
-
-
-def _halves(suite: SuiteResults) -> Iterator[Pair]:
-    """List base, novel and HM of every data set and on average."""
+def _halves(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
+    """List variant, data set, "base", "novel" or "hm", our metric, and the paper's number."""
     table = suite.suite.published
     for dataset in (*suite.options.datasets, AVERAGE):
         for variant in suite.variants:
@@ -181,32 +143,31 @@ def _halves(suite: SuiteResults) -> Iterator[Pair]:
                 yield variant, dataset, metric, cell, number
 
 
-def _transfer(suite: SuiteResults) -> Iterator[Pair]:
-    """List the accuracy on the source, on every target, and the mean of the targets."""
+def _transfer(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
+    """List the same of the accuracy on the source, on every target, and the mean of the targets."""
     for source in suite.options.datasets:
-        names = [source, *list_targets(suite, source), TARGET_MEAN]
+        targets = list_targets(suite, source)
         for variant in suite.variants:
-            own, metrics, mean = target_metrics(suite, variant, source)
-            numbers = printed_transfer(suite, variant, source, list(metrics))
-            for name, cell, number in zip(names, [own, *metrics.values(), mean], numbers, strict=False):
-                yield variant, name, "Accuracy", cell, number
+            metrics = target_metrics(suite, variant, source, targets)
+            numbers = printed_transfer(suite, variant, source, targets)
+            for name, metric, number in zip([source, *targets, TARGET_MEAN], metrics, numbers, strict=False):
+                yield variant, name, "Accuracy", metric, number
 
 
 def _ratios(suite: SuiteResults) -> Iterator[CheckedMetric]:
-    """Check ratios of ProCAP to MaPLe-style in reference mode, which works as the paper's code does.
-
-    Raises UserError if the newest measurement is not of the paper's work.
-    """
-    report = newest_measurement(suite)
-    if report and (why := why_unlike(report)):
+    """Check ratios of ProCAP to MaPLe-style in reference mode, which works as the paper's code does."""
+    report = runtime.newest_measurement(suite)
+    if report and (why := runtime.why_unlike(report)):
         raise UserError(f"runtime: nothing to check, what was measured does not compare with published ratios: {why}")
-    for dataset in suite.options.datasets if in_paper(suite) else ():
-        printed = published_ratios(dataset)
+    for dataset in suite.options.datasets if suite.in_paper else ():
+        printed = runtime.published_ratios(dataset)
         if printed is None:
             continue
-        rows = rows_by_mode(report, dataset) if report else {}
+        rows = runtime.rows_by_mode(report, dataset) if report else {}
         modes = [rows[mode] for mode in rows if mode.startswith("reference")]
-        seconds, _, speed = compute_ratios(modes[0]) if modes else (None, None, None)
-        seconds = None if modes and is_extrapolated(modes[0]) else seconds
+        seconds, _, speed = runtime.compute_ratios(modes[0]) if modes else (None, None, None)
+        seconds = None if modes and runtime.is_extrapolated(modes[0]) else seconds
         for metric, ours, theirs in (("training s", seconds, printed[0]), ("FPS", speed, printed[1])):
-            yield CheckedMetric(display_name(dataset), "ProCAP / MaPLe-style", metric, ours, theirs, OF_RATIO)
+            yield CheckedMetric(
+                display_name(dataset), "ProCAP / MaPLe-style", metric, ours, theirs, tolerances.OF_RATIO
+            )

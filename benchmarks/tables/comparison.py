@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.statistics import (
-    DRAWS,
-    EXACT,
-    Comparison,
-    Measure,
-    PValues,
-    compare,
-    find_measure,
-    format_seeds,
-    holm,
-)
+from benchmarks.results.statistics import DRAWS, EXACT, Comparison, Measure, PValues, compare, format_seeds, holm
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
-from benchmarks.tables.rows import variants_by_title
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 
@@ -39,10 +28,10 @@ def comparison_tables(
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
-    reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all. source: only
-    runs trained on this data set, if several training data sets share targets.
+    reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all.
+    source: only runs trained on this data set.
     """
-    titled = variants or variants_by_title(suite)
+    titled = variants or suite.by_title
     results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
     if len(results) < 2:
         return []
@@ -57,7 +46,6 @@ def comparison_table(
     variants: Mapping[str, pd.DataFrame],
     *,
     reference: str | None = None,
-    measure: Measure | None = None,
     name: str = "comparison",
     draws: int = DRAWS,
 ) -> Table:
@@ -68,12 +56,12 @@ def comparison_table(
     """
     if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
-    measure = measure or find_measure(variants)
     if reference is None:
         procap = [title for title, frame in variants.items() if (frame.method == "procap").any()]
         reference = (procap or list(variants)[-1:])[0]
     others = [title for title in variants if title != reference]
-    found = [compare(variants, reference, title, measure=measure, draws=draws) for title in others]
+    found = [compare(variants, reference, title, draws=draws) for title in others]
+    measure = found[0].measure
     corrected = [holm([getattr(each.p_values, test) for each in found]) for test in PValues._fields]
     printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
     titles = (f"{printed} of {reference}", printed, "Difference", "95 % interval", "W / T / L")

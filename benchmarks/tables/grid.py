@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published.tables import AVERAGE, display_name
@@ -11,7 +9,6 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import group_by_title
 from benchmarks.tables.table import Column, Row, Table
 from procap.methods.procap import ProCAPOptions
 from runner.config import Target
@@ -23,14 +20,13 @@ Weights = tuple[float, float]
 def few_shot_tables(suite: SuiteResults) -> list[Table]:
     """Make a row per data set and method, a column per number of shots; the comparison uses the largest number."""
     shots = sorted({variant.key["shots"] for variant in suite.variants})
-    grouped = group_by_title(suite, "shots")
+    grouped = suite.group_by_title("shots")
     rows = []
-    for dataset in [*suite.options.datasets, *([AVERAGE] if len(suite.options.datasets) > 1 else [])]:
+    for dataset in suite.datasets_and_average:
+        name = display_name(dataset)
         for title, variants in grouped.items():
-            by_shots = {variant.key["shots"]: variant for variant in variants}
-            cells = tuple(accuracy_on(suite, by_shots[n], dataset) if n in by_shots else None for n in shots)
-            name = display_name(dataset)
-            rows.append(Row((name, title), cells, group=name, average=dataset == AVERAGE))
+            by_shots = {variant.key["shots"]: accuracy_on(suite, variant, dataset) for variant in variants}
+            rows.append(Row((name, title), tuple(map(by_shots.get, shots)), group=name, average=dataset == AVERAGE))
     notes = suite_notes(
         suite,
         "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. The paper "
@@ -57,10 +53,8 @@ def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric |
 
 def paper_weights() -> tuple[Weights, float]:
     """Return ProCAP's default weights of InfoNCE and KL, and its initial temperature, as in the paper."""
-    weight, beta, temperature = (
-        float(ProCAPOptions.model_fields[name].default) for name in ("nce_weight", "kl_weight", "nce_temperature")
-    )
-    return (weight, beta), temperature
+    defaults = ProCAPOptions()
+    return (defaults.nce_weight, defaults.kl_weight), defaults.nce_temperature
 
 
 def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:
@@ -102,10 +96,17 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
 
     tables = []
     if grid:
-        best = _note_best(suite, grid, (weight, beta))
+        means = {place: mean for place, variant in grid.items() if (mean := suite.mean_of_hms(variant))}
+        best = ""
+        if len(means) == len(grid) and not any(mean.limited for mean in means.values()):
+            highest = max(round(mean.mean, 2) for mean in means.values())
+            places = [place for place, mean in means.items() if round(mean.mean, 2) == highest]
+            named = "; ".join(f"λ = {_format(one)}, β = {_format(other)}" for one, other in places)
+            paper_mean = means.get((weight, beta))
+            also = f" The paper's values give {paper_mean.mean:.2f}." if paper_mean else ""
+            best = f"Highest: {highest:.2f} at {named}.{also}"
         notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
-        mean_rows = tuple(rows(AVERAGE))
-        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, mean_rows, notes))
+        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, tuple(rows(AVERAGE)), notes))
     tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
     if grid and len(suite.options.datasets) > 1:
         every = [row for dataset in suite.options.datasets for row in rows(dataset, display_name(dataset))]
@@ -118,29 +119,16 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
 def _temperatures(suite: SuiteResults, rule: str) -> Table:
     """Make a row per initial temperature at the paper's weights, and for methods without a temperature."""
     variants = [*sensitivity_variants(suite)[1].values(), *(variant for variant in suite.variants if not variant.key)]
-    several = len(suite.options.datasets) > 1
     rows = []
     for variant in variants:
         cells = [suite.halves(variant, dataset)[2] for dataset in suite.options.datasets]
-        cells += [suite.mean_of_hms(variant)] if several else []
+        cells += [suite.mean_of_hms(variant)] if len(cells) > 1 else []
         label = _format(variant.key["nce_temperature"]) if variant.key else "-"
         rows.append(Row((variant.name, label), tuple(cells)))
-    columns = tuple(Column(display_name(name)) for name in [*suite.options.datasets, *([AVERAGE] if several else [])])
+    columns = tuple(Column(display_name(name)) for name in suite.datasets_and_average)
     notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
     return Table(name, title, ("Method", "initial τ"), columns, tuple(rows), notes, wide=len(columns) > 4)
-
-
-def _note_best(suite: SuiteResults, grid: Mapping[Weights, Variant], paper: Weights) -> str:
-    """Describe the highest number and the number at the paper's values; empty if one is missing."""
-    means = {place: mean for place, variant in grid.items() if (mean := suite.mean_of_hms(variant))}
-    if len(means) < len(grid) or any(mean.limited for mean in means.values()):
-        return ""
-    highest = max(round(mean.mean, 2) for mean in means.values())
-    best = [place for place, mean in means.items() if round(mean.mean, 2) == highest]
-    named = "; ".join(f"λ = {_format(weight)}, β = {_format(beta)}" for weight, beta in best)
-    also = f" The paper's values give {means[paper].mean:.2f}." if paper in means else ""
-    return f"Highest: {highest:.2f} at {named}.{also}"
 
 
 def _format(number: float) -> str:

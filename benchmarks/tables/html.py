@@ -17,11 +17,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     """Render the table as HTML, with all texts escaped.
 
     labelled_by: the id of the element that holds its title; without one the title becomes the caption, and the notes
-    follow as a list.
-
-    Classes: `sortable` on tables of more than two rows, `group` on a row that is a heading of those below it, `average`
-    and `published` on rows, `text` and `short` on cells. `data-sort` is the unrounded number of a cell. Each
-    group is a `<tbody>`, whose rows can be sorted within the group.
+    follow as a list. `data-sort` is the unrounded number of a cell. Each group is a `<tbody>`, sorted separately.
     """
     table = table.without_details()
     first = [row.labels[0] for row in table.rows if row.labels]
@@ -33,7 +29,11 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     lines = [f"<table{_classes('sortable' * (len(table.rows) > 2))}{title}>"]
     if not labelled_by:
         lines.append(f"<caption>{escape(table.title)}</caption>")
-    lines.append(f"<thead><tr>{_render_headers(table, grouped)}</tr></thead>")
+    headers = [f'<th scope="col" class="text">{escape(label)}</th>' for label in table.labels[grouped:]]
+    for place, column in enumerate(table.columns):
+        arrow = f'<span class="arrow">{ARROWS[column.better].strip()}</span>' if column.better else ""
+        headers.append(f'<th scope="col"{_classes("text" * table.has_text(place))}>{escape(column.title)}{arrow}</th>')
+    lines.append(f"<thead><tr>{''.join(headers)}</tr></thead>")
     groups = itertools.groupby(enumerate(table.rows), lambda one: one[1].labels[0] if grouped else one[1].group)
     for group, rows in groups:
         lines.append("<tbody>")
@@ -43,9 +43,8 @@ def to_html(table: Table, labelled_by: str = "") -> str:
             lines.append(f'<tr class="group">{heading}</tr>')
         for number, row in rows:
             cells = [f'<th scope="row">{escape(label)}</th>' for label in row.labels[grouped:]]
-            cells += [
-                _render_cell(table, cell, place, marks.get((number, place))) for place, cell in enumerate(row.cells)
-            ]
+            for place, cell in enumerate(row.cells):
+                cells.append(_render_cell(table, cell, place, marks.get((number, place))))
             classes = _classes(row.source if table.mixed else "", "average" * row.average)
             lines.append(f"<tr{classes}>{''.join(cells)}</tr>")
         lines.append("</tbody>")
@@ -54,15 +53,6 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in list_notes(table))
         lines.append(f'<ul class="notes">{notes}</ul>')
     return "\n".join(lines)
-
-
-def _render_headers(table: Table, grouped: bool) -> str:
-    cells = [f'<th scope="col" class="text">{escape(label)}</th>' for label in table.labels[grouped:]]
-    for place, column in enumerate(table.columns):
-        classes = _classes("text" * table.has_text(place))
-        arrow = f'<span class="arrow">{ARROWS[column.better].strip()}</span>' if column.better else ""
-        cells.append(f'<th scope="col"{classes}>{escape(column.title)}{arrow}</th>')
-    return "".join(cells)
 
 
 def _render_cell(table: Table, cell: Cell, place: int, mark: Mark | None) -> str:

@@ -20,19 +20,11 @@ PAGE, CAPTION = 36, 90
 """Rows of a table on a page, and characters of a caption that take the space of one row."""
 
 SIGNS = {
+    **{sign: f"\\{sign}" for sign in "{}$&#_%"},
+    **{sign: f"${sign}$" for sign in "<>|"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
     '"': "''",
     "`": r"\textquoteleft{}",
     "↑": r"$\uparrow$",
@@ -66,39 +58,31 @@ def to_latex(table: Table) -> str:
     for row in body:
         cells = (cell.replace(" ± ", r" $\pm$ ").replace(" †", r" $^\dagger$") for cell in row[labels:])
         row[labels:] = [MINUS.sub("$-$", cell) for cell in cells]
+    headers = [escape(header) for header in headers]
+    name = "table*" if table.wide else "table"
     parts: list[str] = []
     for columns in _split_columns(table, [width * scale for width in widths]):
+        # Numbers to the right, texts to the left.
+        sides = "".join("l" if place < labels or table.has_text(place - labels) else "r" for place in columns)
         for rows in _split_rows(table, PAGE if parts else PAGE - len(caption) // CAPTION):
-            text = escape(caption if not parts else f"{title}, continued.")
-            parts.append(_environment(table, body, rows, columns, size, text))
+            lines = [rf"\begin{{{name}}}", rf"\centering{size}", rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}"]
+            lines += [rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}", r"\toprule"]
+            lines += [_join([headers[place] for place in columns]), r"\midrule"]
+            for number in rows:
+                row, before = table.rows[number], table.rows[number - 1]
+                cells = [body[number][place] for place in columns]
+                if number == rows[0]:
+                    # On a further page the first label is repeated.
+                    cells[0] = cells[0] or escape(row.labels[0])
+                elif row.group != before.group or row.average > before.average:
+                    lines.append(r"\midrule")
+                elif row.source != before.source:
+                    lines.append(r"\addlinespace")
+                lines.append(_join(cells))
+            text = escape(f"{title}, continued." if parts else caption)
+            lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{text}}}", rf"\end{{{name}}}"]
+            parts.append("\n".join(lines))
     return "\n\n".join([r"% needs \usepackage{booktabs}", *parts])
-
-
-def _environment(
-    table: Table, body: Sequence[Sequence[str]], rows: Sequence[int], columns: Sequence[int], size: str, caption: str
-) -> str:
-    """Render one environment with some of the rows and columns; `columns` includes those of the labels."""
-    name = "table*" if table.wide else "table"
-    labels = len(table.labels)
-    # Numbers to the right, texts to the left.
-    sides = "".join("l" if place < labels or table.has_text(place - labels) else "r" for place in columns)
-    headers = list_headers(table)
-    lines = [rf"\begin{{{name}}}", rf"\centering{size}", rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}"]
-    lines += [rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}", r"\toprule"]
-    lines += [_join([escape(headers[place]) for place in columns]), r"\midrule"]
-    for number in rows:
-        row, before = table.rows[number], table.rows[number - 1]
-        if number != rows[0]:
-            if row.group != before.group or row.average > before.average:
-                lines.append(r"\midrule")
-            elif row.source != before.source:
-                lines.append(r"\addlinespace")
-        cells = [body[number][place] for place in columns]
-        if number == rows[0]:
-            # On a further page the first label is repeated.
-            cells[0] = cells[0] or escape(row.labels[0])
-        lines.append(_join(cells))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\end{{{name}}}"])
 
 
 def _split_rows(table: Table, first: int) -> list[list[int]]:
@@ -129,25 +113,19 @@ def _split_columns(table: Table, widths: Sequence[float]) -> list[list[int]]:
 
 
 def escape(text: str) -> str:
-    """Escape `text` for LaTeX; signs that not every font has are written by number, as U+1F600.
-
-    Text between backticks is set in typewriter type.
-    """
+    """Escape `text` for LaTeX, rare signs as U+1F600; text between backticks is set in typewriter type."""
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:
         # An unpaired backtick is an ordinary character.
         parts = ["`".join(parts)]
     found = ""
     for place, part in enumerate(parts):
-        plain = "".join(SIGNS.get(sign) or _plain(sign) for sign in part)
+        ordinary = {sign: sign if sign < "\u0180" or sign in PUNCTUATION else f"U+{ord(sign):04X}" for sign in part}
+        plain = "".join((ordinary | SIGNS)[sign] for sign in part)
         # LaTeX would join the two hyphens of a flag to a dash.
         plain = plain.replace("--", "-{}-")
         found += rf"\texttt{{{plain}}}" if place % 2 else plain
     return found
-
-
-def _plain(sign: str) -> str:
-    return sign if sign < "\u0180" or sign in PUNCTUATION else f"U+{ord(sign):04X}"
 
 
 def _join(cells: Sequence[str]) -> str:

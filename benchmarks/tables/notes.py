@@ -9,7 +9,6 @@ from benchmarks.results.frame import TITLES, describe_settings
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.rows import has_controls, in_paper, variants_by_title, why_incomparable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +39,15 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
             "and HM of those."
         )
-    found += _note_recipes(suite)
+    configs = {run.path: run.spec.config for run in suite.runs}.values()
+    variants = [(config.method, describe_settings(config)) for config in configs]
+    found += note_settings(variants)
+    recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
+    if len(recipes) > 1:
+        changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
+        custom = f"changed ({changes or 'in what a row names'})"
+        words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
+        found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
     command = suite.suite.command(suite.options, suite.results)
     if suite.missing:
         found.append(
@@ -55,10 +62,10 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     found += [*note_changed(suite.changed_sets), *note_sources(suite.frame)]
-    if why := why_incomparable(suite):
-        instead = "are a group of their own" if in_paper(suite) else "stand in tables of their own"
+    if why := suite.why_incomparable:
+        instead = "are a group of their own" if suite.in_paper else "stand in tables of their own"
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
-    elif has_controls(suite):
+    elif suite.has_controls:
         found.append(
             "Rows of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
             "group of their own."
@@ -70,7 +77,7 @@ def note_average(suite: SuiteResults) -> str:
     """Describe which reading of an average HM is printed, and list the numbers of the other one."""
     if len(suite.options.datasets) < 2:
         return ""
-    hms = list_means({title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()})
+    hms = list_means({title: suite.mean_of_hms(variant) for title, variant in suite.by_title.items()})
     text = f"{AVERAGE}: over {len(suite.options.datasets)} data sets; its HM is that of average base and average novel "
     return f"{text}accuracy. The mean of the data sets' HMs is: {hms}." if hms else f"{text}accuracy."
 
@@ -97,10 +104,8 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str
     if "precision" in shared:
         parts.append(shared["precision"])
     if shared.get("recipe") == "custom":
-        fields = ", ".join(
-            _describe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values
-        )
-        parts.append(f"not the published recipes but a changed one: {fields}")
+        fields = [_describe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values]
+        parts.append(f"not the published recipes but a changed one: {', '.join(fields)}")
     elif "recipe" in shared:
         parts.append({"published": "each method's own published recipe", "procap": "ProCAP's recipe"}[shared["recipe"]])
     return [f"Setting: {'; '.join(parts)}."] if parts else []
@@ -125,21 +130,6 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
         for target, count in versions.items()
         if count > 1
     ]
-
-
-def _note_recipes(suite: SuiteResults) -> list[str]:
-    """Describe the settings of all planned runs, and the recipes if they differ."""
-    configs = {run.path: run.spec.config for run in suite.runs}.values()
-    variants = [(config.method, describe_settings(config)) for config in configs]
-    recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
-    changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
-    words = {
-        "published": "each method's own",
-        "procap": "ProCAP's",
-        "custom": f"changed ({changes or 'in what a row names'})",
-    }
-    several = [f"Recipes: {'; '.join(words[name] for name in recipes)}."] if len(recipes) > 1 else []
-    return [*note_settings(variants), *several]
 
 
 def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:

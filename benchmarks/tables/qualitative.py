@@ -26,16 +26,13 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
     for method in prompts["methods"]:
         for stage in method["stages"]:
             for number, token in enumerate(stage["tokens"], 1):
-                first, *nearest = map(_format_nearest, ([token["started"]], token["cosine"], token["euclid"]))
+                words = ([token["started"]], token["cosine"], token["euclid"])
+                first, *nearest = (", ".join(f"{one['word']} ({one['value']:.2f})" for one in own) for own in words)
                 cells: tuple[Cell, ...] = (first, Metric(100 * token["moved"]), *nearest)
                 group = f"{method['title']} {stage['name']}"
                 rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
-    columns = (
-        Column("Nearest at the start", ""),
-        Column("Moved, %", "", digits=1),
-        Column("Nearest by cosine", ""),
-        Column("Nearest by distance", ""),
-    )
+    titles = ("Nearest at the start", "Moved, %", "Nearest by cosine", "Nearest by distance")
+    columns = tuple(Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2, 2), strict=True))
     runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
     notes = (
         f"Words: {prompts['word_rule']}.",
@@ -64,7 +61,3 @@ def _agreement(record: dict[str, Any], name: str) -> list[Table]:
     note = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
     title = "Where the methods are right"
     return [Table(f"{name}-agreement", title, ("Right",), columns, rows, (note,))] if seen else []
-
-
-def _format_nearest(nearest: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{one['word']} ({one['value']:.2f})" for one in nearest)

@@ -26,14 +26,12 @@ def render(table: Table, form: str) -> str:
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
     """Write <name>.md, .csv, .tex and .json of every table to `folder`, each file atomically."""
-    written = []
-    for table in tables:
-        for form, suffix in SUFFIXES.items():
-            text = json.dumps(to_dict(table), ensure_ascii=False, indent=1) if form == "json" else render(table, form)
-            file = folder / f"{table.name}.{suffix}"
-            write_bytes(file, (text + "\n").encode())
-            written.append(file)
-    return written
+    files = {
+        folder / f"{table.name}.{suffix}": render(table, form) for table in tables for form, suffix in SUFFIXES.items()
+    }
+    for file, text in files.items():
+        write_bytes(file, (text + "\n").encode())
+    return list(files)
 
 
 def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
@@ -59,12 +57,9 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited.
-
-    Notes are left out.
-    """
+    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited."""
     header = [*table.labels, "source", "average"]
-    numeric = [any(isinstance(row.cells[place], Metric) for row in table.rows) for place in range(len(table.columns))]
+    numeric = [any(table.metric(row, place) for row in range(len(table.rows))) for place in range(len(table.columns))]
     for column, is_numeric in zip(table.columns, numeric, strict=True):
         parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
         header += [column.title + part for part in parts]
@@ -86,11 +81,7 @@ def to_csv(table: Table) -> str:
 
 def to_dict(table: Table) -> dict[str, Any]:
     """Convert to JSON with full precision, the values of single seeds and the marks."""
-    marks = table.marks()
-    columns = [
-        {"title": column.title, "better": column.better or None, "digits": column.digits} for column in table.columns
-    ]
-    rows = []
+    marks, rows = table.marks(), []
     for number, row in enumerate(table.rows):
         cells: list[Any] = list(row.cells)
         for place, cell in enumerate(row.cells):
@@ -108,18 +99,11 @@ def to_dict(table: Table) -> dict[str, Any]:
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}
         rows.append({**fields, "labels": list(row.labels), "cells": cells})
-    return {
-        "name": table.name,
-        "title": table.title,
-        "labels": list(table.labels),
-        "columns": columns,
-        "rows": rows,
-        "notes": list(table.notes),
-    }
-
-
-def to_json(table: Table) -> str:
-    return json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False)
+    columns = [
+        {"title": column.title, "better": column.better or None, "digits": column.digits} for column in table.columns
+    ]
+    lists = {"labels": list(table.labels), "columns": columns, "rows": rows, "notes": list(table.notes)}
+    return {"name": table.name, "title": table.title, **lists}
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -127,7 +111,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "csv": to_csv,
     "latex": to_latex,
     "html": to_html,
-    "json": to_json,
+    "json": lambda table: json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False),
 }
 
 

@@ -17,7 +17,7 @@ from benchmarks.results.frame import (
     settings_key,
     title_variants,
 )
-from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_if_complete
+from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import SPEEDS
@@ -47,28 +47,27 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
 def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     changed = changed_datasets(frame)
     methods = dict(zip(frame.title, frame.method, strict=True))
-    found: dict[tuple[str, str], tuple[Halves, list[float | None]]] = {}
+    datasets = list(dict.fromkeys(frame.dataset))
+    # By data set and title: the cells of HALVES, SPEEDS and the first of HALVES_DETAILS.
+    found: dict[tuple[str, str], list[Metric | None]] = {}
     for (dataset, title), own in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (accuracy_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
         seconds = own.groupby("seed").train_seconds.first().dropna()
-        training = float(seconds.mean()) if len(seconds) else None
+        training = Metric(float(seconds.mean())) if len(seconds) else None
         speeds = [images_per_second(own), training, images_per_second(own, "fps_model")]
-        found[dataset, title] = (base, novel, harmonic(base, novel)), speeds
-    metrics = [metric for halves, _ in found.values() for metric in halves if metric]
+        found[dataset, title] = [base, novel, harmonic(base, novel), *speeds]
+    metrics = [metric for cells in found.values() for metric in cells[:3] if metric]
     hms: dict[str, Metric | None] = {}
-    datasets = list(dict.fromkeys(frame.dataset))
     for title in methods if len(datasets) > 1 else ():
         every = [found[dataset, title] for dataset in datasets if (dataset, title) in found]
-        base, novel, mean_of_hms = (average([halves[part] for halves, _ in every]) for part in range(3))
-        speeds = [mean_if_complete(column) for column in zip(*(speeds for _, speeds in every), strict=True)]
-        if len(every) == len(datasets) and any(number is not None for number in (base, novel, *speeds)):
-            found[AVERAGE, title] = (base, novel, harmonic(base, novel)), speeds
+        base, novel, mean_of_hms, *speeds = (average(column) for column in zip(*every, strict=True))
+        if len(every) == len(datasets) and any((base, novel, *speeds)):
+            found[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
             hms[title] = mean_of_hms
     rows = []
-    for (dataset, title), (halves, speeds) in found.items():
-        numbers = (None if number is None else Metric(number) for number in speeds)
+    for (dataset, title), numbers in found.items():
         mean_of_hms = hms[title] if dataset == AVERAGE else None
-        cells = (*halves, *numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
+        cells = (*numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
         rows.append(Row((dataset, title), cells, group=dataset, average=dataset == AVERAGE))
     notes = ["Accuracy in %, computed from integer counts; HM is the harmonic mean of base and novel accuracy."]
     if hms:
@@ -84,13 +83,10 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     )
     notes += left_out
     if untimed := ", ".join(dict.fromkeys(frame.title[frame.features != "computed"])):
-        notes.append(
-            f"FPS leaves out evaluations with image features from the cache ({untimed}): procap eval --force times "
-            "them."
-        )
+        cached = f"FPS leaves out evaluations with image features from the cache ({untimed})"
+        notes.append(f"{cached}: procap eval --force times them.")
     notes += note_sources(frame)
-    columns = (*HALVES, *SPEEDS, *HALVES_DETAILS)
-    labels = ("Data set", "Method")
+    labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
     return Table("table", "Base and novel classes", labels, columns, tuple(rows), tuple(notes), wide=True)
 
 
@@ -99,11 +95,11 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
-    rows, metrics = [], []
+    rows: list[Row] = []
+    metrics: list[Metric] = []
     for (trained_on, target, title), own in results.groupby(["trained_on", "target", "title"], sort=False):
         metric = accuracy_over_seeds(own)
-        assert metric is not None
-        metrics.append(metric)
+        metrics += [metric] if metric else []
         first = own.iloc[0]
         cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))
         # Only the method may vary within a group, so the training set is part of the group's name.
@@ -119,10 +115,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column `title` and sort rows by data set, then by method and settings.
-
-    A method without training has one result for all seeds, which is repeated for the seeds of other rows of its target.
-    """
+    """Add a column `title`, repeat results of untrained methods for the seeds of other rows, and sort."""
     import pandas as pd
 
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]

@@ -12,11 +12,11 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.runtime import load_runtime_reports
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite import BACKBONE, SuiteResults
 from benchmarks.tables.render import render
-from benchmarks.tables.rows import BACKBONE, in_paper, published_title
+from benchmarks.tables.rows import published_title
 from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_notes
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.table import Column, Row, Table
 from runner.results import write_bytes
 
 # Extrapolated times have a separate column, so that they cannot be marked the best.
@@ -31,25 +31,16 @@ SUITE_COLUMNS = (
 REPORT_COLUMNS = (
     *SUITE_COLUMNS,
     Column("step ms", "low", digits=1),
-    Column("MB train", "low", digits=0),
-    Column("MB eval", "low", digits=0),
-    Column("GFLOP/s train", "", digits=0),
-    Column("% of peak, train", "", digits=0),
-    Column("GFLOP/s eval", "", digits=0),
-    Column("% of peak, eval", "", digits=0),
+    *(Column(title, "low", digits=0) for title in ("MB train", "MB eval")),
+    *(
+        Column(title, "", digits=0)
+        for title in ("GFLOP/s train", "% of peak, train", "GFLOP/s eval", "% of peak, eval")
+    ),
 )
-RATIO_COLUMNS = (
-    Column("training s", "low"),
-    Column(f"{EXTRAPOLATED} training s", ""),
-    Column("FPS encoder"),
-    Column("FPS end to end"),
-)
-SIZE_COLUMNS = (
-    Column("reference ms", "", digits=1),
-    Column("fast ms", "", digits=1),
-    Column("ratio", ""),
-    Column("counted", ""),
-    Column("reached %", "", digits=0),
+RATIO_COLUMNS = tuple(replace(column, digits=2) for column in SUITE_COLUMNS[:4])
+SIZE_COLUMNS = tuple(
+    Column(title, "", digits)
+    for title, digits in (("reference ms", 1), ("fast ms", 1), ("ratio", 2), ("counted", 2), ("reached %", 0))
 )
 PHASES = ("load", "start", "data", "forward", "backward", "optimizer", "evaluation")
 TITLE, LABELS = "Training time and speed of inference", ("Data set", "Method", "Mode")
@@ -78,8 +69,7 @@ def report_tables(report: Measurement) -> list[Table]:
     """Make the table of speed with its notes, and those of sizes and phases."""
     datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
     rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
-    rows += [row for dataset in dict.fromkeys(one.dataset for one in published.runtime())
-             for row in _published_rows(dataset)]  # fmt: skip
+    rows += [row for dataset in {one.dataset: None for one in published.runtime()} for row in _published_rows(dataset)]
     tables = [Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_notes(report)), wide=True)]
     if report["scaling"]:
         sizes = []
@@ -106,9 +96,9 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         return []
     rows: list[Row] = []
     for dataset in suite.options.datasets:
-        rows += _published_rows(dataset) if in_paper(suite) else ()
+        rows += _published_rows(dataset) if suite.in_paper else ()
         rows += _measured_rows(report, dataset)
-    others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
+    others = ("GFLOP/s", "MB:", "Phases:", *(() if suite.in_paper else ("published:",)))
     notes = tuple(note for note in list_notes(report) if not note.startswith(others))
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
     tables = [Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True).without_empty_columns()]
@@ -141,9 +131,10 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
 
 def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
     """Compute training seconds, encoder and end-to-end speed of ProCAP over MaPLe-style, from rows of one mode."""
-    own, other = (next((row for row in rows if row["method"] == method), None) for method in RATIO)
-    if own is None or other is None:
+    by_method = {row["method"]: row for row in reversed(rows)}
+    if set(RATIO) - set(by_method):
         return None, None, None
+    own, other = (by_method[method] for method in RATIO)
     trained = own["train_seconds"] is not None and other["train_seconds"]
     seconds = own["train_seconds"] / other["train_seconds"] if trained else None
     encoder, whole = (own[name]["median"] / other[name]["median"] for name in ("encoder_fps", "end_to_end_fps"))
@@ -195,22 +186,18 @@ def _measured_rows(report: Measurement, dataset: str) -> Iterator[Row]:
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
-            rates, shares, peaks = row["flops_per_second"], row["share_of_peak"], row["peak_bytes"]
+            seconds = _metric(row["train_seconds"])
             limited = row["test_images"] < row["test_images_all"]
             accuracy = None if row["accuracy"] is None else Metric(row["accuracy"], seeds=(1,), limited=limited)
+            counted = (("flops_per_second", 1e-9), ("share_of_peak", 100))
             cells = (
-                *_training_cells(_metric(row["train_seconds"]), row["extrapolated"]),
-                _metric(row["encoder_fps"]["median"]),
-                _metric(row["end_to_end_fps"]["median"]),
+                *([None, seconds] if row["extrapolated"] else [seconds, None]),
+                *(_metric(row[name]["median"]) for name in ("encoder_fps", "end_to_end_fps")),
                 accuracy,
                 f"{row['steps_measured']} of {row['steps']}" if row["steps"] else "-",
                 _metric(row["step_seconds"] and row["step_seconds"]["median"], 1e3),
-                _metric(peaks["train"], 1e-6),
-                _metric(peaks["eval"], 1e-6),
-                _metric(rates["train"], 1e-9),
-                _metric(shares["train"], 100),
-                _metric(rates["eval"], 1e-9),
-                _metric(shares["eval"], 100),
+                *(_metric(row["peak_bytes"][part], 1e-6) for part in ("train", "eval")),
+                *(_metric(row[name][part], factor) for part in ("train", "eval") for name, factor in counted),
             )
             yield Row((name, row["title"], mode), cells, group=name)
 
@@ -218,7 +205,7 @@ def _measured_rows(report: Measurement, dataset: str) -> Iterator[Row]:
 def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:
     """Make rows of ratios between methods; the paper's machine is another one, so only ratios are comparable."""
     name = display_name(dataset)
-    paper = published_ratios(dataset) if in_paper(suite) else None
+    paper = published_ratios(dataset) if suite.in_paper else None
     if paper:
         cells = (Metric(paper[0]), None, None, Metric(paper[1]))
         yield Row((name, "published"), cells, "published", f"{name} published")
@@ -226,16 +213,11 @@ def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Itera
     for mode, rows in rows_by_mode(report, dataset).items():
         seconds, encoder, whole = compute_ratios(rows)
         extrapolated = is_extrapolated(rows)
-        training = _metric(seconds, published=None if extrapolated else known[0])
+        training = [None, _metric(seconds)] if extrapolated else [_metric(seconds, published=known[0]), None]
         speeds = _metric(encoder), _metric(whole, published=known[1])
-        row = Row((name, mode), (*_training_cells(training, extrapolated), *speeds), group=f"{name} {mode}")
+        row = Row((name, mode), (*training, *speeds), group=f"{name} {mode}")
         if any(row.cells):
             yield row
-
-
-def _training_cells(training: Cell, extrapolated: bool) -> tuple[Cell, Cell]:
-    """Place the seconds of a training, or their ratio, in the column of finished or of extrapolated ones."""
-    return (None, training) if extrapolated else (training, None)
 
 
 def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:

@@ -47,9 +47,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows. name: of its files. labels: headers of the columns of text.
+    """A table of rows. name: of its files. labels: headers of the columns of text. wide: spans both columns of a paper.
 
-    wide: it spans both columns of a paper. compares: its rows compare rows of another table.
+    compares: its rows compare rows of another table.
     """
 
     name: str
@@ -106,14 +106,11 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results, which have a dagger, are left out. A column whose results of ours in a group are not all of
-        the same seeds gets no mark: the best of the comparable ones may be worse than another in the column, but would
-        be read as the best of the group. Numbers that are equal as printed share a mark.
+        Limited results are left out. There is no mark where results of ours are of different seeds, as the best of the
+        comparable ones would be read as the best of the group. Numbers that are equal as printed share a mark.
         """
         found: dict[tuple[int, int], Mark] = {}
-        ranked = [place for place, column in enumerate(self.columns) if column.better]
-        for group, place in product(self.groups, ranked):
-            column = self.columns[place]
+        for group, (place, column) in product(self.groups, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
             for number, row in enumerate(self.rows):
@@ -122,7 +119,7 @@ class Table:
                     printed[number] = round(metric.mean, column.digits)
                     seeds |= {metric.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
-            if len(order) > 1 and len(seeds) <= 1:
+            if column.better and len(order) > 1 and len(seeds) <= 1:
                 marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
                 found |= {(number, place): marks[value] for number, value in printed.items() if value in marks}
         return found
@@ -156,10 +153,7 @@ def format_rows(
 
 
 def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape: Callable[[str], str] = str) -> str:
-    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †, with n if seeds differ.
-
-    frame: format string around the mean. escape: function that escapes texts.
-    """
+    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †; `frame` is put around the mean."""
     if cell is None:
         return MISSING
     if isinstance(cell, str):

@@ -2,7 +2,7 @@
 
 Every function returns one object per row, whose attributes are listed below it. Numbers are percentages with two
 decimals as printed unless noted. `method` is the printed name and `key` our name of the method, None for those that are
-not implemented here (thirteen of eighteen). `dataset` is our name of a data set, or AVERAGE.
+not implemented here. `dataset` is our name of a data set, or AVERAGE.
 """
 
 from __future__ import annotations
@@ -10,51 +10,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+
+from benchmarks.results.frame import TITLES
+from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 
 PUBLISHED = Path(__file__).parent
 AVERAGE = "Average"
 """Used as the data set's name in rows of averages; real data set names are lower case."""
 
-DATASETS: Mapping[str, str] = MappingProxyType(
-    {
-        "imagenet": "ImageNet",
-        "caltech101": "Caltech101",
-        "oxford-pets": "OxfordPets",
-        "stanford-cars": "StanfordCars",
-        "oxford-flowers": "Flowers102",
-        "food101": "Food101",
-        "fgvc-aircraft": "FGVCAircraft",
-        "sun397": "SUN397",
-        "dtd": "DTD",
-        "eurosat": "EuroSAT",
-        "ucf101": "UCF101",
-        "imagenetv2": "ImageNetV2",
-        "imagenet-sketch": "ImageNet-Sketch",
-        "imagenet-a": "ImageNet-A",
-        "imagenet-r": "ImageNet-R",
-    }
-)
+DATASETS: Mapping[str, str] = {dataset.name: dataset.title for dataset in PUBLISHED_SETS}
 """The paper's name of a data set, by our name."""
 
-METHOD_KEYS: Mapping[str, str] = MappingProxyType(
-    {
-        "CLIP": "zeroshot",
-        "CoOp": "coop",
-        "CoCoOp": "cocoop",
-        "MaPLe": "maple",
-        "MaPLe-style": "maple",
-        "KgCoOp": "kgcoop",
-        "PromptSRC": "promptsrc",
-        "TCP": "tcp",
-        "MMA": "mma",
-        "MMRL": "mmrl",
-        "MMLoP": "mmlop",
-        "ProCAP": "procap",
-        "ProCAP (Full)": "procap",
-    }
-)
+METHOD_KEYS: Mapping[str, str] = {
+    **{title: key for key, title in TITLES.items()},
+    "CLIP": "zeroshot",
+    "MaPLe-style": "maple",
+    "MMLoP": "mmlop",
+    "ProCAP (Full)": "procap",
+}
 """Our name of a method, by the paper's. "MaPLe-style" is MaPLe in ProCAP's recipe, with as many tokens."""
 
 COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")
@@ -75,16 +50,6 @@ def table1_methods() -> list[str]:
     return list(dict.fromkeys(row.key for row in base_to_novel() if row.key))
 
 
-@functools.cache
-def _halves() -> Mapping[tuple[str, str], Any]:
-    return {(row.key, row.dataset): row for row in base_to_novel() if row.key}
-
-
-def halves(key: str, dataset: str) -> Any:
-    """Return the row of our method `key` on our data set (or AVERAGE) in the main table; None if it has none."""
-    return _halves().get((key, dataset))
-
-
 def cross_dataset(folder: Path = PUBLISHED) -> list[Any]:
     """Load method, key, venue, source (accuracy on ImageNet), targets (by data set), target_mean."""
     rows = _read(folder / "cross_dataset.csv", by_dataset="targets", ImageNet="source")
@@ -101,10 +66,7 @@ def domain_generalization(folder: Path = PUBLISHED) -> list[Any]:
 
 
 def stability(folder: Path = PUBLISHED) -> list[Any]:
-    """Load dataset, base, base_std, novel, novel_std, hm, hm_std of ProCAP over seeds 1, 2, 3.
-
-    The first row is the average; its hm is the mean of the eleven harmonic means.
-    """
+    """Load dataset, base, base_std, novel, novel_std, hm, hm_std of ProCAP; the average's hm is the mean of hms."""
     means = {f"{name}_mean": name for name in ("base", "novel", "hm")}
     return _read(folder / "seed_stability.csv", **means)
 
@@ -122,6 +84,28 @@ def duration(folder: Path = PUBLISHED) -> list[Any]:
 def runtime(folder: Path = PUBLISHED) -> list[Any]:
     """Load dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1."""
     return _read(folder / "runtime.csv", time_s="train_seconds", fps="images_per_second")
+
+
+@functools.cache
+def halves_rows(table: str) -> list[Any]:
+    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of three tables; empty for another."""
+    more: dict[str, Any] = {"epochs": 0, "venue": "Ours"}
+    match table:
+        case "base_to_novel":
+            rows = base_to_novel()
+        case "seed_stability":
+            rows, more = stability(), {**more, "method": "ProCAP", "key": "procap"}
+        case "training_duration":
+            rows, more = duration(), {**more, "dataset": AVERAGE}
+        case _:
+            rows = []
+    return [SimpleNamespace(**{**more, **vars(row)}) for row in rows]
+
+
+def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:
+    """Return the row of `halves_rows` of our method `key` on our data set (or AVERAGE); None if there is none."""
+    wanted = key, dataset, epochs
+    return next((row for row in halves_rows(table) if (row.key, row.dataset, row.epochs) == wanted), None)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
 """Define how far a result may be from a published number and still agree with it, with a reason for every constant.
 
 Our number and the paper's are both means over a few seeds, so both vary by chance. The paper prints the deviation of
-ProCAP only, from three seeds, which is a rough estimate; so it is pooled with the typical deviation of the printed
-table and with the deviation of our own seeds. The critical value is Student's t with Bonferroni's correction over all
-numbers that are checked together, as one of many is outside by chance more often than a single number.
+ProCAP only, from three seeds; so it is pooled with the typical deviation of the printed table and with that of our own
+seeds. The critical value is Student's t with Bonferroni's correction over all numbers that are checked together.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ OF_RATIO = Tolerance(0.25, "25 %: a ratio of two methods on one machine, on anot
 def estimate_deviation(dataset: str, metric: str, table: Sequence[Any]) -> tuple[float, int]:
     """Estimate the deviation of ProCAP over seeds from the paper's table of stability, with its degrees of freedom.
 
-    metric: "base", "novel" or "hm". dataset: AVERAGE, or a data set, which gets the typical deviation of the column if
-    it is not in the table. The printed deviation of the average is twice that of independently varying data sets, so
-    it is not pooled, and gets the degrees of freedom of the data sets; our own choice.
+    metric: "base", "novel" or "hm". A data set that is not in the table gets the typical deviation of the column. The
+    printed deviation of the average is twice that of independently varying data sets, so it is not pooled; our choice.
     """
     column = {row.dataset: getattr(row, f"{metric}_std") for row in table}
     typical = fmean(std**2 for name, std in column.items() if name != AVERAGE)
@@ -96,8 +94,7 @@ def tolerance_of_means(
 ) -> Tolerance:
     """Make the tolerance of a mean over our `seeds` with deviation `std` against one over `theirs` of the paper.
 
-    deviation: from `estimate_deviation`. printed: whether it is of exactly this number; else it is that of ProCAP in
-    its main table. std: None for a single seed.
+    deviation: from `estimate_deviation`. printed: whether it is of exactly this number. std: None for a single seed.
     """
     pooled, df = deviation
     pooled *= 1 if printed else OTHERS
