@@ -55,9 +55,9 @@ def to_latex(table: Table) -> str:
     room = (WIDE if table.wide else NARROW) - GAP * (len(headers) - 1)
     size, scale = next((one for one in SIZES if sum(widths) * one[1] <= room), SIZES[-1])
     body = format_rows(table, MARKED, r"\textit{{{}}}", escape)
-    for row in body:
-        cells = (cell.replace(" ± ", r" $\pm$ ").replace(" †", r" $^\dagger$") for cell in row[labels:])
-        row[labels:] = [MINUS.sub("$-$", cell) for cell in cells]
+    for texts in body:
+        signed = (text.replace(" ± ", r" $\pm$ ").replace(" †", r" $^\dagger$") for text in texts[labels:])
+        texts[labels:] = [MINUS.sub("$-$", text) for text in signed]
     headers = [escape(header) for header in headers]
     name = "table*" if table.wide else "table"
     parts: list[str] = []
@@ -79,8 +79,8 @@ def to_latex(table: Table) -> str:
                 elif row.source != before.source:
                     lines.append(r"\addlinespace")
                 lines.append(_join(cells))
-            text = escape(f"{title}, continued." if parts else caption)
-            lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{text}}}", rf"\end{{{name}}}"]
+            words = escape(f"{title}, continued." if parts else caption)
+            lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{words}}}", rf"\end{{{name}}}"]
             parts.append("\n".join(lines))
     return "\n\n".join([r"% needs \usepackage{booktabs}", *parts])
 
