@@ -17,6 +17,7 @@ import pytest
 from rank_processes import Ended, Processes, run_ranks
 
 from procap.errors import UserError
+from procap.methods import METHODS
 from runner import checkpointer
 from runner.checkpoint import TrainState
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
@@ -25,6 +26,8 @@ from runner.results import RunFolder, TrainResult, write_json
 from runner.train import train
 
 STEPS, STEPS_PER_EPOCH = 12, 4
+QUICK: dict[str, Any] = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5}}
+OPTIONS: dict[str, dict[str, Any]] = {}
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
 
 
@@ -83,11 +86,10 @@ def train_to_the_end(config: RunConfig, data: Path, results: Path) -> None:
 @pytest.fixture(scope="module")
 def configs(tiny_checkpoint) -> dict[str, RunConfig]:
     """AdamW with sampled tokens, and SGD with momentum; 12 steps in 3 epochs."""
-    quick = {"epochs": 3, "batch_size": 5}
-    fields: dict[str, Any] = {"dataset": "digits", "shots": 4, "backbone": str(tiny_checkpoint), "overrides": quick}
+    backbone = str(tiny_checkpoint)
     return {
-        "adamw": plan_run(method="procap", options=SMALL_PROCAP, **fields),
-        "sgd": plan_run(method="maple", options={"depth": 3}, **fields),
+        "adamw": plan_run(method="procap", options=SMALL_PROCAP, backbone=backbone, **QUICK),
+        "sgd": plan_run(method="maple", options={"depth": 3}, backbone=backbone, **QUICK),
     }
 
 
@@ -131,6 +133,19 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
     assert (result.steps, result.images) == (wanted.steps, wanted.images)
     assert not folder.state.exists()
     assert not folder.progress_file.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("zeroshot", "maple", "procap")])
+def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
+    config = plan_run(method=method, backbone=str(tiny_checkpoint), options=OPTIONS.get(method, {}), **QUICK)
+    undisturbed = RuntimeConfig(few_digits, tmp_path / "straight", device="cpu", tracking_uri="off", quiet=True)
+    assert train(config, undisturbed).steps == STEPS
+    killed = tmp_path / "killed"
+    end = train_until(config, few_digits, killed, signal.SIGKILL, 6)
+    assert end.code == -signal.SIGKILL and RunFolder(killed / config.path).train() is None
+    train_to_the_end(config, few_digits, killed)
+    assert outcome(config, replace(undisturbed, results=killed)) == outcome(config, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
