@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebDataset:
     """Open a packed split as a `webdataset.WebDataset` that reads its shards from start to end.
 
-    root: folder or URL of packed data sets (default: `$PROCAP_DATA`, else `data` in the cache). Nothing is stored but
-    the manifest and the index of a URL. Samples are undecoded; shards are dealt to the processes of torch.distributed
-    and the workers of a DataLoader, and each is verified when it was read. Raises DataError for a shard that is not
-    what was packed.
+    root: folder or URL of packed data sets (default: `$PROCAP_DATA`, else `data` in the cache). Samples are undecoded;
+    shards are dealt to the processes of torch.distributed and the workers of a DataLoader, and each is verified when it
+    was read: one that is not what was packed raises DataError.
 
         for image, label in pipeline("shapes", "test").decode("pil").to_tuple("webp;png;jpg", "cls"):
             ...

@@ -65,19 +65,6 @@ def refuse_packing(root: Path) -> None:
         raise DataUsageError(f"{redact(mirrored_url(root))} can only be read; pack into a folder and upload that")
 
 
-def has_dataset(root: Path, name: str) -> bool:
-    """Whether the server of a mirror has a data set of that name, or the mirror has one while the server is down."""
-    try:
-        refresh(root, name)
-    except (NotFound, DataUsageError):
-        return False
-    except Unreachable:
-        raise
-    except DataError:
-        return True
-    return True
-
-
 def refresh(root: Path, name: str) -> None:
     """Update the manifest of a mirrored data set; does nothing in a data root that is no mirror.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shards.builtin_sources import builtin_source
 from shards.errors import DataError, DataUsageError
 from shards.files import write_file
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, Paths, index_bytes
@@ -40,7 +41,6 @@ from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.shard_writer import ShardTask, pack_shard, read_finished
-from shards.sources import builtin_source
 
 PackProgress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them, after each shard."""

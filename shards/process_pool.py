@@ -62,11 +62,7 @@ def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], work
 
 
 class _WithoutTorch(MetaPathFinder):
-    """Make `import torch` fail as if it were not installed.
-
-    Tasks pack and decode images. webdataset and SciPy work without torch, whose import takes ten times as long as all
-    else.
-    """
+    """Make `import torch` fail: webdataset and SciPy work without it, and it takes ten times as long as all else."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "torch":

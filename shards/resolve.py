@@ -8,9 +8,9 @@ from pathlib import Path
 
 from shards.catalogue import CATALOGUE, find, parse_name
 from shards.dataset import Dataset
-from shards.errors import DataError, DataUsageError, unknown_name
+from shards.errors import DataError, DataUsageError, NotFound, Unreachable, unknown_name
 from shards.manifest import FILE, read_manifest
-from shards.mirror import has_dataset, is_mirror
+from shards.mirror import is_mirror, refresh
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 """Names of data sets; they become folders below the data root and the results, and arguments of commands."""
@@ -54,9 +54,18 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
 
 def is_packed(data_root: Path, name: str) -> bool:
     """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name; also a broken one."""
-    if is_mirror(data_root):
-        return has_dataset(data_root, name)
-    return (data_root / name / FILE).is_file()
+    if not is_mirror(data_root):
+        return (data_root / name / FILE).is_file()
+    try:
+        refresh(data_root, name)
+    except (NotFound, DataUsageError):
+        return False
+    except Unreachable:
+        raise
+    except DataError:
+        # A broken data set.
+        pass
+    return True
 
 
 def packed_names(data_root: Path) -> list[str]:

@@ -92,9 +92,9 @@ def few_digits(tmp_path_factory) -> Path:
     """Pack some of the digit scans into a data folder, which tests must not change."""
     from dataclasses import replace
 
+    from shards.builtin_sources import builtin_source
     from shards.catalogue import find
     from shards.pack import pack_source
-    from shards.sources import builtin_source
 
     root = tmp_path_factory.mktemp("data")
     source, counts = builtin_source(find("digits")), {"train": 120, "val": 40, "test": 60}

@@ -22,9 +22,9 @@ from ports import free_port
 from ray_nodes import REPOSITORY, Node, Nodes
 
 from runner.results import RunFolder, find_runs
+from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.sources import builtin_source
 
 INSTALLED = Path(sys.executable).parent / "procap"
 PROCAP = (

@@ -18,9 +18,9 @@ from toy_shards import toy_source
 from cluster.node_probe import PACKAGES
 from runner.remote_results import results_root
 from runner.results import find_runs
+from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.sources import builtin_source
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.setup import load_backbone
 from runner.train import APART, train
+from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.errors import DataError
 from shards.fewshot import evaluation_split
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.sources import builtin_source
 from shards.transforms import eval_transform
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")

@@ -23,7 +23,7 @@ from benchmarks.cli import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.fewshot import load_few_shot
-from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
+from shards.mirror import is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import ImageRecord, png
@@ -140,7 +140,7 @@ def test_a_missing_data_set_is_named(server, root):
         open_dataset(root, "eurosat")
     assert str(error.value).startswith(f"no shards of 'eurosat' at {server.url}:")
     assert not (root / "eurosat").exists()
-    assert has_dataset(root, "toy") and not has_dataset(root, "eurosat") and not has_dataset(root, "../toy")
+    assert is_packed(root, "toy") and not is_packed(root, "eurosat") and not is_packed(root, "../toy")
 
 
 def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
@@ -240,7 +240,7 @@ def test_an_invalid_manifest_is_one_line_and_the_last_one_stays(server, root, te
 
 @pytest.mark.parametrize("name", ["../toy", "/etc", "toy/../toy", ".hidden", "a b"])
 def test_names_of_data_sets_cannot_leave_the_root(server, root, name):
-    assert not has_dataset(root, name)
+    assert not is_packed(root, name)
     with pytest.raises(DataUsageError, match="cannot be the name"):
         open_dataset(root, name)
     assert not server.asked

@@ -19,13 +19,13 @@ import pytest
 from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, label, pack_some_shapes, pixels, toy_records, toy_source
 
+from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import ImageRecord, png
-from shards.sources import builtin_source
 from shards.verify import verify
 from shards.world.generate import VERSION, paint, sample_seed
 
@@ -346,7 +346,7 @@ def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
 
 
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
-    monkeypatch.setattr("shards.sources.RENDER_BATCH", 1)
+    monkeypatch.setattr("shards.builtin_sources.RENDER_BATCH", 1)
     for dataset in (dataset for dataset in CATALOGUE.values() if dataset.source != "folder"):
         source = builtin_source(dataset)
         assert len(source.classnames) == dataset.classes == len(set(source.classnames))

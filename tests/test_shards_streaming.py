@@ -20,12 +20,12 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.train import train
 from shards import loader, pipeline
+from shards.builtin_sources import builtin_source
 from shards.errors import DataError
 from shards.loader import TrainStream, evaluation_batches
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.sources import builtin_source
 from shards.transforms import TrainAugment, eval_transform
 
 STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

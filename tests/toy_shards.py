@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source
 from shards.records import ImageRecord, Source, png
-from shards.sources import builtin_source
 
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
 COUNTS = {"train": 23, "val": 21, "test": 17}

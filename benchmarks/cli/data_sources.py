@@ -12,6 +12,7 @@ from benchmarks.console.output import note, quote
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
+from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find
 from shards.dataset import Dataset
 from shards.default_paths import cache_home
@@ -20,7 +21,6 @@ from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.sources import builtin_source
 from shards.urls import is_url, local_path
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from benchmarks.console.output import is_first_rank, note, plural, quote
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
+from shards.builtin_sources import builtin_source
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
 from shards.process_pool import map_in_order
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.sources import builtin_source
 from shards.urls import redact
 
 

@@ -17,10 +17,8 @@ from shards.raw.published import existing_images, published_differences
 
 NAMED = 5
 CHUNK = 64
-
 # Below this many images a second process takes longer to start than it saves.
 FEW = 500
-
 # Called with the images decoded so far and all of them.
 CheckProgress = Callable[[int, int], None]
 

@@ -103,9 +103,9 @@ def make_config(method: str) -> RunConfig:
 
 def pack_digits(root: Path) -> None:
     """Pack a part of the digit scans, which all trainings here use."""
+    from shards.builtin_sources import builtin_source
     from shards.catalogue import find
     from shards.pack import pack_source
-    from shards.sources import builtin_source
 
     source = builtin_source(find("digits"))
     pack_source(replace(source, counts={"train": 120, "val": 40, "test": 60}), root)
