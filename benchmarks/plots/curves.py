@@ -24,11 +24,7 @@ def shots_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def few_shot_curves(suite: SuiteResults) -> Figure | None:
-    """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal lines.
-
-    A missing point leaves a gap. An average is drawn only if every data set has a result for that number of shots. Of
-    many methods those of the highest average for the most shots are highlighted.
-    """
+    """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal."""
     lines = {
         title: {float(variant.key.get("shots", 0)): variant for variant in variants}
         for title, variants in suite.group_by_title("shots").items()

@@ -215,11 +215,7 @@ def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = Tr
 
 
 def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
-    """Make a title for each row: the method's, and the settings in which it differs from other rows.
-
-    Settings such as backbone or shots are named if they differ in the frame, a field of the recipe or of the method if
-    it differs between rows of that method. classes: see `settings_key`.
-    """
+    """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame."""
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
     values: dict[tuple[str, str], set[str]] = {}
     for _, method, settings in set(keys):

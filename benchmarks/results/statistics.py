@@ -70,10 +70,7 @@ class Comparison:
 
 
 def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int = DRAWS) -> Comparison:
-    """Compare two variants, each a part of the frame by title; see `pair_results` for which results count.
-
-    Equal results give equal intervals and p values, to the last digit. Raises UsageError for an unknown title.
-    """
+    """Compare two variants, each a part of the frame by title. Raises UsageError for an unknown title."""
     for title in (a, b):
         if title not in variants:
             raise unknown_name("row", title, variants)
@@ -131,10 +128,7 @@ def round_differences(differences: Sequence[float] | pd.Series) -> Floats:
 
 
 def sign_flip_p(differences: Sequence[float] | pd.Series, generator: np.random.Generator) -> float:
-    """Compute the two-sided p of the mean of n paired differences by flipping signs (Fisher's randomization test).
-
-    Exact up to `EXACT` differences that are not 0, else from 2^16 draws. 1 without a difference.
-    """
+    """Compute the two-sided p of the mean of paired differences by flipping signs, exact up to EXACT that are not 0."""
     from scipy.stats import permutation_test
 
     values = round_differences(differences)

@@ -58,10 +58,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Options that a user may choose for any suite. recipe: empty for the profile's; data: root of packed data sets.
-
-    shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
-    """
+    """Options that a user may choose for any suite; empty ones take the suite's or the profile's. shots: 0 is all."""
 
     profile: Profile
     datasets: tuple[str, ...]

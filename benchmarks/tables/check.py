@@ -26,11 +26,7 @@ OK, OUTSIDE, MISSING = "ok", "OUTSIDE", "missing"
 
 @dataclass(frozen=True)
 class CheckedMetric:
-    """One published number and ours, None if it is missing.
-
-    where: a data set as printed, or the name of an average. std: of ours, over seeds. among: how many of the numbers
-    that are checked together are random.
-    """
+    """One published number and ours, None if missing; `among` of the numbers that are checked together are random."""
 
     where: str
     method: str

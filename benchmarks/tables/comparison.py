@@ -49,11 +49,7 @@ def comparison_table(
     name: str = "comparison",
     draws: int = DRAWS,
 ) -> Table:
-    """Make one row for each variant but the reference; `variants` are parts of the frame by title.
-
-    reference: None takes the first ProCAP variant, else the last variant.
-    Raises UserError if there are no two variants, UsageError for an unknown reference.
-    """
+    """Make one row for each variant, a part of the frame by title, but the reference (None: ProCAP, or the last)."""
     if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
     if reference is None:

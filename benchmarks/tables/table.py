@@ -47,10 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows. name: of its files. labels: headers of the columns of text. wide: spans both columns of a paper.
-
-    compares: its rows compare rows of another table.
-    """
+    """A table of rows. wide: it spans both columns of a paper. compares: its rows compare rows of another table."""
 
     name: str
     title: str

@@ -92,10 +92,7 @@ def estimate_deviation(dataset: str, metric: str, table: Sequence[Any]) -> tuple
 def tolerance_of_means(
     deviation: tuple[float, int], seeds: int, *, std: float | None, printed: bool, theirs: int = PUBLISHED_SEEDS
 ) -> Tolerance:
-    """Make the tolerance of a mean over our `seeds` with deviation `std` against one over `theirs` of the paper.
-
-    deviation: from `estimate_deviation`. printed: whether it is of exactly this number. std: None for a single seed.
-    """
+    """Make the tolerance of a mean over `seeds` with deviation `std`; printed: `deviation` is of exactly this one."""
     pooled, df = deviation
     pooled *= 1 if printed else OTHERS
     if std is not None:
