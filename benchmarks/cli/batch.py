@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class Failures:
     """Collect the failed runs of a command; the remaining runs are still executed.
 
-    A command of one run raises that run's error. In a process group of several, a failing process ends the others as
-    well, as they wait for it in the middle of a run.
+    A command of one run, and a process group, whose processes would wait for the failed one, raise the error.
     """
 
     def __init__(self, runs: int, *, verbose: bool, group: ProcessGroup | None = None) -> None:

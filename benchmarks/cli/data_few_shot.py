@@ -89,17 +89,9 @@ def few_shot(
         write_samples(stored, samples)
         note(f"written to {stored}")
     if output.json:
-        document: dict[str, Any] = {
-            "dataset": shards.name,
-            "shots": samples.shots,
-            "seed": samples.seed,
-            "classes": classes,
-            "source": samples.source,
-            "digest": digests["train"],
-            "val_digest": digests["val"],
-            **images,
-            "file": str(stored) if stored else None,
-        }
+        names = ("dataset", "shots", "seed", "source")
+        document: dict[str, Any] = {name: getattr(samples, name) for name in names} | {"classes": classes, **images}
+        document |= {"digest": digests["train"], "val_digest": digests["val"], "file": str(stored) if stored else None}
         show_json(document | ({"equals_rule": samples.has_images_of(drawn)} if source else {}))
     return 0
 

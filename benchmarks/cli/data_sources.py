@@ -28,10 +28,8 @@ from shards.urls import is_url, local_path
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    origin: where the images come from, if that is known before they are fetched.
-    location: the source of the images unless it is a raw folder: a YAML file, a folder or a URL.
-    shards: the folder or URL of the shards that they are read from, if any.
-    caution: a warning about the list of images, in one line.
+    origin: where the images come from, if that is known before they are fetched. location: their YAML file, folder or
+    URL, unless it is a raw folder. shards: the shards they are read from. caution: a warning about their list.
     """
 
     name: str

@@ -1,8 +1,4 @@
-"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about two minutes on two CPU cores.
-
-Zero-shot CLIP, CoOp, MaPLe and ProCAP with the recipe of the profile mini, as `procap bench` runs them; data and
-results lie in one folder.
-"""
+"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about two minutes on two CPU cores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Draw the qualitative pictures: predictions side by side, EigenCAM overlays, prompts as heat maps.
 
-Right and wrong are marked by a tick and a cross as well as by colour.
-
 Shapes: S image size.
 """
 

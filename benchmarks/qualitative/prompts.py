@@ -25,8 +25,7 @@ RANDOM_STD = 0.02
 def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
     """Describe a finished run's text prompts of the first layer, compared with those that it started from.
 
-    Its `stages` are the means, and what the text tower reads where that differs; none for a run without text prompts
-    of its own, or with other ones for every class.
+    stages: the means, and what the text tower reads if that differs; none without prompts common to all classes.
     """
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)

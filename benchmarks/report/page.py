@@ -30,10 +30,9 @@ PIXELS = 125
 
 @dataclass(frozen=True)
 class Section:
-    """One suite. facts: terms and values of how it was run. command: continues it. ui: shows its runs in MLflow.
+    """One suite. facts: how it was run, as terms and values. command, ui: continue it, show its runs in MLflow.
 
-    links: titles and URLs of MLflow's pages. leads: its main table and plot are the headline of the page instead.
-    state, status: how many of its runs are finished, and how its last command ended unless it finished.
+    leads: its main table and plot are the headline of the page. status: how its last command ended, if it failed.
     """
 
     name: str
@@ -59,11 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PageContents:
-    """The contents of the page.
-
-    lead: what was run and when. state: how many runs are finished, in one sentence. caveats: what a reader has to know
-    before any number, and a short form for the notice at the top, which may be empty.
-    """
+    """The contents of the page. caveats: what a reader has to know before any number, and a short form or ""."""
 
     lead: str
     state: str

@@ -43,11 +43,7 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class StartedSuite:
-    """A suite that was started, and what exists of it.
-
-    unfinished: its unfinished runs, the worst first. further: finished runs of its collection that its options do not
-    plan, made with other flags.
-    """
+    """A suite that was started: its unfinished runs, the worst first; further: finished runs made with other flags."""
 
     suite: Suite
     collection: Collection

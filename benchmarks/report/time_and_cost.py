@@ -1,8 +1,4 @@
-"""Make tables of what ran, on which machines, for how long and at what cost.
-
-Everything is computed from one frame with a row per training, evaluation and further job of a suite. A run that several
-suites share counts once in all sums over suites.
-"""
+"""Make tables of what ran, on which machines, for how long and at what cost; shared runs count once in sums."""
 
 from __future__ import annotations
 
@@ -28,14 +24,7 @@ KINDS = {"train": "Training", "eval": "Evaluation", "other": "Other"}
 
 
 def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
-    """Read one row per suite and training (`kind` train), evaluation (eval) and further job (other: runtime, pictures).
-
-    Trained runs count before they are evaluated; methods that train nothing have no training.
-
-    Columns: suite, kind, path, target; seconds of the job, and its number of processes (evaluations do not record
-    theirs and count as one); gpu, whether it ran on one, and the mean watts of its GPUs, NaN where not measured;
-    machine and environment.
-    """
+    """Read one row per suite and training (`kind` train), evaluation (eval) or further job (other: runtime)."""
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []

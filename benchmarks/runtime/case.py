@@ -1,7 +1,4 @@
-"""Train and evaluate one case of the runtime benchmark: a method in a mode at a precision, in measured rounds.
-
-Shapes: B images, C classes.
-"""
+"""Train and evaluate one case of the runtime benchmark: a method in a mode at a precision, in measured rounds."""
 
 from __future__ import annotations
 

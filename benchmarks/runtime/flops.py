@@ -39,10 +39,9 @@ IMAGES, CLASSES = (1, 2), (10, 110)
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
-    """Count the operations of `work`, which runs on tensors without data; gradients that it leaves have none either.
+    """Count the operations of `work` on tensors without data, or with `compute` with data, for work that reads numbers.
 
-    method: gradients of its weights are disabled, as the counter would look up their place in the autograd graph,
-    which does not exist in inference mode. compute: use tensors with data, for work that reads numbers.
+    method: gradients of its weights are disabled, as the counter cannot look up their graph in inference mode.
     """
     trained = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
     for weight in trained:

@@ -47,10 +47,7 @@ def run_cases(
     clock: Clock,
     ends: tuple[float, float],
 ) -> list[dict[str, Any]]:
-    """Train and evaluate every case on one data set and return their rows.
-
-    ends: shares of the clock's budget at which training and evaluation have to end.
-    """
+    """Train and evaluate all cases of a data set; returns rows. ends: shares of the clock's budget for both parts."""
     cases = [
         Case(run_config(method, precision, settings, dataset=data.name, data=data.root), data, models, mode, settings)
         for precision in settings.precisions

@@ -34,9 +34,8 @@ QUICK_BUDGET, SMALL_BUDGET, FULL_BUDGET, CHECK_BUDGET = 60.0, 150.0, 900.0, 420.
 class Settings:
     """Everything that decides what is measured.
 
-    accelerations: those of fast mode; reference mode has none. budget: seconds of measuring after which training is
-    extrapolated and evaluation limited; None: no limit. scaling: numbers of classes and batches. repeats: rounds of
-    evaluation and of every size.
+    accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
+    without limit. scaling: numbers of classes and batches. repeats: rounds of evaluation and of every size.
     """
 
     methods: tuple[str, ...]

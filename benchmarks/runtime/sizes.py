@@ -29,11 +29,7 @@ class Size:
 def measure_sizes(
     models: Models, method: str, sizes: Sequence[Size], settings: Settings, rounds: int, seconds: float | None
 ) -> list[dict[str, Any]]:
-    """Measure `sizes` in both modes, in their order; begins no further one after `seconds`.
-
-    ratio: seconds of reference over fast mode, median over the rounds; counted: the same of counted operations;
-    reached: ratio / counted.
-    """
+    """Measure `sizes` in both modes for about `seconds`. ratio, counted: of reference over fast."""
     found: list[dict[str, Any]] = []
     began = time.perf_counter()
     for size in sizes:

@@ -13,16 +13,11 @@ MaPLe-style.
 
 from __future__ import annotations
 
-from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.runtime.benchmark import measure_suite
 from benchmarks.runtime.settings import flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_tables
-
-
-def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
-    """Return no variants: the benchmark trains and evaluates by itself."""
-    return []
 
 
 def runtime_flags(options: SuiteOptions) -> list[str]:
@@ -37,7 +32,8 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     classes="all",
-    variants=no_runs,
+    # No runs: the benchmark trains and evaluates by itself.
+    variants=lambda options, method: [],
     tables=runtime_tables,
     finish=measure_suite,
     published="runtime",

@@ -1,7 +1,4 @@
-"""Compare the measured ratios of a runtime report with the required ones.
-
-A target is listed only for the device, backbone and precision that it was stated for.
-"""
+"""Compare a runtime report with the targets for its device, backbone and precision."""
 
 from __future__ import annotations
 

@@ -104,10 +104,7 @@ class CostModel:
     """Estimate seconds of runs on one machine; implements `cluster.progress.Forecast`."""
 
     def __init__(self, runtime: RuntimeConfig, machine: Machine, *, processes: int = 1, force: bool = False) -> None:
-        """Learn from the newest finished runs below `runtime.results` that were trained on the same kind of machine.
-
-        processes: train one run together, which divides its steps and images evenly. force: finished work is repeated.
-        """
+        """Learn from finished runs of such a machine. processes: train one run together. force: repeat all."""
         self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
         self._ratios: dict[tuple[str, str], list[float]] = {}
         self._first: dict[str, float] = {}

@@ -32,11 +32,7 @@ OUTPUTS = "outputs.json"
 
 @dataclass(frozen=True)
 class SuiteOutputs:
-    """The tables of a suite and the metrics of its collection.
-
-    folder: of its tables, plots and further results. failed: why a part could not be made, empty without failures.
-    unreadable: the errors of results that could not be read, by run.
-    """
+    """The tables and metrics of a suite. failed: why a part could not be made. unreadable: errors by run."""
 
     suite: Suite
     folder: Path

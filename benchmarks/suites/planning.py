@@ -106,11 +106,9 @@ def count_images(name: str, classes: str, split: str, data: Path, *, most: int =
 def recorded_options(
     suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
 ) -> SuiteOptions:
-    """Return the options of the suite's last run.
+    """Return the options of the suite's last run, of a requested `profile` or any.
 
-    profile: the requested one; empty: any. If no options are recorded, or only those of another profile, return the
-    default options (of each profile, with and without `--quick`) whose plan has most of the existing runs, then those
-    whose data sets have most. Raises UserError for settings that cannot be read.
+    If none are recorded, return the default options whose plan has most of the existing runs.
     """
     settings = collection.settings if collection else {}
     if settings and profile in ("", settings.get("profile")):

@@ -32,10 +32,7 @@ class CollectionTrackers:
 
 
 class RunProgress:
-    """Follow runs by their number; `with RunProgress(...) as progress: launch(..., progress)`.
-
-    done: numbers of the finished runs. failed: the errors of the failed ones; runs in neither were stopped.
-    """
+    """Follow runs by their number. done: the finished ones. failed: errors; runs in neither were stopped."""
 
     def __init__(
         self,
