@@ -247,11 +247,6 @@ def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_di
     assert code == 2 and not out and "unknown backbone 'nobody'" in err and err.count("\n") == 1
 
 
-def test_suites_that_keep_their_own_data_sets_say_so(capsys):
-    code, _, err = run(capsys, "bench", "all", "--profile", "paper", "--datasets", "dtd", "--seeds", "1", "--dry-run")
-    assert code == 0 and "cross-dataset keeps its own data sets: imagenet" in err and "base-to-novel keeps" not in err
-
-
 def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     err = run(capsys, *words, "--shots", "1")[2]

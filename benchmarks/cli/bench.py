@@ -122,7 +122,7 @@ def bench(
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for plan in plans:
-        _note_ignored_flags(plan, flags, several=several)
+        _note_ignored_flags(plan, flags)
     remote = RemoteResults.of(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
@@ -171,8 +171,7 @@ def plan_suite(
 ) -> SuitePlan:
     """Plan `suite` with the options given by the flags.
 
-    The profile is that of the named data sets if they are known, else the paper's if there is a data root,
-    else the generated one.
+    The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
     several: planned together with other suites; --datasets then does not apply to a suite with its own list.
     """
     from benchmarks.results.profiles import MINI, PAPER, find_profile
@@ -194,11 +193,9 @@ def plan_suite(
     return SuitePlan.of(suite, options)
 
 
-def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags, *, several: bool) -> None:
+def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags) -> None:
     """Note the flags that have no effect because the suite prescribes their values."""
     suite, runs = plan.suite, plan.runs
-    if several and flags.datasets and suite.datasets and runs:
-        note(f"{suite.name} keeps its own data sets: {', '.join(plan.options.datasets)}")
     if flags.recipe and any(run.variant.recipe not in ("", flags.recipe) for run in runs):
         note(f"{suite.name} prescribes the recipes of its runs: --recipe {flags.recipe} changes none of them")
     trained = [run for run in runs if run.spec.config.recipe.epochs]

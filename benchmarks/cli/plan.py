@@ -24,10 +24,7 @@ def show_plan(
     force: bool = False,
     forecast: Sequence[str] = (),
 ) -> None:
-    """Print runs and their evaluations in order, from existing results; results behind a URL are copied here first.
-
-    forecast: lines about the time that the rest will take.
-    """
+    """Print what is left of runs and their evaluations. forecast: lines about the time that this will take."""
     for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
         RemoteResults.of(runtime).pull_all()
     runs: list[dict[str, Any]] = []

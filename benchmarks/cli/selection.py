@@ -90,8 +90,7 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
 def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
     """Parse the targets in `text`; by default both halves (or all classes) of the training data set.
 
-    A run on half of the base classes is for model selection: it is evaluated on val (on train if there is no val,
-    as ImageNet), never on test.
+    A run on half of the base classes, for model selection, is evaluated on val, else train (ImageNet), never on test.
     """
     from runner.config import Target
     from shards.resolve import resolve_dataset

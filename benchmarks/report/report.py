@@ -49,10 +49,8 @@ def write_report(
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced as a whole. wanted: suites, all by default. shown: the results folder or URL as
-    commands in the page name it. The rest: flags of `procap report`.
-    Raises UserError if there is no suite to show or nothing can be written, UsageError if `out` holds something else
-    than a report.
+    An old report there is replaced as a whole, anything else is a UsageError. wanted: suites, all by default. shown:
+    the results folder or URL as commands in the page name it. The rest: flags of `procap report`.
     """
     folder = out or results / "report"
     _check_replaceable(folder)

@@ -200,11 +200,7 @@ class CostModel:
 def forecast_runs(
     runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, price: float | None = None, *, force: bool = False
 ) -> list[str]:
-    """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
-
-    Without a GPU here, runs of a full-size backbone are estimated for an H200. processes: see `CostModel`. price: of
-    one GPU's (or machine's) hour, idle or not.
-    """
+    """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs. price: of an hour, idle or not."""
     if not runs:
         return []
     machine = find_machine(runtime.device)
