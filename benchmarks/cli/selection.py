@@ -17,7 +17,6 @@ from benchmarks.console.parse import (
     parse_shot_counts,
     split_names,
 )
-from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -42,7 +41,9 @@ def selected_runs(
 
     task: see `plan_run`.
     """
+    # The help of a command must not import the libraries behind results.
     from benchmarks.cli.data_few_shot import samples_digest
+    from benchmarks.results.published.tables import table1_methods
     from runner.config import plan_run
 
     methods = parse_methods(selection.methods, table1_methods())
@@ -75,6 +76,8 @@ def selected_runs(
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
+    from benchmarks.results.published.tables import table1_methods
+
     changes = {
         "methods": tuple(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
