@@ -106,7 +106,9 @@ def execute_in_group(
         pending = refs
         while pending:
             ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
-            _forward_reports(queue, report_to)
+            with suppress(Empty):
+                while True:
+                    report_to(queue.get_nowait())
             # Raises for a lost process: the others would wait for it until their timeout.
             ray.get(ended)
         # Wait for all ranks: one may report a failure that only follows from another lost process, which raises here.
@@ -137,9 +139,3 @@ def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, s
         }
         environments[index] = {"MASTER_ADDR": master, **{name: str(number) for name, number in numbers.items()}}
     return environments
-
-
-def _forward_reports(queue: Any, report_to: ReportTo) -> None:
-    with suppress(Empty):
-        while True:
-            report_to(queue.get_nowait())

@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from cluster.run import Halving, RunSpec, TrialReport, score, score_at
+from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
@@ -116,13 +116,8 @@ class RunExecutor:
 
     def _evaluate(self, run: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run, which is only loaded if a result is missing; returns its score."""
-        folder = RunFolder(self.runtime.results / run.path)
-
-        def is_evaluated(target: Target) -> bool:
-            training, result = folder.train(), folder.evaluation(target)
-            return bool(training and result and result.is_current(training, self.runtime.limit))
-
-        complete = self.group.broadcast_object(self.group.ranks.first and all(map(is_evaluated, targets)))
+        found = find_accuracies(run, self.runtime) if self.group.ranks.first else None
+        complete = self.group.broadcast_object(found is not None)
         trained = None if complete else load_trained(run.config, self.runtime, self.group)
         results = [evaluate(run.config, target, self.runtime, trained=trained, group=self.group) for target in targets]
         return score([result.accuracy for result in results])

@@ -13,7 +13,8 @@ import platform
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,27 @@ class Unusable(Exception):
     """A reason why this node cannot execute runs."""
 
 
-def probe_node(request: dict[str, Any]) -> tuple[Facts, list[str]]:
-    """Return the facts about this node and its problems, one line each, as the driver may lack the node's exceptions.
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What runs need from a node."""
 
-    request: data, results, datasets (each with the splits that are read), files, backbones (those whose weights have a
-    tag), gpus (how many Ray has here, 0: they are not counted), nonce, and the name of this node or `DRIVER`.
-    """
+    data: str
+    results: str
+    datasets: Mapping[str, Sequence[str]]
+    """The splits that are read of each data set."""
+    files: Sequence[str]
+    """Files of weights."""
+    backbones: Sequence[tuple[str, str | None]]
+    """Names and tags of the other weights."""
+    nonce: str
+    """Content of the file that the driver writes into the folder of results."""
+    node: str = DRIVER
+    gpus: float = 0.0
+    """The GPUs that Ray counts on this node; 0 if runs use none."""
+
+
+def probe_node(request: ProbeRequest) -> tuple[Facts, list[str]]:
+    """Return the facts about this node and its problems, one line each: the driver may lack the node's exceptions."""
     facts = {"python": platform.python_version(), "torch": _version("torch"), "procap": _version("procap-bench")}
     problems: list[str] = []
 
@@ -53,16 +69,17 @@ def probe_node(request: dict[str, Any]) -> tuple[Facts, list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check("program", _digest_program)
-        for file in request["files"]:
+        for file in request.files:
             check(f"weights {file}", _digest_samples, Path(file))
         if "program" in facts:
-            for dataset, splits in request["datasets"].items():
-                check(f"data {dataset}", _digest_dataset, request["data"], dataset, splits)
-            for backbone in request["backbones"]:
-                check("weights", _check_weights, *backbone)
-            check("results", _check_results, request["results"], request["nonce"], request["name"])
-        if request["gpus"]:
-            check("GPUs", _check_gpus, request["gpus"])
+            for dataset, splits in request.datasets.items():
+                check(f"data {dataset}", _digest_dataset, request.data, dataset, splits)
+            # The driver computes nothing, so it may lack weights that have a tag.
+            for name, tag in request.backbones if request.node != DRIVER else ():
+                check("weights", _check_weights, name, tag)
+            check("results", _check_results, request)
+        if request.gpus:
+            check("GPUs", _check_gpus, request.gpus)
     return facts, problems
 
 
@@ -88,7 +105,7 @@ def _digest_program() -> str:
     return digest.hexdigest()[:16]
 
 
-def _digest_dataset(data: str, name: str, wanted: list[str]) -> str:
+def _digest_dataset(data: str, name: str, wanted: Sequence[str]) -> str:
     """Return the digest of a data set's manifest; empty for one that is packed on demand, with the same content."""
     from shards.catalogue import CATALOGUE
     from shards.default_paths import data_root
@@ -111,37 +128,37 @@ def _digest_dataset(data: str, name: str, wanted: list[str]) -> str:
 
 
 def _check_weights(name: str, tag: str | None) -> str:
-    """Raise if the weights are not here. Not compared, as the driver computes nothing and may lack them."""
+    """Raise if the weights are not here. They are not compared with the driver's, which may lack them."""
     from procap.weights.loading import weights_file
 
     weights_file(name, tag)
     return ""
 
 
-def _check_results(given: str, nonce: str, name: str) -> str:
+def _check_results(request: ProbeRequest) -> str:
     """Write the driver's file; on a node look for that file, and write one."""
     from shards.default_paths import cache_home
     from shards.remote import RemoteFolder
     from shards.urls import local_path, redact
 
-    folder = (local_path(given) or cache_home()).absolute()
+    folder = (local_path(request.results) or cache_home()).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if free < FREE_BYTES:
         raise Unusable(f"only {free / 2**20:.0f} MiB free")
-    there, mark = RemoteFolder(given), f".preflight-{nonce}"
-    if name == DRIVER:
-        there.write(mark, nonce.encode())
+    there, mark, content = RemoteFolder(request.results), f".preflight-{request.nonce}", request.nonce.encode()
+    if request.node == DRIVER:
+        there.write(mark, content)
         return ""
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while there.read([mark]) != {mark: nonce.encode()}:
+    while there.read([mark]) != {mark: content}:
         if time.monotonic() > deadline:
             raise Unusable(
-                f"{redact(given)} there is not the same storage as here; name a folder that all nodes share, or a URL "
-                "such as s3://bucket/folder"
+                f"{redact(request.results)} there is not the same storage as here; name a folder that all nodes "
+                "share, or a URL such as s3://bucket/folder"
             )
         time.sleep(0.2)
-    there.write(f"{mark}-{name}", nonce.encode())
-    there.delete(f"{mark}-{name}")
+    there.write(f"{mark}-{request.node}", content)
+    there.delete(f"{mark}-{request.node}")
     return ""
 
 

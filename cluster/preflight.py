@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cluster import node_probe
-from cluster.node_probe import DRIVER, Facts, probe_node
+from cluster.node_probe import Facts, ProbeRequest, probe_node
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Node, nodes
 from procap.errors import UserError
@@ -41,34 +42,37 @@ def check_nodes(
     from shards.remote import RemoteFolder
 
     request = make_request(paths, datasets, backbones)
-    pack_missing(request["datasets"], data_root(request["data"]))
+    pack_missing(request.datasets, data_root(request.data))
     found = _working_nodes()
     if not found and not autoscale:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
-    needs_gpus = paths.runtime.device.startswith("cuda")
+    on_gpus = paths.runtime.device.startswith("cuda")
+    requests = [replace(request, node=node.identifier, gpus=node.gpus if on_gpus else 0.0) for node in found]
     try:
-        # The driver computes nothing, so it may lack weights that have a tag.
-        here, problems = probe_node(request | {"name": DRIVER, "backbones": []})
+        here, problems = probe_node(request)
         if problems:
             raise UserError(f"this machine: {'; '.join(problems)}")
-        unusable = _probe_all(found, request, here, timeout, needs_gpus)
+        answers = _probe_all(requests, timeout)
         if ray.get_runtime_context().runtime_env.get("working_dir"):
             # Nodes of one machine share the folder of a submitted job and each replaces it at its first process.
             os.chdir(os.environ["PWD"])
     finally:
         with suppress(Exception):
-            RemoteFolder(request["results"]).delete(f".preflight-{request['nonce']}")
-    if needs_gpus and not autoscale and not any(node.gpus for node in found):
-        unusable = {node: [*unusable.get(node, []), "it has no GPU"] for node in found}
-    if unusable:
-        reasons = " | ".join(f"{node}: {'; '.join(problems)}" for node, problems in unusable.items())
-        raise UserError(f"{len(unusable)} of {len(found)} nodes cannot be used: {reasons}")
+            RemoteFolder(request.results).delete(f".preflight-{request.nonce}")
+    unusable = {node: find_problems(*answer, here) for node, answer in zip(found, answers, strict=True)}
+    if on_gpus and not autoscale and not any(node.gpus for node in found):
+        unusable = {node: [*reasons, "it has no GPU"] for node, reasons in unusable.items()}
+    # Nodes that died meanwhile are left out.
+    alive = {node.identifier for node in _working_nodes()}
+    lines = [f"{node}: {'; '.join(why)}" for node, why in unusable.items() if why and node.identifier in alive]
+    if lines:
+        raise UserError(f"{len(lines)} of {len(found)} nodes cannot be used: {' | '.join(lines)}")
 
 
 def make_request(
     paths: StoragePaths, datasets: Mapping[str, Collection[str]], backbones: Iterable[tuple[str, str | None]]
-) -> dict[str, Any]:
-    """Make the request of `probe_node`, see there."""
+) -> ProbeRequest:
+    """Make the request of `probe_node` for the driver."""
     files: list[str] = []
     tagged: list[tuple[str, str | None]] = []
     for backbone, weights in dict.fromkeys(backbones):
@@ -76,25 +80,22 @@ def make_request(
         files += own
         if not own and backbone != "mini" and weights != "random":
             tagged.append((backbone, weights))
-    return {
-        "data": paths.data,
-        "results": paths.results,
-        "datasets": {name: sorted(splits) for name, splits in datasets.items()},
-        "files": list(dict.fromkeys(files)),
-        "backbones": tagged,
-        "gpus": 0,
-        "nonce": uuid.uuid4().hex,
-    }
+    return ProbeRequest(
+        data=paths.data,
+        results=paths.results,
+        datasets={name: sorted(splits) for name, splits in datasets.items()},
+        files=list(dict.fromkeys(files)),
+        backbones=tagged,
+        nonce=uuid.uuid4().hex,
+    )
 
 
 def _working_nodes() -> list[Node]:
     return [node for node in nodes() if node.cpus or node.gpus]
 
 
-def _probe_all(
-    asked: Iterable[Node], request: Mapping[str, Any], here: Facts, timeout: float, needs_gpus: bool
-) -> dict[Node, list[str]]:
-    """Return the problems of each unusable node; nodes that died meanwhile are left out. here: the driver's facts."""
+def _probe_all(requests: Sequence[ProbeRequest], timeout: float) -> list[tuple[Facts, list[str]]]:
+    """Call `probe_node` on the node of each request, all at once; a node without an answer is a problem of its own."""
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -102,30 +103,28 @@ def _probe_all(
     # Pickle the probe by value, so that it also runs on a node without this program and can report that.
     cloudpickle.register_pickle_by_value(node_probe)
     try:
-        remote = ray.remote(num_cpus=0, max_retries=0)(probe_node)
-        tasks: dict[Any, Node] = {}
-        for node in asked:
-            own = {**request, "name": node.identifier, "gpus": node.gpus if needs_gpus else 0}
-            strategy = NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False)
-            tasks[remote.options(scheduling_strategy=strategy).remote(own)] = node
-        ready, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=timeout) if tasks else ([], [])
+        probe = ray.remote(num_cpus=0, max_retries=0)(probe_node)
+        tasks: list[Any] = [
+            probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(request.node, soft=False)).remote(request)
+            for request in requests
+        ]
     finally:
         cloudpickle.unregister_pickle_by_value(node_probe)
-    problems: dict[Node, list[str]] = {}
-    for task in ready:
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
+    answers: list[tuple[Facts, list[str]]] = []
+    for task in tasks:
         try:
-            facts, own_problems = ray.get(task)
-            problems[tasks[task]] = find_problems(facts, own_problems, here)
+            answers.append(ray.get(task, timeout=0))
+        except ray.exceptions.GetTimeoutError:
+            with suppress(Exception):
+                ray.cancel(task, force=True)
+            answers.append(({}, [f"no answer within {timeout:g} s"]))
         # Ray raises many different classes for a task that never ran or did not end.
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}"
-            problems[tasks[task]] = [f"the check did not run there ({reason})"]
-    for task in late:
-        with suppress(Exception):
-            ray.cancel(task, force=True)
-        problems[tasks[task]] = [f"no answer within {timeout:g} s"]
-    alive = {node.identifier for node in _working_nodes()}
-    return {node: reasons for node, reasons in problems.items() if reasons and node.identifier in alive}
+            answers.append(({}, [f"the check did not run there ({reason})"]))
+    return answers
 
 
 def find_problems(facts: Facts, problems: Iterable[str], here: Facts) -> list[str]:

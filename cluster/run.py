@@ -71,18 +71,23 @@ def score(accuracies: Sequence[float]) -> float:
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 
+def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
+    """Return the accuracy on each target of a finished run, None while its training or an evaluation is missing.
+
+    Raises UserError for a file that cannot be read.
+    """
+    folder = RunFolder(runtime.results / run.path)
+    if (training := folder.train()) is None:
+        return None
+    results = [folder.evaluation(Target.recorded(target)) for target in run.targets]
+    current = [result for result in results if result and result.is_current(training, runtime.limit)]
+    return [result.accuracy for result in current] if len(current) == len(results) else None
+
+
 def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
     """Compute the score of a finished run from its evaluations, None while one of them is missing."""
-    folder = RunFolder(runtime.results / run.path)
-    if not folder.train_file.exists():
-        return None
-    training, accuracies = folder.train(), []
-    for target in run.targets:
-        result = folder.evaluation(Target.recorded(target))
-        if training is None or result is None or not result.is_current(training, None):
-            return None
-        accuracies.append(result.accuracy)
-    return score(accuracies)
+    accuracies = find_accuracies(run, runtime)
+    return None if accuracies is None else score(accuracies)
 
 
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,7 +89,7 @@ def run_trials(
             run_config=TuneRun(
                 name="trials",
                 storage_path=scratch,
-                callbacks=[_tune_callback(listener, StallDetector(resources, capacity.autoscale))],
+                callbacks=[make_callback(listener, capacity)],
                 failure_config=FailureConfig(max_failures=ATTEMPTS - 1),
                 verbose=0,
             ),
@@ -132,34 +132,13 @@ def explain_failure(errors: str) -> str:
     return f"given up after {ATTEMPTS} attempts: {last}; see the logs of Ray on the nodes (often: out of memory)"
 
 
-class StallDetector:
-    """Detect that no trial fits on the remaining nodes, for which Ray would wait silently and for ever."""
-
-    def __init__(self, resources: Resources, autoscale: bool) -> None:
-        """autoscale: nodes are started on demand, so that waiting is not an error."""
-        self._resources, self._autoscale = resources, autoscale
-        self._since: float | None = None
-
-    def check(self, trials: Iterable[Any]) -> None:
-        """Warn once while nothing runs for lack of resources. Raises UserError after `STALL_SECONDS`."""
-        running = any(trial.status == "RUNNING" for trial in trials)
-        cluster = [] if running else nodes()
-        if running or count_processes(cluster, self._resources) >= self._resources.processes:
-            self._since = None
-            return
-        what = f"a run that asks for {self._resources} does not fit on the nodes of the cluster now: {len(cluster)}"
-        if self._since is None:
-            self._since = time.monotonic()
-            logger.warning("waiting: %s", what)
-        elif not self._autoscale and time.monotonic() - self._since >= STALL_SECONDS:
-            minutes = f"{STALL_SECONDS / 60:g} minutes"
-            raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to go on")
-
-
-def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
+def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
+    """Make the callback of Ray Tune that forwards events to `listener` and detects that trials cannot be placed."""
     from ray.tune import Callback
 
     class TuneCallback(Callback):
+        stalled_since: float | None = None
+
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.started(trial.trial_id, trial.config)
 
@@ -174,7 +153,20 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
             listener.ended(trial.trial_id, trial.config, TrialReport.of_result(trial.last_result))
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
-            stall.check(trials)
+            # Ray would wait silently and for ever for nodes on which a trial fits.
+            resources = capacity.resources
+            running = any(trial.status == "RUNNING" for trial in trials)
+            cluster = [] if running else nodes()
+            if running or count_processes(cluster, resources) >= resources.processes:
+                self.stalled_since = None
+                return
+            what = f"a run that asks for {resources} does not fit on the nodes of the cluster now: {len(cluster)}"
+            if self.stalled_since is None:
+                self.stalled_since = time.monotonic()
+                logger.warning("waiting: %s", what)
+            elif not capacity.autoscale and time.monotonic() - self.stalled_since >= STALL_SECONDS:
+                minutes = f"{STALL_SECONDS / 60:g} minutes"
+                raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to go on")
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             # If the driver's node is lost, every trial would use up its attempts within seconds.

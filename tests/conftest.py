@@ -6,6 +6,7 @@ Heads are 64 wide as in real CLIPs, so that a checkpoint of `tiny_clip` can be r
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -100,6 +101,18 @@ def few_digits(tmp_path_factory) -> Path:
     source, counts = builtin_source(find("digits")), {"train": 120, "val": 40, "test": 60}
     pack_source(replace(source, counts=counts), root)
     return root
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[str]:
+    """A Ray of this machine with three CPUs, to which this process is connected; returns its address."""
+    from cluster.address import LOCAL
+    from cluster.ray_cluster import connected
+
+    with connected(LOCAL, cpus=3):
+        import ray
+
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture

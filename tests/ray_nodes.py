@@ -30,6 +30,7 @@ SETTINGS = {
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "OMP_WAIT_POLICY": "passive",
 }
 

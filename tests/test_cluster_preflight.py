@@ -23,7 +23,7 @@ from ray_nodes import Nodes
 from toy_shards import toy_source
 
 from cluster import node_probe
-from cluster.node_probe import DRIVER, probe_node
+from cluster.node_probe import ProbeRequest, probe_node
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_request
 from procap.errors import UserError
@@ -54,7 +54,7 @@ class Requirements:
     def check(self, **how: float) -> None:
         check_nodes(self.paths, self.datasets, self.backbones, **how)
 
-    def to_request(self) -> dict[str, Any]:
+    def to_request(self) -> ProbeRequest:
         return make_request(self.paths, self.datasets, self.backbones)
 
 
@@ -68,12 +68,12 @@ class Pair:
 
     def __init__(self, wants: Requirements) -> None:
         self.request = wants.to_request()
-        self.here, problems = probe_node(self.request | {"name": DRIVER, "backbones": []})
+        self.here, problems = probe_node(self.request)
         assert not problems
 
-    def reasons(self, facts: Mapping[str, str] = {}, **request: object) -> list[str]:
+    def reasons(self, facts: Mapping[str, str] = {}, **request: Any) -> list[str]:
         """The problems of the node if parts of the request or of its facts were others."""
-        found, problems = probe_node(self.request | {"name": "0123"} | request)
+        found, problems = probe_node(replace(self.request, node="0123", **request))
         return find_problems(found | facts, problems, self.here)
 
 
@@ -102,7 +102,7 @@ def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
 
 def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
     pair = Pair(wants)
-    file = Path(wants.results) / f".preflight-{pair.request['nonce']}-0123"
+    file = Path(wants.results) / f".preflight-{pair.request.nonce}-0123"
     file.mkdir()
     (file / "x").touch()
     [reason] = pair.reasons()
@@ -141,7 +141,7 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
     file = tmp_path / "clip.pt"
     file.write_bytes(os.urandom(3_000_000))
     pair = Pair(replace(wants, backbones=(("ViT-B-16", str(file)), ("mini", None))))
-    assert pair.request["files"] == [str(file)] and pair.reasons() == []
+    assert pair.request.files == [str(file)] and pair.reasons() == []
     file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
     assert pair.reasons() == [f"weights {file}: other content than here"]
     file.unlink()
@@ -159,7 +159,7 @@ def test_fewer_gpus_than_ray_was_started_with_are_named(wants, monkeypatch):
 def test_a_node_without_this_program_can_be_probed(wants):
     """With the standard library alone."""
     pair = Pair(wants)
-    request = pair.request | {"name": "bare", "files": ["/nowhere/clip.pt"]}
+    request = replace(pair.request, node="bare", files=["/nowhere/clip.pt"])
     code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(probe_node({request!r})))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     reasons = find_problems(*json.loads(done.stdout), pair.here)
@@ -173,7 +173,7 @@ def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monke
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
-    assert named.to_request()["backbones"] == [("ViT-B-16", None)]
+    assert named.to_request().backbones == [("ViT-B-16", None)]
     [reason] = Pair(named).reasons()
     assert reason.startswith("weights: weights 'openai' of ViT-B-16 are not on this machine")
     (tmp_path / "home/weights").mkdir(parents=True)

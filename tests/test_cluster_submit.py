@@ -225,13 +225,13 @@ def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_no
 ) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "SOME_SETTING"):
         monkeypatch.setenv(name, HUSH)
-    assert main(["submit", "--name", "listing", "--env", "NCCL_DEBUG=INFO", "--", "ls", "methods"]) == 0
-    assert "ProCAP (Abbas et al. 2026)" in capsys.readouterr().out
+    assert main(["submit", "--name", "listing", "--env", "NCCL_DEBUG=INFO", "--", "ls", "datasets"]) == 0
+    assert "twenty flat shapes" in capsys.readouterr().out
     client = connect(cluster)
     details = client.get_job_info("listing")
     assert HUSH not in f"{details} {client.get_job_logs('listing')}"
     assert set(details.runtime_env["env_vars"]) == {*RAY_SETTINGS, "NCCL_DEBUG", SOURCE_VARIABLE}
-    assert main(["submit", "--name", "listing", "--", "ls", "methods"]) == 2
+    assert main(["submit", "--name", "listing", "--", "ls", "datasets"]) == 2
     assert "there is a job of this --name already" in capsys.readouterr().err
     connections = itertools.count()
 

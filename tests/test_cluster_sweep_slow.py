@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +19,12 @@ from object_server import object_server
 from ray_nodes import REPOSITORY, Nodes, without_settings
 
 from benchmarks.cli import main
-from cluster.configuration import SweepFolder
-from runner.results import find_runs
+from cluster.configuration import SweepFolder, SweepSettings
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Capacity, Resources
+from cluster.sweep import Sweep
+from runner.config import RuntimeConfig, Target
+from runner.results import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +45,11 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
 @pytest.fixture(scope="module")
 def data(few_digits, tiny_checkpoint) -> list[str]:
     return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off"]
+
+
+@pytest.fixture(scope="module")
+def where(data) -> list[str]:
+    return [*data, "--max-concurrent", "1"]
 
 
 @pytest.fixture
@@ -65,6 +75,10 @@ def finish(words: list[str], code: int = 0) -> tuple[dict, str]:
         out, err = process.communicate(timeout=900)
     assert process.returncode == code, err
     return json.loads(out.splitlines()[-1]) if code == 0 else {}, err
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def wait_until(condition, seconds: float = 600.0) -> None:
@@ -173,3 +187,68 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
     assert first["configurations"][0] in second["configurations"]
     trained = [json.loads(file.read_text()) for file in (tmp_path / "second").rglob("train.json")]
     assert len(trained) == 4 and len(list((tmp_path / "first").rglob("train.json"))) == 2
+
+
+def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
+    asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
+             "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
+             "ctx_init=a b", "--param", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
+             "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
+    assert main(["sweep", "--name", "fields", *asked, "--json"]) == 0
+    document = printed(capsys)
+    train, _ = (shlex.split(line)[1:] for line in document["commands"])
+    assert main([*train, "--json"]) == 0
+    assert {run["run"] for run in printed(capsys)["trained"]} == set(document["best"]["runs"])
+    assert set(document["best_by_method"]) == {"coop", "maple"}
+
+
+def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(
+    local_ray, where, tmp_path, capsys
+) -> None:
+    words = ["sweep", *ASKED, "--epochs", "0", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
+    drawn = []
+    for trials, name in ((3, "a"), (3, "b"), (4, "a")):
+        assert main([*words, *where, "--trials", str(trials), "--results", str(tmp_path / name), "--json"]) == 0
+        rows = printed(capsys)["configurations"]
+        assert len(rows) == trials and all(len(row["scores"]) == 2 for row in rows)
+        drawn.append({row["values"]["recipe.lr"] for row in rows})
+    assert drawn[0] == drawn[1] < drawn[2]
+
+
+def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys) -> None:
+    words = [*ASKED, "--epochs", "4000", "--name", "h", "--param", "lr=loguniform(1e-4,1)", *where]
+    assert main(["sweep", *words, "--hours", str(90 / 3600), "--results", str(tmp_path), "--json"]) == 0
+    captured = capsys.readouterr()
+    counts = json.loads(captured.out.splitlines()[-1])["counts"]
+    assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
+    assert "unfinished, with their states kept" in captured.err
+
+
+def test_configurations_that_are_the_same_runs_train_them_once(
+    local_ray, few_digits, tiny_checkpoint, tmp_path
+) -> None:
+    """AdamW does not read momentum: both values are the same training."""
+    same = SweepSettings(
+        name="s", space={"recipe.momentum": [0.8, 0.9]}, methods=("coop",), datasets=("digits",), seeds=(1,), shots=2,
+        backbone=str(tiny_checkpoint), overrides={"optimizer": "adamw", "epochs": 1},
+    )  # fmt: skip
+    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(same, at, SweepFolder(tmp_path / "sweeps" / "s"))
+    sweep.run(StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 2, ray=True))
+    assert sweep.is_complete
+    assert [one.state for one in sweep.configurations.values()] == ["finished", "finished"]
+    assert len({one.score for one in sweep.configurations.values()}) == len(find_runs(tmp_path)) == 1
+
+
+def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys) -> None:
+    words = [*ASKED, "--epochs", "3", "--name", "h", "--param", "lr=0.002", "--metric", "held-out", *where]
+    assert main(["sweep", *words, "--results", str(tmp_path), "--json"]) == 0
+    document = printed(capsys)
+    [row] = document["configurations"]
+    for run, score in row["scores"].items():
+        base, novel = (
+            RunFolder(tmp_path / run).evaluation(Target("digits", half, "val")) for half in ("dev-base", "dev-novel")
+        )
+        assert score == pytest.approx(2 * base.accuracy * novel.accuracy / (base.accuracy + novel.accuracy))
+        assert run.startswith("dev-base/")
+    assert all("dev-" not in command and "--metric" not in command for command in document["commands"])

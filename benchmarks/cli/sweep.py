@@ -112,7 +112,7 @@ def _execute(
 ) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.cli.execution import connect_checked
-    from benchmarks.console.output import SOME_FAILED, note
+    from benchmarks.console.output import note
     from benchmarks.sweeps.progress import SweepProgress
     from cluster.paths import StoragePaths
     from cluster.preflight import TRAINING_SPLITS
@@ -140,10 +140,9 @@ def _execute(
             progress.close(status_after(error))
             RemoteResults.of(at).try_push_all()
         raise
-    failed = searched.count("failed")
-    progress.close("failed" if failed else "interrupted" if searched.count("running") else "finished")
-    _show_outcome(searched, runtime, engine, output)
-    return 0 if not failed else SOME_FAILED if failed < len(searched.configurations) else 1
+    unfinished = "interrupted" if searched.count("running") else "finished"
+    progress.close("failed" if searched.count("failed") else unfinished)
+    return _show_outcome(searched, runtime, engine, output)
 
 
 def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
@@ -155,10 +154,10 @@ def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
     return [canonical_name(str(backbone), one) for backbone in backbones for one in weights]
 
 
-def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> None:
+def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> int:
     """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
     from benchmarks.cli.sweep_settings import make_commands
-    from benchmarks.console.output import note, plural, show, show_json
+    from benchmarks.console.output import note, note_failures, plural, show, show_json
     from benchmarks.sweeps import table
     from benchmarks.sweeps.figure import draw_sweep
     from runner.remote_results import RemoteResults
@@ -184,12 +183,11 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
         note(f"plot: {plots[0]}")
     if commands:
         show("\nthe best, trained with all seeds and tested:\n" + " && \\\n".join(f"  {one}" for one in commands))
-    if failed := [one for one in found if one.state == "failed"]:
-        note(f"procap: {len(found) - len(failed)} done, {len(failed)} failed:")
-        for one in failed:
-            note(f"  {table.format_configuration(one)}")
+    failed = {table.format_values(one.values): table.format_failure(one) for one in found if one.state == "failed"}
+    code = note_failures(len(found) - len(failed), failed)
     if output.json:
         show_json(document)
+    return code
 
 
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
@@ -227,11 +225,8 @@ def _format_title(settings: SweepSettings) -> str:
     from benchmarks.console.output import plural
     from cluster.configuration import METRICS
 
-    trials = f", {settings.trials} configurations" if settings.trials is not None else ""
-    hours = f", {settings.hours:g} h" if settings.hours is not None else ""
-    seeds = plural(len(settings.seeds), "seed")
-    datasets = "" if settings.varies_data else f", {plural(len(settings.datasets), 'data set')}"
-    limits = f"{trials}{hours}"
-    return (
-        f"sweep {settings.name}: {settings.search} search{limits}; {seeds}{datasets} each; {METRICS[settings.metric]}"
-    )
+    limits = f", {settings.trials} configurations" if settings.trials is not None else ""
+    limits += f", {settings.hours:g} h" if settings.hours is not None else ""
+    each = plural(len(settings.seeds), "seed")
+    each += "" if settings.varies_data else f", {plural(len(settings.datasets), 'data set')}"
+    return f"sweep {settings.name}: {settings.search} search{limits}; {each} each; {METRICS[settings.metric]}"

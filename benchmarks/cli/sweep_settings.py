@@ -151,13 +151,12 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
             (changes if group == "recipe" else options)[name] = value
     flags = {name: changes.pop(name) for name in ("epochs", "batch_size", "lr") if name in changes}
     datasets = [values["dataset"]] if "dataset" in values else settings.datasets
-    fields = ("backbone", "pretrained", "precision", "recipe")
-    chosen = {name: values.get(name, getattr(settings, name)) for name in fields}
+    chosen = {**settings.model_dump(), **values}
     selection = SelectionFlags(
         methods=method,
         datasets=",".join(map(str, datasets)),
         seeds=",".join(map(str, settings.seeds)),
-        shots=str(values.get("shots", settings.shots) or "full"),
+        shots=str(chosen["shots"] or "full"),
         classes=settings.classes,
         backbone=chosen["backbone"],
         pretrained=chosen["pretrained"] or "",

@@ -60,16 +60,18 @@ def format_table(settings: SweepSettings, configurations: Sequence[Configuration
 
 def format_configuration(one: Configuration) -> str:
     """Format a configuration that has ended in one line."""
-    values = format_values(one.values) or "as it is"
-    if one.state == "failed":
-        run, why = next(iter(one.failures.items()))
-        return f"{values}: failed: {why if run in why else f'{run}: {why}'}"
-    score = "" if one.score is None else f"{one.score:.2f} %"
-    return f"{values}: {score}{f', stopped after epoch {one.epoch}' if one.state == 'stopped' else ''}"
+    stopped = f", stopped after epoch {one.epoch}" if one.state == "stopped" else ""
+    outcome = f"failed: {format_failure(one)}" if one.state == "failed" else f"{one.score:.2f} %{stopped}"
+    return f"{format_values(one.values)}: {outcome}"
+
+
+def format_failure(one: Configuration) -> str:
+    run, why = next(iter(one.failures.items()))
+    return why if run in why else f"{run}: {why}"
 
 
 def format_values(values: Values) -> str:
-    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in values.items())
+    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in values.items()) or "as it is"
 
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:

@@ -1,0 +1,477 @@
+"""Sweeps and runs as trials of Ray Tune, on one local Ray that the tests of this file share."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from benchmarks.cli import main
+from cluster.configuration import Configuration, SweepFolder
+from cluster.distributed_trial import Rank
+from cluster.launcher import Launcher, connect, launch
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Capacity, Resources
+from cluster.run import RunSpec, TrialReport
+from cluster.tune_runner import make_callback, run_trials
+from procap.errors import UsageError, UserError
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.results import RunFolder, find_runs
+from runner.run_collection import read_collection
+
+TARGETS = ("digits:base", "digits:novel")
+ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
+PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
+RATES = (1e4, 1e3, 0.02)
+GRID = ["--name", "grid", "--param", "lr=1e4,1e3,0.02", *PARAMS]
+
+
+@pytest.fixture(scope="module")
+def where(few_digits, tiny_checkpoint) -> list[str]:
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
+
+
+TPE = [
+    "--name",
+    "tpe",
+    "--search",
+    "tpe",
+    "--param",
+    "lr=loguniform(1e-4,1e30)",
+    *PARAMS,
+    "--trials",
+    "7",
+    "--search-seed",
+    "16",
+]
+ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
+FINISHED = [
+    Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="finished",
+                  score=score, scores={f"x/seed1-{number}": score}, epochs=1)
+    for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
+]  # fmt: skip
+UNFINISHED = (*RATES, 1e30)
+
+
+@pytest.fixture(scope="module")
+def halved(local_ray, where, tmp_path_factory) -> tuple[Path, int]:
+    """Results of a sweep with TPE and ASHA, and its exit code; leave them as they are.
+
+    It continues one of seven configurations, of which two are finished and four have failed; one fails again.
+    """
+    results = tmp_path_factory.mktemp("halved")
+    unfinished = [
+        Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="failed")
+        for number, lr in enumerate(UNFINISHED, len(FINISHED))
+    ]
+    SweepFolder(results / "sweeps" / "tpe").save([*FINISHED, *unfinished])
+    return results, main(["sweep", *ASKED, *TPE, *ASHA, *where, "--results", str(results)])
+
+
+@pytest.fixture(scope="module")
+def searched(halved, where, tmp_path_factory) -> Path:
+    """Results with a finished grid of 3 configurations, of which `halved` trained a part; leave them as they are."""
+    results = shutil.copytree(halved[0], tmp_path_factory.mktemp("searched") / "results")
+    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results)]) == 0
+    return results
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def summary(results: Path, name: str = "grid") -> dict:
+    return json.loads((results / "sweeps" / name / "summary.json").read_text())
+
+
+def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoint) -> None:
+    wanted = {
+        plan_run(method="coop", dataset="digits", seed=seed, shots=2, backbone=str(tiny_checkpoint),
+                 overrides={"epochs": 3, "lr": lr, "warmup": "none"}, options={"class_position": "front"}).path
+        for lr in RATES for seed in (1, 2)
+    }  # fmt: skip
+    assert {run for row in summary(searched)["configurations"] for run in row["runs"]} == wanted
+    assert all(RunFolder(searched / run).train() for run in wanted)
+
+
+def test_its_scores_are_the_counts_of_validation_images(searched) -> None:
+    rows = summary(searched)["configurations"]
+    assert len(rows) == 3
+    for row in rows:
+        results = [RunFolder(searched / run).evaluation(Target("digits", "base", "val")) for run in row["runs"]]
+        accuracies = [100 * result.correct / result.total for result in results if result]
+        assert row["score"] == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
+        assert row["std"] == pytest.approx(stdev(accuracies))
+    scores = [row["score"] for row in rows]
+    assert scores == sorted(scores, reverse=True) and summary(searched)["best"] == rows[0]
+
+
+@pytest.mark.slow
+def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
+    shutil.copytree(few_digits, tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "digits" / "test")
+    half = ["--name", "grid", "--param", "lr=0.02", *PARAMS]
+    blind = ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
+    assert main(["sweep", *ASKED, *half, *where, *blind]) == 0
+    wanted = {tuple(row["runs"]): row["scores"] for row in summary(searched)["configurations"]}
+    rows = summary(tmp_path)["configurations"]
+    assert len(rows) == 1 and all(row["scores"] == wanted[tuple(row["runs"])] for row in rows)
+
+
+def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys) -> None:
+    files = {file: file.stat().st_mtime_ns for run in find_runs(searched) for file in run.path.rglob("*.json")}
+    before = summary(searched)
+    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == before == summary(searched)
+    assert "3 done already" in captured.err
+    assert files == {file: file.stat().st_mtime_ns for file in files}
+
+
+def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys) -> None:
+    document = summary(searched)
+    train, evaluate = (shlex.split(line)[1:] for line in document["commands"])
+    assert main([*train, "--tracking", "off", "--json"]) == 0
+    assert {run["run"] for run in printed(capsys)["trained"]} == set(document["best"]["runs"])
+    assert main([*evaluate, "--dry-run", "--json"]) == 0
+    planned = printed(capsys)["runs"]
+    assert {run["run"] for run in planned} == set(document["best"]["runs"])
+    targets = {target["target"] for run in planned for target in run["targets"]}
+    assert targets == {"digits:base:test", "digits:novel:test"}
+
+
+def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not(searched, where, capsys) -> None:
+    place = [*where, "--results", str(searched), "--dry-run"]
+    other = ["--name", "grid", "--param", "lr=0.002,0.2", *PARAMS]
+    assert main(["sweep", *ASKED, *other, *place]) == 2
+    error = capsys.readouterr().err
+    assert "searched for something else: space was" in error and "another --name" in error and error.count("\n") == 1
+    assert main(["sweep", *ASKED, *GRID, "--hours", "2", *place]) == 0
+
+
+def test_a_file_says_what_flags_say(searched, few_digits, tiny_checkpoint, tmp_path, capsys) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        f"methods: [coop]\ndatasets: digits\nseeds: [1, 2]\nshots: 2\nepochs: 3\nbackbone: {tiny_checkpoint}\n"
+        "recipe_field: {warmup: none}\nparam:\n  lr: [1e4, 1e+3, 0.02]\n  class_position: [front]\n"
+        f"data: {few_digits}\ntracking: off\n"
+    )
+    assert main(["sweep", str(file), "--results", str(searched), "--json"]) == 0
+    assert printed(capsys)["counts"]["finished"] == 3
+
+
+def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys) -> None:
+    with SweepFolder(searched / "sweeps" / "grid").locked():
+        assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
+    error = capsys.readouterr().err
+    assert "being carried out by another process (pid " in error and error.count("\n") == 1
+
+
+def test_tpe_resumes_and_keeps_to_its_budget(halved) -> None:
+    results, code = halved
+    found = list(SweepFolder(results / "sweeps" / "tpe").load().values())
+    assert code == 3 and len(found) == 7 and found[:2] == FINISHED
+    assert [one.values["recipe.lr"] for one in found[2:6]] == [*UNFINISHED]
+    assert all(one.state != "running" for one in found)
+    assert len(find_runs(results)) == 2 * 5
+
+
+def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
+    """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
+    accuracies = []
+    for run in configuration.runs:
+        [count] = [count for count in RunFolder(results / run).validation() if count.epoch == epoch - 1]
+        assert count.target == "digits:base:val"
+        accuracies.append(100 * count.correct / count.total)
+    return fmean(accuracies)
+
+
+def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
+    results, _ = halved
+    document = summary(results, "tpe")
+    assert document["counts"]["failed"] == 1 and document["counts"]["running"] == 0
+    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
+    assert failed["values"]["recipe.lr"] == 1e30 and set(failed["failures"]) == set(failed["runs"])
+    kept = read_collection(results / "collections/sweep/tpe")
+    assert kept is not None and kept.status == "failed" and len(kept.runs) == 2 * 5
+    assert set(kept.failed) == set(failed["runs"])
+    assert all("not finite" in why for why in kept.failed.values())
+
+
+def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved, searched) -> None:
+    results, _ = halved
+    configurations = [*SweepFolder(results / "sweeps" / "tpe").load().values()][len(FINISHED) :]
+    found = [one for one in configurations if one.state != "failed"]
+    stopped = [one for one in found if one.state == "stopped"]
+    assert stopped and {one.state for one in found} == {"stopped", "finished"}
+    for one in found:
+        assert all(score == pytest.approx(mean_at(one, epoch, results)) for epoch, score in one.curve.items())
+        assert one.curve or one.state == "finished"
+        if one.state == "stopped":
+            assert one.epoch < 3 and one.score == one.curve[one.epoch]
+            assert all(not (results / run / "train.json").exists() for run in one.runs)
+            assert all((results / run / "state").exists() for run in one.runs)
+    continued = [one for one in stopped if one.values["recipe.lr"] in RATES]
+    resumed = [done.resumed for one in continued for run in one.runs if (done := RunFolder(searched / run).train())]
+    assert len(resumed) == 2 * len(continued) > 0 and all(resumed)
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(searched, results)
+    shutil.rmtree(results / "sweeps")
+    broken = results / summary(searched)["best"]["runs"][0] / "train.json"
+    broken.write_text("{")
+    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results), "--json"]) == 3
+    document = printed(capsys)
+    assert document["counts"] == {"finished": 2, "stopped": 0, "running": 0, "failed": 1}
+    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
+    assert str(broken) in str(failed["failures"])
+
+
+class Recorder:
+    """A listener that records its calls."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.reports: list[tuple[int, TrialReport]] = []
+        self.ends: dict[int, TrialReport] = {}
+
+    def started(self, trial: str, config: Mapping[str, Any]) -> None:
+        self.began.append(config["number"])
+
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+        self.reports.append((config["number"], report))
+
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+        self.ends[config["number"]] = report
+
+
+def run(method: str = "coop", seed: int = 1, epochs: int = 1, **more: Any) -> RunConfig:
+    changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
+    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
+
+
+def spec(config: RunConfig, targets: Sequence[str] = TARGETS) -> RunSpec:
+    return RunSpec(config=config, targets=tuple(targets))
+
+
+def make_paths(data: Path, results: Path, **more: Any) -> StoragePaths:
+    runtime = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
+    return StoragePaths(str(data), str(results), runtime)
+
+
+def facts(results: Path, config: RunConfig) -> tuple[str, list[tuple[str, int, int]]]:
+    """Learned weights and counts of a finished run."""
+    folder = RunFolder(results / config.path)
+    training = folder.train()
+    assert training is not None
+    return training.checkpoint_sha256, [(e.target, e.correct, e.total) for e in folder.evaluations()]
+
+
+def stray(results: Path) -> list[Path]:
+    return [path for path in results.rglob("*") if path.name.endswith(".tmp") or path.name == "state"]
+
+
+LONG = run("maple", epochs=2)
+BROKEN = run(seed=3)
+RUNS = [LONG, run("zeroshot"), run("coop")]
+
+
+@pytest.fixture(scope="module")
+def executed(local_ray: str, few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
+    """Three runs and a broken one; the process of the first is killed after its first checkpoint."""
+    from ray.tune.search import grid_search
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    results, saved = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("saved") / "folder"
+    recorder, done = Recorder(), threading.Event()
+    tasks = [*map(spec, RUNS), spec(BROKEN, ["shapes-sketch:all:train"])]
+
+    def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+        """On the node: the first process of the first run stops after its first checkpoint, until it is killed."""
+        from runner.checkpointer import Checkpointer
+
+        save = Checkpointer.save
+
+        def save_and_wait(checkpointer: Checkpointer, *status: Any) -> None:
+            save(checkpointer, *status)
+            saved.write_text(os.getcwd())
+            time.sleep(600)
+
+        if config["number"] == 0 and not saved.exists():
+            Checkpointer.save = save_and_wait  # type: ignore[method-assign]
+        return [tasks[config["number"]]]
+
+    def kill() -> None:
+        """Kill the process of the first run after its first checkpoint."""
+        while not saved.exists():
+            assert not done.wait(0.02), "no state was saved before the end"
+        holder = re.search(r"pid (\d+)", (results / LONG.path / ".lock").read_text())
+        assert holder, "no process to kill"
+        os.kill(int(holder[1]), signal.SIGKILL)
+
+    paths = make_paths(few_digits, results, checkpoint_seconds=0.0)
+    space, generator = {"number": grid_search(list(range(len(tasks))))}, BasicVariantGenerator(max_concurrent=1)
+    with connect(Launcher(kind="ray", address=local_ray), paths) as found, ThreadPoolExecutor(1) as killer:
+        assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
+        killed = killer.submit(kill)
+        try:
+            run_trials(space, waits_once, paths, found, recorder, search_alg=generator)
+        finally:
+            done.set()
+    killed.result()
+    # Runs execute in the folder of their node: relative names, as in $PROCAP_HOME, keep their meaning.
+    assert saved.read_text() == os.getcwd()
+    return results, recorder
+
+
+def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(
+    executed: tuple[Path, Recorder], few_digits: Path, tmp_path: Path
+) -> None:
+    results, recorder = executed
+    here = Recorder()
+    launch(list(map(spec, RUNS)), make_paths(few_digits, tmp_path), Capacity(Resources(), 1, ray=False), here)
+    assert all(report.state == "done" for report in here.ends.values()), here.ends
+    assert sorted(recorder.began) == [0, 0, 1, 2, 3]
+    assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
+    training = RunFolder(results / LONG.path).train()
+    assert training is not None and training.resumed == 1
+
+
+def test_a_run_that_fails_stops_no_other(executed: tuple[Path, Recorder]) -> None:
+    results, recorder = executed
+    assert recorder.ends[3].state == "failed" and "train" in recorder.ends[3].why
+    assert "Traceback" not in recorder.ends[3].why
+    assert [recorder.ends[number].state for number in range(3)] == ["done"] * 3
+    assert not stray(results)
+
+
+@pytest.mark.slow
+def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray: str, few_digits: Path, tmp_path: Path) -> None:
+    """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
+    runs = [run(seed=seed) for seed in (1, 2)]
+    recorder = Recorder()
+    paths = make_paths(few_digits, tmp_path, timeout=60.0)
+    with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
+        assert found.max_concurrent == 1
+        launch([spec(one, targets=()) for one in runs], paths, replace(found, max_concurrent=2), recorder)
+    assert {number: report.state for number, report in recorder.ends.items()} == {0: "done", 1: "done"}
+    for one in runs:
+        training = RunFolder(tmp_path / one.path).train()
+        assert training is not None and len(training.ranks) == 2
+
+
+@pytest.mark.slow
+def test_a_group_waits_for_a_run_that_another_process_holds(local_ray: str, few_digits: Path, tmp_path: Path) -> None:
+    one, recorder = run(), Recorder()
+    paths = make_paths(few_digits, tmp_path, timeout=60.0)
+    with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
+        with RunFolder(tmp_path / one.path).locked():
+            group = threading.Thread(target=launch, args=([spec(one)], paths, found, recorder))
+            group.start()
+            while not any(report.state == "waiting" for _, report in recorder.reports):
+                assert group.is_alive(), recorder.ends
+                time.sleep(0.1)
+        group.join()
+    assert f"pid {os.getpid()} on" in next(report.why for _, report in recorder.reports if report.state == "waiting")
+    assert recorder.began == [0] and recorder.ends[0].state == "done"
+
+
+def test_what_cannot_be_placed_is_refused_before_anything_waits(
+    local_ray: str, few_digits: Path, tmp_path: Path
+) -> None:
+    for launcher, message in (
+        (Launcher(kind="ray", address=local_ray, processes=4), "hold 3 such processes"),
+        (Launcher(kind="ray", address=local_ray, gpus=1), "hold 0 such processes"),
+        (Launcher(kind="ray", address=local_ray, cpus=4), "hold 0 such processes"),
+        (Launcher(kind="ray", address=local_ray, cpus=0), "a run has to ask for something"),
+        (Launcher(kind="ray", address=local_ray, cpus=0, gpus=0), "a run has to ask for something"),
+    ):
+        with pytest.raises(UsageError, match=message), connect(launcher, make_paths(few_digits, tmp_path)):
+            pass
+
+
+def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(
+    local_ray: str, few_digits: Path, tmp_path: Path
+) -> None:
+    """Derived from nodes without GPUs they would be none, and all runs of a later node would share its first GPU."""
+    asked, paths = Launcher(kind="ray", address=local_ray, autoscale=True), make_paths(few_digits, tmp_path)
+    anywhere = replace(paths, runtime=replace(paths.runtime, device="auto"))
+    with pytest.raises(UsageError, match=r"add --gpus 1 or --gpus 0$"), connect(asked, anywhere):
+        pass
+    for launcher, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
+                               (asked, paths, 0)):  # fmt: skip
+        with connect(launcher, where) as found:
+            assert found.resources.gpus == gpus and found.autoscale
+
+
+def test_runs_wait_for_lost_nodes_for_a_limited_time(
+    local_ray: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
+    paths, recorder, share = make_paths(few_digits, tmp_path), Recorder(), Resources(1, 4.0)
+    with connect(Launcher(kind="ray", address=local_ray), paths):
+        with pytest.raises(
+            UserError, match=r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to go on"
+        ):
+            launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
+        autoscaled = make_callback(recorder, Capacity(share, 1, ray=True, autoscale=True))
+        for iteration in range(3):
+            autoscaled.on_step_end(iteration, [])
+    assert not recorder.began
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
+
+
+def test_the_port_of_a_process_group_stays_reserved(local_ray: str) -> None:
+    rank = Rank()
+    _, _, port = rank.locate()
+    with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", port))
+
+
+@pytest.mark.slow
+def test_a_run_that_always_loses_its_process_is_started_five_times(
+    local_ray: str, few_digits: Path, tmp_path: Path
+) -> None:
+    recorder, paths = Recorder(), make_paths(few_digits, tmp_path)
+    with connect(Launcher(kind="ray", address=local_ray), paths) as found:
+        run_trials({"number": 7}, lambda config, runtime: os._exit(1), paths, found, recorder)
+    assert recorder.began == [7] * 5
+    assert recorder.ends[7].state == "failed"
+    assert "given up after 5 attempts: The actor is dead because" in recorder.ends[7].why
+
+
+def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
+    local_ray: str, few_digits: Path, tmp_path: Path
+) -> None:
+    """A numbered GPU is refused on a cluster: a process of Ray sees only its own."""
+    paths = make_paths(few_digits, tmp_path)
+    paths = replace(paths, runtime=replace(paths.runtime, device="cuda:99"))
+    for at_once in (1, 2):
+        with (
+            pytest.raises(UsageError, match="device 'cuda:99' does not exist"),
+            connect(Launcher(max_concurrent=at_once), paths),
+        ):
+            pass
+    cluster = Launcher(kind="ray", address=local_ray)
+    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), connect(cluster, paths):
+        pass
+    with connect(cluster, replace(paths, runtime=replace(paths.runtime, device="cuda"))) as found:
+        assert found.max_concurrent == 3
