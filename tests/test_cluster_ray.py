@@ -188,7 +188,8 @@ def test_tpe_resumes_and_keeps_to_its_budget(halved) -> None:
     assert code == 3 and len(found) == 7 and found[:2] == FINISHED
     assert [one.values["recipe.lr"] for one in found[2:6]] == [*UNFINISHED]
     assert all(one.state != "running" for one in found)
-    assert len(find_runs(results)) == 2 * 5
+    # The failure of the first seed ends its trial before the second.
+    assert len(find_runs(results)) == 2 * 4 + 1
 
 
 def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
