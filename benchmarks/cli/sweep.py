@@ -140,8 +140,8 @@ def _execute(
             progress.close(status_after(error))
             RemoteResults.of(at).try_push_all()
         raise
-    unfinished = "interrupted" if searched.count("running") else "finished"
-    progress.close("failed" if searched.count("failed") else unfinished)
+    interrupted = searched.count("running") > 0
+    progress.close("failed" if searched.count("failed") else "interrupted" if interrupted else "finished")
     return _show_outcome(searched, runtime, engine, output)
 
 
