@@ -55,17 +55,17 @@ class CheckpointCard(FrozenModel):
         return LabelSpace(self.classnames, self.template, self.templates, base_name(self.config.dataset))
 
 
-def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:
+def save_checkpoint(path: Path, method: nn.Module, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
     return write_bytes(path, pack_tensors(_tensors(method), card.model_dump(mode="json")))
 
 
-def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
+def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Read tensors and card of a checkpoint. Raises UserError for a missing, altered, broken or foreign file."""
-    return unpack_prompts(prompts_bytes(path, sha256), path)
+    return decode_checkpoint(read_checkpoint_bytes(path, sha256), path)
 
 
-def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
+def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
     """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
         data = path.read_bytes()
@@ -77,7 +77,7 @@ def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
     return data
 
 
-def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
+def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
         tensors, plain = unpack_tensors(data)

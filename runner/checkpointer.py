@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 from runner.checkpoint import StateFiles, TrainState
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine
-from runner.epoch_average import PREFIX, EpochAverage
+from runner.epoch_average import EpochAverage
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
 from runner.results import Progress, RunFolder, RunStatus, write_json
 from runner.setup import Setup
-from runner.stop_signals import make_interrupted
+from runner.stop_signals import Interrupted
 
 EPOCH_SAVE_SECONDS = 1.0
 
@@ -61,7 +61,6 @@ class Checkpointer:
             self.state, tensors = self.files.unpack(data)
             if self.average:
                 self.average.load(tensors)
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
             self.engine.load(tensors, newest[1] if newest else self.folder.state)
             self.state.resumed += 1
             self.saved_at = self._position
@@ -98,7 +97,7 @@ class Checkpointer:
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
         position = f"step {self.state.step} of {self.steps}"
-        raise make_interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
+        raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
 
     def finish(self, status: RunStatus) -> Progress:
         """Save unless this state is on disk already, and return the progress."""

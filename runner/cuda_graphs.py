@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,16 +23,6 @@ WARMUP_RUNS = 3
 """Eager runs before a capture: libraries choose kernels and workspaces, torch compiles and allocates."""
 
 
-class GraphCapture(Protocol):
-    """The interface of a capture; tests replace it on machines without a GPU."""
-
-    def side_stream(self) -> AbstractContextManager[None]:
-        """Run the block on the stream of capture and replay, synchronized with the caller's stream before and after."""
-
-    def capture(self, part: Part) -> Part:
-        """Return a replay of `part` over the same tensors. Raises RuntimeError if `part` cannot be captured."""
-
-
 class CudaGraphs:
     """Capture functions on a separate stream, with one memory pool for all graphs."""
 
@@ -44,6 +33,7 @@ class CudaGraphs:
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
+        """Run the block on the stream of capture and replay, synchronized with the caller's stream before and after."""
         callers = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(callers)
         try:
@@ -54,6 +44,7 @@ class CudaGraphs:
             callers.wait_stream(self._stream)
 
     def capture(self, part: Part) -> Part:
+        """Return a replay of `part` over the same tensors. Raises RuntimeError if `part` cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         # Otherwise the graph could read cached casts, whose memory is released before the replay.
         torch.clear_autocast_cache()
@@ -73,7 +64,7 @@ class CudaGraphs:
 class GraphedFunction:
     """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], graphs: GraphCapture) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], graphs: CudaGraphs) -> None:
         self._function, self._graphs = function, graphs
         self._input: Tensor | None = None
         self._output: Tensor | None = None

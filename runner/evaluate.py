@@ -18,7 +18,7 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
-from runner.checkpoint import load_into, prompts_bytes, unpack_prompts
+from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
@@ -32,7 +32,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, pack_bits, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
-from runner.stop_signals import StopRequest, make_interrupted
+from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
 from shards.fewshot import evaluation_split
@@ -58,8 +58,8 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
         RemoteResults.of(runtime).pull_run(config.path)
     training = _read_training(folder, group)
     file = folder.checkpoint_file
-    data = group.call_on_first(lambda: prompts_bytes(file, training.checkpoint_sha256))
-    tensors, card = unpack_prompts(data, file)
+    data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
+    tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
     clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
@@ -220,7 +220,7 @@ def _evaluate(
             display.update(min(display.done + evaluated, count))
             if signum := flag_sync.exchange(signum=stop.signum).signum:
                 group.barrier()
-                raise make_interrupted(
+                raise Interrupted(
                     signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
                 )
         flag_sync.wait()

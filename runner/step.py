@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from procap.methods.method import Method
-from runner.cuda_graphs import WARMUP_RUNS, GraphCapture, Part
+from runner.cuda_graphs import WARMUP_RUNS, CudaGraphs, Part
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 
@@ -31,7 +31,7 @@ MAX_PENDING_STEPS = 32
 class TrainStep:
     """The three parts of a step on an engine: forward, backward, update."""
 
-    def __init__(self, engine: Engine, meter: Meter, graphs: GraphCapture | None = None) -> None:
+    def __init__(self, engine: Engine, meter: Meter, graphs: CudaGraphs | None = None) -> None:
         """graphs: steps after `capture` are replays; without it every step runs eagerly."""
         self.engine, self.meter = engine, meter
         self._graphs = graphs

@@ -21,8 +21,8 @@ among them forwards the signal to the others."""
 class Interrupted(UserError):
     """A signal stopped the run after a checkpoint; `exit_code` is 128 plus the signal's number."""
 
-    def __init__(self, message: str, signum: int) -> None:
-        super().__init__(message)
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(f"{signal.Signals(signum).name}: {message}")
         self.exit_code = 128 + signum
 
 
@@ -63,12 +63,7 @@ class StopRequest:
     def check(self, message: str) -> None:
         """Raise `Interrupted` if a signal has arrived."""
         if self.signum is not None:
-            raise make_interrupted(self.signum, message)
-
-
-def make_interrupted(signum: int, message: str) -> Interrupted:
-    """Make the exception that ends a run after signal `signum`."""
-    return Interrupted(f"{signal.Signals(signum).name}: {message}", signum)
+            raise Interrupted(self.signum, message)
 
 
 @contextmanager

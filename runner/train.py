@@ -10,7 +10,7 @@ from typing import Any
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
-from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
+from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
@@ -99,7 +99,7 @@ def _read_finished(
                 f"{folder.train_file} is of run {result.config_hash}, not {config.hash}; repeat with --force"
             )
         check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
-        read_prompts(folder.checkpoint_file, result.checkpoint_sha256)
+        read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)
     return group.broadcast_object(result)
 
 
@@ -287,7 +287,7 @@ def _write_result(
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,
-        checkpoint_sha256=save_prompts(folder.checkpoint_file, setup.method, setup.card),
+        checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,
         environment=environment,
         resumed=state.resumed,

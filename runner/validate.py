@@ -1,15 +1,9 @@
-"""Validate a run while it trains, without changing a bit of it: count correct images of val or train targets.
-
-Shapes: B images, C classes, S image size.
-"""
+"""Validate a run while it trains, without changing a bit of it: count correct images of val or train targets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from procap.errors import UsageError, UserError
 from procap.text import LabelSpace
@@ -18,13 +12,13 @@ from runner.config import RuntimeConfig, Target
 from runner.distributed.flag_sync import FlagSync
 from runner.engine import autocast
 from runner.environment import num_decoders
+from runner.evaluate import Predictions
+from runner.inference import Inference
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.setup import label_space
 from runner.stop_signals import StopRequest
 from shards.fewshot import evaluation_split
-from shards.loader import evaluation_batches
 from shards.reader import Split, open_dataset
-from shards.transfer import to_device
 from shards.transforms import eval_transform
 
 SPLITS = ("val", "train")
@@ -102,17 +96,10 @@ class Validator:
         counts, signum = [count for count in self._counts if count.epoch != epoch], 0
         with checkpointer.meter.phase("validation", rated=False), self.group.uncounted():
             for target, space, images in self._targets:
-                correct, signum = self._count(space, images)
+                correct, signum = self._count(target, space, images)
                 if signum:
                     break
-                of_ranks = self.group.all_gather_object(correct)
-                if None in of_ranks:
-                    raise UserError(
-                        f"{checkpointer.config.path} gives logits on {target} that are not finite after epoch "
-                        f"{epoch + 1}: try {checkpointer.config.stability_hint}"
-                    )
-                right = sum(count or 0 for count in of_ranks)
-                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=right, total=len(images)))
+                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:
             checkpointer.stop(signum)
         self._counts = counts
@@ -121,32 +108,27 @@ class Validator:
                 history = ValidationHistory(config_hash=checkpointer.config.hash, counts=counts)
                 write_json(checkpointer.folder.validation_file, history)
 
-    def _count(self, space: LabelSpace, images: Split) -> tuple[int | None, int]:
-        """Count this rank's correct images, None if a logit is not finite; also returns the signal to stop, else 0."""
-        config, clip, flag_sync = self.checkpointer.config, self.method.clip, FlagSync(self.group)
+    def _count(self, target: Target, space: LabelSpace, images: Split) -> tuple[int, int]:
+        """Count the correct images of a target; also returns the signal that asks to stop, else 0."""
+        config, clip, flag_sync, signum = self.checkpointer.config, self.method.clip, FlagSync(self.group), 0
         with autocast(config, clip.device):
             classifier = self.method.classifier(space)
-        correct: list[Tensor] = []
-        finite: list[Tensor] = []
-        signum = 0
-        batches = evaluation_batches(
-            images,
-            eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
-            config.recipe.test_batch_size,
-            self._workers,
-            rank=self.group.rank,
-            world_size=self.group.size,
-        )
-        for pixels, labels, _ in to_device(batches, clip.device, moved=(0, 1)):
+        inference, predictions = Inference(clip, classifier, images, store=None, graphs=None), Predictions()
+        transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+        batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
+        for pixels, indices in batches:
             with autocast(config, clip.device):
-                logits = classifier(pixels)
-            # An image that pads the last batch of a rank has label -1, which no prediction equals.
-            correct.append((logits.argmax(dim=1) == labels).sum())
-            finite.append(torch.isfinite(logits).all())
+                predictions.add(inference(pixels, indices), indices)
             if signum := flag_sync.exchange(signum=self.stop.signum).signum:
                 break
-        signum = flag_sync.wait().signum or signum
-        return (int(torch.stack(correct).sum()) if torch.stack(finite).all() else None), signum
+        if signum := flag_sync.wait().signum or signum:
+            return 0, signum
+        if not predictions.are_finite(self.group):
+            raise UserError(
+                f"{config.path} gives logits on {target} that are not finite after epoch "
+                f"{self.checkpointer.state.epoch}: try {config.stability_hint}"
+            )
+        return int((predictions.gather(len(images), self.group) == images.labels).sum()), 0
 
     def notify(self, *, finished: bool = False) -> None:
         """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks."""

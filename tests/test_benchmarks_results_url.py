@@ -35,7 +35,7 @@ SUITE = ("--profile", "mini", "--methods", "zeroshot", "--seeds", "1")
 def and_interrupted(work):
     def work_and_stop(*arguments):
         work(*arguments)
-        raise Interrupted("SIGTERM: stopped; repeat to go on", 15)
+        raise Interrupted(15, "stopped; repeat to go on")
 
     return work_and_stop
 

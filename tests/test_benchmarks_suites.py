@@ -200,7 +200,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
 
 def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small, capsys, monkeypatch):
     def stopped(*arguments):
-        raise Interrupted("SIGINT: stopped the run; repeat to go on", 2)
+        raise Interrupted(2, "stopped the run; repeat to go on")
 
     monkeypatch.setattr(execution, "launch", stopped)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")

@@ -17,8 +17,8 @@ from runner.checkpoint import (
     fill_optimizer,
     load_into,
     optimizer_slots,
-    read_prompts,
-    save_prompts,
+    read_checkpoint,
+    save_checkpoint,
     training_parts,
     training_tensors,
 )
@@ -61,8 +61,8 @@ def optimizers():
 
 def test_prompts_come_back_bit_for_bit_with_their_card(tmp_path):
     method = make()
-    sha256 = save_prompts(tmp_path / "c.safetensors", method, CARD)
-    tensors, card = read_prompts(tmp_path / "c.safetensors", sha256)
+    sha256 = save_checkpoint(tmp_path / "c.safetensors", method, CARD)
+    tensors, card = read_checkpoint(tmp_path / "c.safetensors", sha256)
     assert card == CARD
     other = make(seed=1)
     load_into(other, tensors, tmp_path / "c.safetensors")
@@ -72,10 +72,10 @@ def test_prompts_come_back_bit_for_bit_with_their_card(tmp_path):
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: data[:-1] + b"?"])
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, damage):
     file = tmp_path / "c.safetensors"
-    sha256 = save_prompts(file, make(), CARD)
+    sha256 = save_checkpoint(file, make(), CARD)
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(UserError, match=str(file)):
-        read_prompts(file, sha256)
+        read_checkpoint(file, sha256)
 
 
 @pytest.mark.parametrize(

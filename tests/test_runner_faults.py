@@ -23,7 +23,7 @@ from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main
 from benchmarks.cli import train as train_command
 from runner import checkpointer
-from runner.checkpoint import TrainState, read_prompts
+from runner.checkpoint import TrainState, read_checkpoint
 from runner.config import RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
@@ -172,8 +172,8 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     assert (other.steps, other.images, other.fewshot) == (STEPS, one.images, one.fewshot)
     for mine, theirs in zip(other.epochs, one.epochs, strict=True):
         assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=2e-5)
-    weights = read_prompts(folder.checkpoint_file, other.checkpoint_sha256)[0]
-    for name, weight in read_prompts(wanted.checkpoint_file)[0].items():
+    weights = read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
+    for name, weight in read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-4 * weight.abs().max(), name
     counts = []
     for run in (wanted, folder):

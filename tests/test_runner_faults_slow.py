@@ -16,7 +16,7 @@ import pytest
 from ports import free_port
 
 from benchmarks.cli import main
-from runner.checkpoint import read_prompts
+from runner.checkpoint import read_checkpoint
 from runner.results import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -104,8 +104,8 @@ def assert_same(wanted: RunFolder, results: Path, ranks: int = 2) -> None:
     assert one is not None and other is not None
     assert (other.steps, other.images, other.fewshot) == (one.steps, one.images, one.fewshot)
     assert other.resumed >= 1 and (len(other.ranks) or 1) == ranks
-    weights = read_prompts(folder.checkpoint_file, other.checkpoint_sha256)[0]
-    for name, weight in read_prompts(wanted.checkpoint_file)[0].items():
+    weights = read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
+    for name, weight in read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
     assert not folder.state.exists() and not folder.progress_file.exists()
     counts = [[result.per_class for result in run.evaluations()] for run in (wanted, folder)]

@@ -20,7 +20,7 @@ import pytest
 from child_process import start_process
 from ports import free_port
 
-from runner.checkpoint import read_prompts
+from runner.checkpoint import read_checkpoint
 from runner.results import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def same_weights(one: Path, other: Path) -> None:
     ours, theirs = find_runs(one), find_runs(other)
     assert [run.path.relative_to(one) for run in ours] == [run.path.relative_to(other) for run in theirs] != []
     for mine, its in zip(ours, theirs, strict=True):
-        weights, expected = read_prompts(mine.checkpoint_file)[0], read_prompts(its.checkpoint_file)[0]
+        weights, expected = read_checkpoint(mine.checkpoint_file)[0], read_checkpoint(its.checkpoint_file)[0]
         for name, weight in weights.items():
             assert (weight - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
 

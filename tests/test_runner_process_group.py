@@ -16,7 +16,7 @@ from procap.clip import CLIP
 from procap.methods import build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
-from runner.checkpoint import read_prompts
+from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
@@ -87,7 +87,7 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
     )
     for mine, theirs in zip(results[0].epochs, results[1].epochs, strict=True):
         assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=tolerance)
-    weights = [read_prompts(folder.checkpoint_file)[0] for folder in folders]
+    weights = [read_checkpoint(folder.checkpoint_file)[0] for folder in folders]
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() <= 50 * tolerance * weight.abs().max(), name
     for target in TARGETS:

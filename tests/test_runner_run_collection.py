@@ -15,7 +15,7 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, read_collection, read_collections, status_after, write_collection
-from runner.stop_signals import make_interrupted
+from runner.stop_signals import Interrupted
 from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
@@ -41,7 +41,7 @@ def family(store: TrackingStore) -> dict[str, list[str]]:
 
 
 def test_only_a_signal_interrupts_a_collection() -> None:
-    assert {status_after(error) for error in (make_interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
+    assert {status_after(error) for error in (Interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
     assert {status_after(error) for error in (UserError("full disk"), RuntimeError())} == {"failed"}
 
 

@@ -85,7 +85,7 @@ def submit(
 
 def _follow(client: JobSubmissionClient, job: str, url: str, output: OutputFlags) -> int:
     from cluster.submit import exit_code, follow, translate_errors
-    from runner.stop_signals import make_interrupted
+    from runner.stop_signals import Interrupted
 
     # With --json stdout is reserved for the JSON line at the end.
     stream = sys.stderr if output.json else sys.stdout
@@ -95,7 +95,7 @@ def _follow(client: JobSubmissionClient, job: str, url: str, output: OutputFlags
     except KeyboardInterrupt:
         flag = f"--address {shlex.quote(url)}"
         running = f"job {job} keeps running: `ray job logs -f {flag} {job}`, `ray job stop {flag} {job}`"
-        raise make_interrupted(signal.SIGINT, running) from None
+        raise Interrupted(signal.SIGINT, running) from None
     code = exit_code(details)
     reason = f": {details.message}" if details.driver_exit_code is None and code and details.message else ""
     note(f"job {job}: {details.status.value.lower()}, exit code {code}{' '.join(reason.split())[:500]}")

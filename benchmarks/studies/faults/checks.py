@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.studies.faults.ranks import ObservedRun, Signs
 from procap.errors import UserError
-from runner.checkpoint import STATE_NAME, read_prompts
+from runner.checkpoint import STATE_NAME, read_checkpoint
 from runner.results import RunFolder, RunHeld, TrainResult
 
 WEIGHTS = 1e-3
@@ -52,7 +52,7 @@ class Watcher:
             folder.config()
             folder.progress()
             if (done := folder.train()) is not None:
-                read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
+                read_checkpoint(folder.checkpoint_file, done.checkpoint_sha256)
             folder.evaluations()
             find_newest_state(folder)
         except (UserError, ValueError) as error:
@@ -145,7 +145,7 @@ def _terms(wanted: TrainResult, found: TrainResult, wrong: list[str]) -> float:
 
 
 def _weights(reference: ObservedRun, run: ObservedRun) -> float:
-    wanted, found = (read_prompts(each.folder.checkpoint_file)[0] for each in (reference, run))
+    wanted, found = (read_checkpoint(each.folder.checkpoint_file)[0] for each in (reference, run))
     assert wanted.keys() == found.keys()
     return max(float((one - found[name]).abs().max() / one.abs().max()) for name, one in wanted.items())
 
