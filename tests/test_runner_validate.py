@@ -15,6 +15,7 @@ import torch
 from rank_processes import run_ranks
 
 import runner.checkpointer
+import runner.inference
 import runner.train
 import runner.validate
 from procap.errors import UsageError
@@ -245,7 +246,7 @@ def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(c
 
 
 def test_a_signal_during_validation_saves_and_validates_later(config, straight, runtime, monkeypatch):
-    folder, plain = folder_of(config, runtime), runner.validate.to_device
+    folder, plain = folder_of(config, runtime), runner.inference.to_device
 
     def signalled(*arguments: Any, **more: Any) -> Any:
         for batch in plain(*arguments, **more):
@@ -253,7 +254,7 @@ def test_a_signal_during_validation_saves_and_validates_later(config, straight, 
             yield batch
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat to go on"):
-        patch.setattr(runner.validate, "to_device", signalled)
+        patch.setattr(runner.inference, "to_device", signalled)
         train(config, runtime, callbacks=Callbacks(HALVES))
     progress = folder.progress()
     assert progress is not None and progress.status == "interrupted" and not folder.validation()
