@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import NO_CHANGE, Plan
@@ -26,7 +25,7 @@ class CLIP(nn.Module):
     """Both towers and the temperature, frozen, in evaluation mode.
 
     geometry, name, pretrained, image_mean, image_std: what was loaded and how its images are normalised.
-    optimizations: the exact shortcuts that encoding takes.
+    optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class CLIP(nn.Module):
         self.pretrained = pretrained
         self.image_mean = tuple(image_mean)
         self.image_std = tuple(image_std)
-        self.optimizations = ExactOptimizations()
+        self.optimized = True
         self.visual = VisionTower(geometry)
         self.text = TextTower(geometry)
         self.logit_scale = nn.Parameter(torch.empty(()))
@@ -77,19 +76,19 @@ class CLIP(nn.Module):
     def device(self) -> torch.device:
         return self.logit_scale.device
 
-    def with_optimizations(self, optimizations: ExactOptimizations) -> CLIP:
-        """Return a CLIP that shares the model, weights and device but runs with other `optimizations`."""
+    def without_optimizations(self) -> CLIP:
+        """Return a CLIP that shares the model, weights and device but takes no shortcuts."""
         twin = copy.copy(self)
-        twin.optimizations = optimizations
+        twin.optimized = False
         return twin
 
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
-        return self.visual(images, plan, self.optimizations).features
+        return self.visual(images, plan, self.optimized).features
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read_op`."""
-        output = self.visual(images, plan, self.optimizations)
+        output = self.visual(images, plan, self.optimized)
         assert output.op_states is not None
         return output.features, output.op_states
 
@@ -99,7 +98,7 @@ class CLIP(nn.Module):
         prompts: pass a `PromptSet` to encode the same prompts repeatedly: it is laid out once instead of at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
-        return self.text(prompts, plan, self.optimizations)
+        return self.text(prompts, plan, self.optimized)
 
     def token_embedding(self, ids: Tensor) -> Tensor:
         """Look up word embeddings [..., D] of token ids [...], without positions."""

@@ -45,7 +45,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
 
     Tokens that `plan` appends or inserts are left out.
     """
-    output = clip.visual(images, plan, clip.optimizations, keep_states=True)
+    output = clip.visual(images, plan, clip.optimized, keep_states=True)
     assert output.tokens is not None
     is_own = torch.ones(output.tokens.shape[1], dtype=torch.bool)
     for op, rows in zip(plan.tokens, output.op_rows, strict=True):

@@ -135,14 +135,14 @@ class PromptSet:
                 self._parts[start, stop] = PromptSet(self.ids[start:stop], self.columns)
         return self._parts[start, stop]
 
-    def layout(self, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool) -> Layout | None:
+    def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
         """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
-        key = (form, layers, context, trim, pack, prefix)
+        key = (form, layers, context)
         if key not in self._layouts:
             # The layout is reused in training, where tensors created in inference mode cannot be used.
             with torch.inference_mode(False):
-                self._layouts[key] = _lay_out(self, plan, layers, context, trim, pack, prefix)
+                self._layouts[key] = _lay_out(self, plan, layers, context)
         return self._layouts[key]
 
     def constant(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
@@ -156,19 +156,13 @@ class PromptSet:
         return self._constants[key]
 
 
-def _lay_out(
-    prompts: PromptSet, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool
-) -> Layout | None:
+def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layout | None:
     ordered = sorted(enumerate(plan.tokens), key=lambda item: item[1].layer)
-    inserts = [op for op in plan.tokens if op.mode == "insert"]
-    added = sum(op.tokens.shape[-2] for op in inserts if op.layer == INPUT)
-    longest, columns = max(prompts.lengths), prompts.ids.shape[1]
-    columns = prompts.columns if trim or pack else min(columns, context - added)
-    shared = _shared_columns(prompts, [op for _, op in ordered], columns)
-    if shared is None or longest + added > context or (inserts and not prefix):
+    added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
+    shared = _shared_columns(prompts, [op for _, op in ordered])
+    if shared is None or max(prompts.lengths) + added > context:
         return None
-    shared = shared if prefix else 0
-    own = [(length if pack else columns) - shared for length in prompts.lengths]
+    own = [length - shared for length in prompts.lengths]
     groups = fill_groups(own, max(1, -(-sum(own) // GROUP_ROWS)))
     size = max(sum(own[c] for c in group) for group in groups)
     first = [0] * len(own)
@@ -233,11 +227,11 @@ def _lay_out(
     )
 
 
-def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int) -> int | None:
+def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp]) -> int | None:
     """Count the leading columns that are equal in all prompts and blocks; None: packing does not cover the plan."""
     same = list(prompts.same)
     # The column that each row of the sequence comes from, None for inserted ones.
-    rows: list[int | None] = list(range(columns))
+    rows: list[int | None] = list(range(prompts.columns))
     for op in ordered:
         count, varies = op.tokens.shape[-2], op.tokens.dim() == 3
         end = op.start + count * (op.mode == "replace")
@@ -254,7 +248,7 @@ def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int
                 same[column] = False
             elif op.layer == INPUT:
                 same[column] = True
-    shared = next((column for column, equal in enumerate(same[:columns]) if not equal), columns)
+    shared = next((column for column, equal in enumerate(same[: prompts.columns]) if not equal), prompts.columns)
     return min(shared, min(prompts.lengths) - 1)
 
 

@@ -3,12 +3,22 @@
 State-dict names are those of open_clip's CustomTextCLIP. With an empty plan the towers are CLIP's own encoders (Radford
 et al. 2021, section 2.4).
 
+Both take exact shortcuts, none of which changes results beyond rounding:
+- Text prompts are packed side by side without padding, and the rows that all of them share are computed once
+  (`procap.packing`). Under a plan that packing does not cover they are padded to the longest of them.
+- Text is encoded in chunks; training recomputes a chunk in the backward pass instead of keeping its activations.
+- In training, the packed text states that enter the first block that a plan changes are computed once for each set of
+  prompts; they do not depend on anything learned.
+- The last block computes only the rows that are read out, which attend to all rows.
+- In the block where learned tokens enter first there is no backward work for the other rows.
+- QuickGELU's scalings are folded into the adjacent matrix products, and patches are embedded by one matrix product.
+`optimized=False` takes none of them, as public code does: every column of every prompt and every row of every block.
+
 Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L sequence, D width, E joint embedding.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -19,14 +29,14 @@ from torch.utils.checkpoint import checkpoint
 
 from procap.attention import Block, LayerNorm, on_live_rows
 from procap.errors import UserError
-from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
 from procap.packing import Layout, PackedSequence, PromptSet
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenSequence, call_with, check_plan
 
-EXACT = ExactOptimizations()
-"""All shortcuts, the default of both towers."""
-
+CHUNK_ROWS = 8192
+"""Most text rows in the tower at a time. With ViT-B/16 in float32 a row keeps 287 kB for the backward pass (12 widths
+of 512 in 12 layers), so these are 2.4 GB. ImageNet's 1,000 names fill about 5,000 rows, and a step on them with 32
+images stays below 8 GB in total, 6 GB with 2,048 rows."""
 
 AnySequence = TypeVar("AnySequence", TokenSequence, PackedSequence)
 """A batch between two blocks of a tower: padded, or packed."""
@@ -55,24 +65,24 @@ class Transformer(nn.Module):
         self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
 
     def forward(
-        self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations, blocks: range | None = None
+        self, sequence: AnySequence, plan: Plan, optimized: bool, every_row: bool, blocks: range | None = None
     ) -> AnySequence:
         """Run every block, or those in `blocks`, with the changes that `plan` makes to them.
 
-        Gives the states of every row; with `optimizations.last_rows` only of those that are read out.
+        every_row: give the states of every row, not only of those that are read out.
         """
         last = len(self.resblocks) - 1
         for layer in blocks or range(last + 1):
             block = self.resblocks[layer]
             sequence = sequence.apply(plan, layer)
-            live = sequence.live if optimizations.frozen_rows and not plan.changes_block(layer) else None
+            live = sequence.live if optimized and not plan.changes_block(layer) else None
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
             pattern, select = sequence.pattern(layer), None
-            if layer == last and optimizations.last_rows:
+            if layer == last and not every_row:
                 pattern, select = sequence.reading(plan.read_op)
-            x = block(sequence.x, pattern, live, select, optimizations.folded, plan.adapters.get(layer))
+            x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer))
             # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)
         return sequence
@@ -94,31 +104,26 @@ class VisionTower(nn.Module):
         self.proj = nn.Parameter(torch.empty(width, g.embed_dim))
 
     def forward(
-        self,
-        images: Tensor,
-        plan: Plan = NO_CHANGE,
-        optimizations: ExactOptimizations = EXACT,
-        keep_states: bool = False,
+        self, images: Tensor, plan: Plan = NO_CHANGE, optimized: bool = True, keep_states: bool = False
     ) -> VisionOutput:
         """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
 
         keep_states: give the final states of every row as well, which costs the whole last block.
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_post", "proj"))
-        if keep_states:
-            optimizations = replace(optimizations, last_rows=False)
-        patches = self.embed(images, optimizations.folded)
+        every_row = keep_states or not optimized
+        patches = self.embed(images, folded=optimized)
         cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
-        live = sequence.live if optimizations.frozen_rows else None
+        live = sequence.live if optimized else None
         sequence = sequence.with_states(on_live_rows(self.ln_pre, sequence.x, live), live)
-        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations)
-        cls = sequence.x[:, 0] if optimizations.last_rows else sequence.x[:, sequence.read_out]
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, every_row)
+        cls = sequence.x[:, sequence.read_out if every_row else 0]
         cls, op_states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
         features = project(cls, plan.weights.get("proj", self.proj))
         if plan.read_op is not None:
-            rows = slice(1, None) if optimizations.last_rows else sequence.op_rows[plan.read_op]
+            rows = sequence.op_rows[plan.read_op] if every_row else slice(1, None)
             op_states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
         if keep_states:
             op_rows = tuple(sequence.op_rows[index] for index in range(len(plan.tokens)))
@@ -144,6 +149,7 @@ class TextTower(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
+        self.chunk_rows = CHUNK_ROWS
         g, width = geometry, geometry.text_width
         # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
         self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
@@ -152,9 +158,7 @@ class TextTower(nn.Module):
         self.ln_final = LayerNorm(width)
         self.text_projection = nn.Parameter(torch.empty(width, g.embed_dim))
 
-    def forward(
-        self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE, optimizations: ExactOptimizations = EXACT
-    ) -> Tensor:
+    def forward(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE, optimized: bool = True) -> Tensor:
         """Encode `prompts` with the tokens of `plan`; operations at INPUT act before the positional embedding.
 
         prompts: token ids, or a `PromptSet` of them, which is laid out once and not at every call; on a GPU a tensor
@@ -167,27 +171,17 @@ class TextTower(nn.Module):
             raise ValueError("only the image tower reads out the rows of an operation")
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
-        return self._in_chunks(prompts, plan, optimizations)
+        return self._encode_chunks(prompts, plan) if optimized else self._encode(prompts, plan, optimized=False)
 
-    def count_rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
-        """Count the rows that blocks compute for one token set, without regard to chunks."""
-        layout = self._layout(prompts, plan, optimizations)
-        if layout is not None:
-            return layout.num_rows
-        return len(prompts) * (prompts.columns if optimizations.trim or optimizations.pack else prompts.ids.shape[1])
+    def _layout(self, prompts: PromptSet, plan: Plan) -> Layout | None:
+        return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
 
-    def _layout(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Layout | None:
-        if not (optimizations.pack or optimizations.prefix):
-            return None
-        context, layers = self.positional_embedding.shape[0], len(self.transformer.resblocks)
-        return prompts.layout(plan, layers, context, optimizations.trim, optimizations.pack, optimizations.prefix)
-
-    def _in_chunks(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
+    def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""
-        sets = plan.num_sets
-        limit, rows = optimizations.chunk_rows, self.count_rows(prompts, plan, optimizations)
-        if limit is None or rows * max(sets, 1) <= limit:
-            return self._encode(prompts, plan, optimizations)
+        sets, layout, limit = plan.num_sets, self._layout(prompts, plan), self.chunk_rows
+        rows = layout.num_rows if layout else len(prompts) * prompts.columns
+        if rows * max(sets, 1) <= limit:
+            return self._encode(prompts, plan, optimized=True)
         # Prompts are divided first; if a part has fewer rows than the limit, several token sets share a chunk.
         parts = min(len(prompts), -(-rows // limit))
         cuts = [len(prompts) * part // parts for part in range(parts + 1)]
@@ -197,7 +191,7 @@ class TextTower(nn.Module):
         def encode(first: int, start: int, stop: int) -> Tensor:
             chosen = slice(first, first + sets_at_once)
             some = plan.with_tokens(_part_of(op.tokens, chosen, slice(start, stop)) for op in plan.tokens)
-            return self._encode(prompts.part(start, stop), some, optimizations)
+            return self._encode(prompts.part(start, stop), some, optimized=True)
 
         features = []
         for first in range(0, max(sets, 1), sets_at_once):
@@ -210,26 +204,24 @@ class TextTower(nn.Module):
             features.append(torch.cat(chunks, dim=-2))
         return torch.cat(features) if sets else features[0]
 
-    def _encode(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
+    def _encode(self, prompts: PromptSet, plan: Plan, *, optimized: bool) -> Tensor:
         sets = plan.num_sets
-        layout = self._layout(prompts, plan, optimizations)
+        layout = self._layout(prompts, plan) if optimized else None
         if layout is None:
             if not sets:
-                return self._read(self._padded(prompts, plan, optimizations), plan)
-            each = [self._padded(prompts, plan.for_set(number), optimizations) for number in range(sets)]
-            return torch.stack([self._read(sequence, plan) for sequence in each])
+                return self._encode_padded(prompts, plan, optimized)
+            return torch.stack([self._encode_padded(prompts, plan.for_set(n), optimized) for n in range(sets)])
         layers = len(self.transformer.resblocks)
-        # The last block is never constant: with `last_rows` it gives other rows than it gets.
+        # The last block is never constant: it gives other rows than it gets.
         first = min(plan.first_change(layers), layers - 1)
         is_training = torch.is_grad_enabled() and plan.learns and not self.positional_embedding.requires_grad
-        if optimizations.constant_states and first > 0 and is_training:
-            x = self._constant_states(prompts, layout, first, optimizations).expand(max(sets, 1), -1, -1)
+        if first > 0 and is_training:
+            x = self._constant_states(prompts, layout, first).expand(max(sets, 1), -1, -1)
             sequence = PackedSequence(x, layout)
         else:
             sequence, first = self._embed(layout, plan), 0
         blocks = range(first, layers)
-        x = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations, blocks).x
-        ends = x if optimizations.last_rows else x.index_select(1, layout.ends)
+        ends = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, blocks).x
         features = self._project(ends.index_select(1, layout.slots), plan)
         return features if sets else features[0]
 
@@ -239,36 +231,30 @@ class TextTower(nn.Module):
         sequence = PackedSequence(x, layout).apply(plan, INPUT)
         return sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
 
-    def _constant_states(
-        self, prompts: PromptSet, layout: Layout, first: int, optimizations: ExactOptimizations
-    ) -> Tensor:
+    def _constant_states(self, prompts: PromptSet, layout: Layout, first: int) -> Tensor:
         """Return the input [1, L, D] of block `first` under a plan without changes before it, computed once."""
         device = layout.ids.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
         def compute() -> Tensor:
             with torch.no_grad():
-                return self.transformer(self._embed(layout, NO_CHANGE), NO_CHANGE, optimizations, range(first)).x
+                return self.transformer(self._embed(layout, NO_CHANGE), NO_CHANGE, True, False, range(first)).x
 
-        return prompts.constant((self, id(layout), first, optimizations, dtype), compute)
+        return prompts.constant((self, id(layout), first, dtype), compute)
 
-    def _padded(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> TokenSequence:
-        ids = prompts.ids[:, : prompts.columns] if optimizations.trim or optimizations.pack else prompts.ids
+    def _encode_padded(self, prompts: PromptSet, plan: Plan, optimized: bool) -> Tensor:
+        ids = prompts.ids[:, : prompts.columns] if optimized else prompts.ids
         sequence = TokenSequence(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
         x = self._fit(sequence) + self.positional_embedding[: sequence.x.shape[1]]
         sequence = sequence.with_states(x, sequence.live)
-        return call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations)
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
+        if optimized:
+            return self._project(sequence.x[:, 0], plan)
+        return self._project(sequence.x[torch.arange(len(ids), device=ids.device), sequence.read_out], plan)
 
     def _project(self, ends: Tensor, plan: Plan) -> Tensor:
         ends = call_with(self.ln_final, "ln_final", plan.weights, ends)
         return project(ends, plan.weights.get("text_projection", self.text_projection))
-
-    def _read(self, sequence: TokenSequence, plan: Plan) -> Tensor:
-        if sequence.x.shape[1] == 1:
-            ends = sequence.x[:, 0]
-        else:
-            ends = sequence.x[torch.arange(len(sequence.x), device=sequence.x.device), sequence.read_out]
-        return self._project(ends, plan)
 
     def _fit(self, sequence: TokenSequence) -> Tensor:
         context = self.positional_embedding.shape[0]

@@ -9,7 +9,6 @@ import torch
 
 from procap.clip import CLIP
 from procap.errors import UserError
-from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.geometry import Geometry
 
 TEXTS = ["a photo of a dog.", "hi", "three small red circles on the left and a blue one", "a photo of a cat."]
@@ -56,7 +55,7 @@ def open_clip_twin(clip: CLIP):
 
 def assert_same_encoders(geometry: Geometry) -> None:
     shortened = CLIP.random(geometry, seed=3)
-    clip = shortened.with_optimizations(NO_OPTIMIZATIONS)
+    clip = shortened.without_optimizations()
     twin = open_clip_twin(clip)
     images = torch.randn(3, 3, geometry.image_size, geometry.image_size, generator=torch.Generator().manual_seed(5))
     ids = clip.tokenize(TEXTS)

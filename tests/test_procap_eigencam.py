@@ -11,7 +11,6 @@ from tiny_geometry import GEOMETRY
 
 from procap.clip import CLIP
 from procap.eigencam import eigencam, image_maps, last_tokens
-from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods.prompts import deep_plans
 from procap.plan import INPUT, Plan, TokenOp
 
@@ -105,7 +104,7 @@ def insertions(count: int) -> Plan:
 @pytest.mark.parametrize("optimizations", ["all", "none"])
 def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optimizations):
     """Seen by a hook on the block, which sees every row in the plain tower."""
-    images, plain = drawn(2, 3, 48, 48), clip.with_optimizations(NO_OPTIMIZATIONS)
+    images, plain = drawn(2, 3, 48, 48), clip.without_optimizations()
     seen: list[torch.Tensor] = []
     hook = clip.visual.transformer.resblocks[-1].register_forward_hook(lambda *call: seen.append(call[2]))
     rows = {

@@ -21,7 +21,6 @@ from torch import Tensor
 from benchmarks.runtime.flops import count_flops, without_fused_kernels
 from benchmarks.runtime.measure import peak_bytes, timed
 from procap.clip import CLIP
-from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods.method import Method
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
@@ -63,7 +62,7 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
 
         set_compile_cache()
         compile_blocks(clip)
-    return {"reference": plain.with_optimizations(NO_OPTIMIZATIONS), "fast": clip}
+    return {"reference": plain.without_optimizations(), "fast": clip}
 
 
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:

@@ -92,7 +92,7 @@ class Method(nn.Module):
         return self._held[0]
 
     def with_clip(self, clip: CLIP) -> Self:
-        """Return the same method, sharing its parameters, over `clip`, such as the model under other optimizations."""
+        """Return the same method, sharing its parameters, over `clip`, such as the model without optimizations."""
         twin = copy.copy(self)
         twin._held = (clip,)
         return twin
