@@ -9,7 +9,7 @@ from procap.errors import UserError
 from procap.methods.public import layout_of, load_public_state, public_state
 from procap.weights.public import PublicFile, pack_public, read_public
 from runner.acceleration import Acceleration
-from runner.checkpoint import check_finite, save_prompts
+from runner.checkpoint import check_finite, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.environment import environment, resolve_device
 from runner.evaluate import load_trained
@@ -71,7 +71,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
             fewshot=None,
             manifest_digest=card.manifest_digest,
-            checkpoint_sha256=save_prompts(folder.checkpoint_file, method, card),
+            checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
             environment=environment(device),
             imported=ImportedFile(name=file.name, sha256=sha256, epoch=content.epoch),
