@@ -31,6 +31,9 @@ class Recipe(BaseModel):
         default=None, description="mean and deviation, in epochs, of a Gaussian average of the weights over epochs"
     )
     grad_clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient, or no limit")
+    augmentation: Literal["crop", "randaugment"] = Field(
+        default="crop", description="random crops, or whole images squashed to a square and changed by RandAugment"
+    )
     crop_scale: tuple[float, float] = Field(default=(0.08, 1.0), description="RandomResizedCrop's range of area")
     flip: bool = Field(default=True, description="random horizontal flip")
     colour_jitter: float = Field(default=0.0, ge=0, le=1, description="strength for brightness, contrast, saturation")

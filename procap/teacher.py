@@ -47,6 +47,18 @@ def text_bank(
 
 
 @torch.no_grad()
+def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
+    """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient.
+
+    Raises UserError for a sentence that is longer than the context.
+    """
+    ids = clip.tokenize([sentence for own in sentences for sentence in own])
+    with torch.autocast(clip.device.type, enabled=False):
+        features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
+    return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
+
+
+@torch.no_grad()
 def image_features(clip: CLIP, images: Tensor) -> Tensor:
     """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
     return F.normalize(clip.encode_image(images).float(), dim=-1)

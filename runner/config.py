@@ -66,7 +66,9 @@ class RunConfig(FrozenModel):
             unread |= {"warmup_epochs", "warmup_lr"}
         # Fields that recipes got later are left out at their defaults, so that older runs keep their identity.
         fields = type(self.recipe).model_fields
-        unread |= {name for name in ("eps", "average") if getattr(self.recipe, name) == fields[name].default}
+        unread |= {
+            name for name in ("eps", "average", "augmentation") if getattr(self.recipe, name) == fields[name].default
+        }
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 

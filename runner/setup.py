@@ -11,7 +11,7 @@ import torch
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import build_method
+from procap.methods import build_method, method_class
 from procap.methods.method import Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -66,7 +66,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
     clip = load_backbone(config, device, acceleration)
     if fewshot:
-        augment = train_augment(config.recipe, clip)
+        augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
@@ -78,6 +78,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     if stream:
+        method.prepare_training()
         engine = make_engine(method, config, runtime, group)
     return Setup(method, card, engine, stream, fewshot, acceleration)
 
@@ -165,11 +166,11 @@ def train_stream(
     return TrainStream(split, batch, augment, config.seed, workers, rank=rank, world_size=size)
 
 
-def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
+def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
     """Make the recipe's augmentation at the backbone's image size and normalisation."""
     size, mean, std = clip.geometry.image_size, clip.image_mean, clip.image_std
-    names = ("crop_scale", "flip", "colour_jitter", "rotation")
-    return TrainAugment(size, mean, std, **{name: getattr(recipe, name) for name in names})
+    names = ("crop_scale", "flip", "colour_jitter", "rotation", "augmentation")
+    return TrainAugment(size, mean, std, views=views, **{name: getattr(recipe, name) for name in names})
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

@@ -108,7 +108,8 @@ class TrainStream:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
 
-        Steps before `start_step` are left out, which changes no later batch.
+        With several views of each image the images are [B / W, views, 3, S, S]. Steps before `start_step` are left out,
+        which changes no later batch.
         """
 
         def prepare(item: Item, out: Tensor) -> None:
@@ -117,7 +118,7 @@ class TrainStream:
             self.augment(image, self.draws(epoch, i), out)
 
         shares = [self.share(batch) for batch in self.batches(epoch, start_step)]
-        prepared = _batches(_items(self.split, shares), prepare, self.augment.image_size, self.workers)
+        prepared = _batches(_items(self.split, shares), prepare, self.augment.shape, self.workers)
         for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
             yield images, self.labels[batch]
 
@@ -166,7 +167,8 @@ def evaluation_batches(
             transform(split.image(i) if data is None else split.decode(i, data), out)
 
     shares = [batch.tolist() for batch in mine.split(batch_size) if len(batch)]
-    for items, images in _batches(_items(split, shares), prepare, transform.image_size, workers):
+    shape = (3, transform.image_size, transform.image_size)
+    for items, images in _batches(_items(split, shares), prepare, shape, workers):
         indices = torch.tensor([i for i, _ in items])
         yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
@@ -206,16 +208,16 @@ def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
 
 
 def _batches(
-    shares: Iterable[list[Item]], prepare: Callable[[Item, Tensor], object], size: int, workers: int
+    shares: Iterable[list[Item]], prepare: Callable[[Item, Tensor], object], shape: tuple[int, ...], workers: int
 ) -> Iterator[tuple[list[Item], Tensor]]:
-    """Yield each list of items with its images [B, 3, S, S], which `prepare(item, out)` writes one by one.
+    """Yield each list of items with its images [B, *shape], which `prepare(item, out)` writes one by one.
 
     With workers, threads prepare up to `BATCHES_AHEAD` later batches; what one of them raises is raised here, in order.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="images") if workers else None
 
     def start(share: list[Item]) -> tuple[list[Item], Tensor, list[Future[object]]]:
-        images = torch.empty(len(share), 3, size, size)
+        images = torch.empty(len(share), *shape)
         pairs = zip(share, images, strict=True)
         if pool is not None:
             return share, images, [pool.submit(prepare, *pair) for pair in pairs]

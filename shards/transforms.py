@@ -19,6 +19,7 @@ from PIL.Image import Image, Resampling, Transpose
 from torch import Tensor
 
 from shards.images import shorter_side
+from shards.randaugment import randaugment
 
 CROP_RATIO = (3 / 4, 4 / 3)
 
@@ -90,11 +91,12 @@ class View:
 class TrainAugment:
     """Random augmentation that takes every random number from the generator it is called with.
 
-    Rotation (whole image, empty corners in the mean colour), RandomResizedCrop (bicubic), horizontal flip with
-    probability 1/2, colour jitter. Algorithms and draws are torchvision's.
+    "randaugment": the whole image is squashed to a square and changed by RandAugment. "crop": rotation (whole image,
+    empty corners in the mean colour), RandomResizedCrop (bicubic), horizontal flip with probability 1/2, colour jitter.
+    Algorithms and draws of "crop" are torchvision's.
 
     crop_scale: range of the crop's share of the area. colour_jitter: brightness, contrast and saturation are scaled by
-    1 +- this. rotation: largest angle in degrees. 0 switches either off.
+    1 +- this. rotation: largest angle in degrees. 0 switches either off. views: how many of them are made of an image.
     """
 
     def __init__(
@@ -106,13 +108,17 @@ class TrainAugment:
         flip: bool = True,
         colour_jitter: float = 0.0,
         rotation: float = 0.0,
+        augmentation: str = "crop",
+        views: int = 1,
     ) -> None:
-        self.image_size = image_size
+        self.image_size, self.augmentation, self.views = image_size, augmentation, views
         self.normalise = Normalise(tuple(mean), tuple(std))
         self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
 
     def vary(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""
+        if self.augmentation == "randaugment":
+            return randaugment(image.resize((self.image_size, self.image_size), Resampling.BICUBIC), generator)
         if self.rotation:
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.normalise.mean)
@@ -131,9 +137,17 @@ class TrainAugment:
         image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
         return image.transpose(Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what an image is augmented to: [3, S, S], or [views, 3, S, S] if there are several."""
+        return (self.views,) * (self.views > 1) + (3, self.image_size, self.image_size)
+
     def __call__(self, image: Image, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
-        """Augment and normalise an image to [3, S, S] float32."""
-        return self.normalise(self.vary(image, generator), out)
+        """Augment and normalise an image to float32 of shape `shape`."""
+        out = torch.empty(self.shape) if out is None else out
+        for view in out if self.views > 1 else (out,):
+            self.normalise(self.vary(image, generator), view)
+        return out
 
 
 def crop_box(

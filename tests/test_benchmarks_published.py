@@ -151,6 +151,7 @@ def test_our_methods_have_their_published_rows_and_the_others_keep_their_names()
         "MaPLe": "maple",
         "KgCoOp": "kgcoop",
         "PromptSRC": "promptsrc",
+        "CoPrompt": "coprompt",
         "TCP": "tcp",
         "MMA": "mma",
         "MMLoP": "mmlop",

@@ -215,6 +215,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("kgcoop", {}),
     ("vpt", {}),
     ("promptsrc", {}),
+    ("coprompt", {"sentences": "templates", "depth": 3}),
     ("tcp", {}),
     ("mma", {"scale": 0.5}),
     ("mmrl", {"width": 16}),

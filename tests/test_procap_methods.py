@@ -15,6 +15,7 @@ from procap.methods import METHODS, build_method, method_class, method_options, 
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
+NEEDED = {"coprompt": {"sentences": "templates"}}
 TRAINED = tuple(name for name in METHODS if name != "zeroshot")
 
 
@@ -23,7 +24,7 @@ def seeded(seed=0):
 
 
 def build(name, clip, space, seed=0, **options):
-    return build_method(name, clip, space, options, seeded(seed))
+    return build_method(name, clip, space, NEEDED.get(name, {}) | options, seeded(seed))
 
 
 def pictures(count=3, seed=1):
@@ -97,6 +98,9 @@ def base16():
         ("ivlp", {}, 30_720),
         ("ivlp", {"n_ctx": 4, "vision_tokens": 0, "vision_depth": 0}, 24_576),
         ("promptsrc", {}, 46_080),
+        ("coprompt", {}, 5_014_528),
+        ("coprompt", {"n_ctx": 2}, 5_002_240),
+        ("coprompt", {"depth": 9}, 3_826_432),
         ("tcp", {}, 331_904),
         ("mma", {}, 674_560),
         ("mmrl", {}, 4_992_256),
@@ -124,6 +128,7 @@ VARIANTS = [
     ("vpt", {"n_ctx": 3, "depth": 5}),
     ("ivlp", {"depth": 3, "vision_tokens": 1}),
     ("promptsrc", {}),
+    ("coprompt", {"depth": 3}),
     ("tcp", {}),
     ("mma", {"scale": 0.5}),
     ("mmrl", {"width": 16}),

@@ -166,6 +166,10 @@ LAYOUTS = {
         {"prompt_learner.ctx": (4, 64), "text_encoder.transformer.resblocks.8.VPT_shallow": (4, 64)},
     ),
     "vpt": ("prompt_learner", {"image_encoder.VPT": (8, 128)}),
+    "coprompt": (
+        "MultiModalPromptLearner",
+        {"prompt_learner.ctx": (4, 64), "adapter_image.fc.0.weight": (12, 48), "adapter_text.fc.2.weight": (48, 12)},
+    ),
     "tcp": ("prompt_learner", {"ctx": (4, 64), "meta_net.linear1.weight": (128, 48)}),
     "mma": ("adapter_learner", {"text_adapter.5.down.0.weight": (32, 64), "shared_adapter.12.0.bias": (32,)}),
     "mmrl": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,15 @@ class Case:
     template: str = "a photo of a {}."
     layers: int = 4
     terms: dict[str, str] = field(default_factory=lambda: {"ce": "ce"})
+    noise: tuple[int, ...] = ()
 
     def std(self, name: str) -> float:
         if self.method == "tcp":
             return 0.1 if name.endswith(("ctx", "linear1.weight")) else 0.05
         if self.method == "mma":
             return 0.05 if name.endswith("bias") or ".down." in name else 0.1
+        if self.method == "coprompt":
+            return 0.05 if "adapter" in name else 0.04 if "proj" in name else 0.1
         return 768**-0.5 if name.endswith("proj_rep") else 0.1
 
 
@@ -47,6 +52,12 @@ CASES = (
         "promptsrc",
         {"depth": 3, "vision_depth": 3},
         terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted", "kl": "kl"},
+    ),
+    Case(
+        "coprompt",
+        {"depth": 3, "n_ctx": 2, "weight": 8.0},
+        terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted"},
+        noise=(1,),
     ),
     Case(
         "tcp", {}, "oxford-pets", "a photo of a {}, a type of pet.", layers=10, terms={"ce": "ce", "kg": "kg_weighted"}
@@ -83,11 +94,17 @@ def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     return values
 
 
-def built(case: Case) -> Method:
-    """Build the method with the parameters that were measured."""
+def built(case: Case, folder: Path, figures: Any) -> Method:
+    """Build the method with the parameters that were measured; sentences are written to a file in `folder`."""
+    options = case.options
+    if "sentences" in figures.files:
+        file = folder / "sentences.json"
+        names = [name.replace("_", " ") for name in CLASSNAMES]
+        file.write_text(json.dumps(dict(zip(names, figures["sentences"].tolist(), strict=True))))
+        options = {**options, "sentences": str(file)}
     space = LabelSpace(CLASSNAMES, case.template, dataset=case.dataset)
     clip = small_clip(case.layers)
-    method = build_method(case.method, clip, space, case.options, torch.Generator().manual_seed(0))
+    method = build_method(case.method, clip, space, options, torch.Generator().manual_seed(0))
     parameters = dict(method.named_parameters())
     shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
     load_public(method, maple_values(shapes) if case.method == "maple" else walk(shapes, case.std))
@@ -102,11 +119,12 @@ def difference(ours: Any, theirs: Any) -> float:
 
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.method)
-def test_logits_losses_and_gradients_equal_the_public_code(case, encoders):
+def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_path):
     figures = np.load(FIGURES / f"{case.method}.npz")
-    method = built(case)
+    method = built(case, tmp_path, figures)
     run = with_plain_encoders(method) if encoders == "plain" else method
-    terms = run.loss(images(), LABELS, ())
+    shown = torch.stack([images(), images(seed=12)], dim=1) if method.views == 2 else images()
+    terms = run.loss(shown, LABELS, tuple(torch.tensor([value]) for value in case.noise))
     total = torch.stack(list(terms.values())).sum()
     assert difference(total.detach(), figures["loss/total"]) < TOLERANCE
     for ours, theirs in case.terms.items():

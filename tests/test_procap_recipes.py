@@ -27,6 +27,8 @@ OWN = {
     ("maple", "base-to-novel", 16, "dtd"): ("sgd", 0.0035, 5e-4, 5, 4, "constant", 1, (0.08, 1.0)),
     ("maple", "cross-dataset", 16, "imagenet"): ("sgd", 0.0026, 5e-4, 2, 4, "constant", 1, (0.08, 1.0)),
     ("maple", "domain-generalization", 16, "imagenet"): ("sgd", 0.0026, 5e-4, 2, 4, "constant", 1, (0.08, 1.0)),
+    ("coprompt", "base-to-novel", 16, "dtd"): ("sgd", 0.0035, 5e-4, 8, 4, "constant", 1, (0.08, 1.0)),
+    ("coprompt", "base-to-novel", 16, "food101"): ("sgd", 0.0035, 5e-4, 5, 4, "constant", 1, (0.08, 1.0)),
     ("procap", "base-to-novel", 16, "dtd"): ("adamw", 2.5e-4, 0.03, 50, 32, "linear", 3, (0.8, 1.0)),
     ("procap", "few-shot", 1, "imagenet"): ("adamw", 2.5e-4, 0.03, 50, 32, "linear", 3, (0.8, 1.0)),
 }

@@ -28,7 +28,7 @@ from runner.train import train
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
-GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "tcp", "mma", "mmrl", "mmlop"]
+GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "coprompt", "tcp", "mma", "mmrl", "mmlop"]
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
@@ -112,13 +112,15 @@ def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
     clip = CLIP.random(GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
-    options = {"csc": True, "ctx_init": ""} if name == "coop" else {}
+    needed = {"coop": {"csc": True, "ctx_init": ""}, "coprompt": {"sentences": "templates"}}
+    options = needed.get(name, {})
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     method.group = group if group.size > 1 else None
     engine, found = Engine(method, config, group), []
     for step in range(2):
-        images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))
+        views = (method.views,) * (method.views > 1)
+        images = torch.randn(8, *views, 3, 32, 32, generator=torch.Generator().manual_seed(step))
         noise = method.draw(torch.Generator().manual_seed(10 + step))
         labels = torch.arange(8) * 5 % classes
         terms = engine.terms(Batch(images[group.rank :: group.size], labels, noise))

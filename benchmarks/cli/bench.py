@@ -17,6 +17,7 @@ from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlag
 from benchmarks.cli.selection import runtime_config, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
+from benchmarks.console.parse import parse_options
 from benchmarks.suites import ALL, SUITES, suite_named, suite_paths, suite_text
 from procap.errors import UsageError, UserError, unknown_name
 
@@ -189,7 +190,16 @@ def plan_suite(
     if several and suite.datasets:
         changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
-    options = suite.options(profile, quick=flags.quick, recipe=flags.recipe, overrides=overrides, data=data, **changes)
+    given = parse_options(flags.option or (), changes.get("methods", suite.methods))
+    options = suite.options(
+        profile,
+        quick=flags.quick,
+        recipe=flags.recipe,
+        overrides=overrides,
+        options={method: own for method, own in given.items() if own},
+        data=data,
+        **changes,
+    )
     return SuitePlan.of(suite, options)
 
 

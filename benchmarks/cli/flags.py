@@ -38,6 +38,7 @@ DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls
 Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
 Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
+MethodOptions = Annotated[list[str] | None, flag("KEY=VALUE", "of the method, see `procap ls methods --json`")]
 Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
 Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
@@ -79,7 +80,7 @@ class RecipeFlags:
     epochs: Epochs = None
     batch_size: Annotated[int | None, flag("N", "images per step in all", "--batch-size", "--global-batch-size")] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
-    option: Annotated[list[str] | None, flag("KEY=VALUE", "of the method, see `procap ls methods --json`")] = None
+    option: MethodOptions = None
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
     few_shot_samples: Annotated[str, flag("DIGEST|FILE", "train on these, see `procap data few-shot --import`")] = ""
 
@@ -114,6 +115,7 @@ class SuiteFlags(ChoiceFlags):
 
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper with --data]")] = ""
     recipe: Recipe = ""
+    option: MethodOptions = None
     quick: Annotated[bool, switch("--quick", "short schedules: does everything run here?")] = False
     epochs: Epochs = None
     limit: Limit = None

@@ -27,6 +27,7 @@ TITLES: Mapping[str, str] = {
     "ivlp": "IVLP",
     "maple": "MaPLe",
     "promptsrc": "PromptSRC",
+    "coprompt": "CoPrompt",
     "tcp": "TCP",
     "mma": "MMA",
     "mmrl": "MMRL",

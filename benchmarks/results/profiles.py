@@ -14,8 +14,8 @@ from procap.errors import unknown_name
 class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
-    recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
-    smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: a phrase for
+    recipe, changes, rates, options: as `plan_run` takes them; rates and options are by method. quick: further changes,
+    for a smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: a phrase for
     messages, "... on the paper's data sets".
     """
 
@@ -30,6 +30,7 @@ class Profile:
     recipe: str = "published"
     changes: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,6 +56,8 @@ MINI = Profile(
     recipe="procap",
     changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
     rates={"coop": 4e-2, "maple": 1e-2, "procap": 3.90625e-5},
+    # No language model has written sentences about generated data.
+    options={"coprompt": {"sentences": "templates"}},
     quick={"epochs": 2},
 )
 PROFILES = {profile.name: profile for profile in (PAPER, MINI)}

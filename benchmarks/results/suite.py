@@ -157,7 +157,14 @@ class SuiteResults:
         if self.options.overrides:
             changed = ", ".join(f"{name} {value}" for name, value in self.options.overrides.items())
             return f"the recipes are changed: {changed}"
-        return ""
+        # A file of sentences is data that the published recipe of CoPrompt needs as well.
+        options = [
+            f"{method}.{name} {value}"
+            for method, own in self.options.options.items()
+            for name, value in own.items()
+            if name != "sentences" or value == "templates"
+        ]
+        return f"the options of methods are changed: {', '.join(options)}" if options else ""
 
     def is_control(self, variant: Variant) -> bool:
         """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""

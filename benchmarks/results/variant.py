@@ -71,6 +71,7 @@ class SuiteOptions:
     pretrained: str | None = None
     precision: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Path | None = None
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
@@ -93,7 +94,7 @@ class SuiteOptions:
             precision=self.precision or profile.precision,
             recipe=recipe,
             task=task,
-            options=variant.options,
+            options={**profile.options.get(method, {}), **self.options.get(method, {}), **variant.options},
             data=self.data,
         )
         if not is_trained(method):

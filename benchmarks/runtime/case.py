@@ -163,7 +163,7 @@ class Case:
 
     def _stream(self) -> TrainStream:
         split, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers
-        augment = train_augment(recipe, self.method.clip)
+        augment = train_augment(recipe, self.method.clip, self.method.views)
         if self.mode == "fast":
             return train_stream(split, self.config, augment, workers, self.device, self.settings.accelerations)
         # Public code reads and decodes every image again in every epoch.

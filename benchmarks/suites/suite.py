@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -127,4 +128,7 @@ class Suite:
             words += [f"--{name}", ",".join(map(str, chosen))] if chosen != getattr(own, name) else []
         for name in ("recipe", "backbone", "pretrained", "precision"):
             words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
+        for method, own_options in options.options.items():
+            for key, value in own_options.items():
+                words += ["--option", f"{method}.{key}={value if isinstance(value, str) else json.dumps(value)}"]
         return words + (["--epochs", str(options.overrides["epochs"])] if "epochs" in options.overrides else [])

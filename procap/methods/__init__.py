@@ -33,6 +33,7 @@ METHODS: dict[str, str] = {
     "ivlp": "procap.methods.ivlp:IVLP",
     "maple": "procap.methods.maple:MaPLe",
     "promptsrc": "procap.methods.promptsrc:PromptSRC",
+    "coprompt": "procap.methods.coprompt:CoPrompt",
     "tcp": "procap.methods.tcp:TCP",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",

@@ -61,11 +61,13 @@ class Method(nn.Module):
     """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
     group: the ranks that share every training step; None for a single process.
+    views: random views of each training image; with several, training images are [B, views, 3, H, W].
     """
 
     Options: ClassVar[type[BaseModel]]
     summary: ClassVar[str]
     public_layout: ClassVar[PublicLayout | None] = None
+    views: ClassVar[int] = 1
     class_ids: Tensor
     class_slots: Tensor | None
     class_reference: Tensor | None
@@ -129,6 +131,9 @@ class Method(nn.Module):
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize the prompts of `space` at the full context length; reads `clip` and `options` only."""
         raise NotImplementedError
+
+    def prepare_training(self) -> None:
+        """Read and compute what only training needs; UserError for a file that is missing or does not fit."""
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the noise of one step on the CPU, so that a seed gives the same noise on every device.

@@ -36,7 +36,8 @@ GROUP_PIXELS = 8_000_000
 
 def augments_on_device(augment: TrainAugment) -> bool:
     """Whether `augment` is crop and flip alone, and the pixels of the installed Pillow can be reproduced."""
-    return not augment.colour_jitter and not augment.rotation and is_pillow_reproduced()
+    is_plain = augment.augmentation == "crop" and augment.views == 1
+    return is_plain and not augment.colour_jitter and not augment.rotation and is_pillow_reproduced()
 
 
 class DeviceCrops:

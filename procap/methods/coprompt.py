@@ -1,0 +1,211 @@
+"""CoPrompt: MaPLe's prompts and adapters behind both towers, kept consistent with the frozen CLIP on other inputs.
+
+Source: Roy and Etemad 2024, "Consistency-guided Prompt Learning for Vision-Language Models", section 3, and its public
+code. Learns 5,014,528 parameters on ViT-B/16 with 4 tokens at depth 12 (5,002,240 with 2; 3,826,432 with 4 at depth 9).
+
+Shapes: B images, C classes, P sentences per class, E joint embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import Classifier, cosine_logits
+from procap.clip import CLIP
+from procap.errors import UserError
+from procap.initialisation import linear
+from procap.methods.maple import coupled_names, coupled_plans, coupled_prompts
+from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
+from procap.methods.prompts import ClassPrompts, check_depth, phrase_prompts
+from procap.methods.zeroshot import ENSEMBLE
+from procap.parallel import gather_batch
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.teacher import image_features, sentence_bank
+from procap.text import LabelSpace
+
+PUBLISHED = {
+    "imagenet": (12, 4, 8.0),
+    "caltech101": (12, 4, 4.0),
+    "oxford-pets": (12, 2, 0.1),
+    "stanford-cars": (12, 4, 4.0),
+    "oxford-flowers": (9, 4, 8.0),
+    "food101": (9, 4, 0.5),
+    "fgvc-aircraft": (9, 4, 2.0),
+    "sun397": (12, 4, 8.0),
+    "dtd": (12, 2, 8.0),
+    "eurosat": (12, 2, 0.1),
+    "ucf101": (12, 4, 2.0),
+}
+"""The published depth, number of tokens and weight of the consistency, by data set; the public code fixes them."""
+
+TEMPLATES = "templates"
+"""The value of `sentences` for hand-written templates."""
+
+
+class CoPromptOptions(BaseModel):
+    model_config = STRICT
+
+    sentences: str = Field(
+        "",
+        description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
+        "hand-written ones; training needs one of the two",
+    )
+    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
+    depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")
+    ctx_init: str = Field("a photo of a", description="phrase whose first n_ctx tokens start the input prompt")
+    weight: float = Field(8.0, ge=0, description="weight of both consistency terms (lambda)")
+    image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
+    text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
+
+
+class CoPrompt(Method):
+    """Consistency-guided prompt learning."""
+
+    Options = CoPromptOptions
+    summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
+    public_layout = PublicLayout("MultiModalPromptLearner", unused=("model_distill.",))
+    views = 2
+    options: CoPromptOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
+        check_depth(clip, options.depth)
+        super().__init__(clip, space, options, generator)
+        parts = coupled_prompts(clip, options.n_ctx, options.depth, options.ctx_init, generator)
+        self.context, self.projection, self.deep_context, self.deep_projection = parts
+        self.image_adapter = self._adapter(clip.geometry.embed_dim, generator)
+        self.text_adapter = self._adapter(clip.geometry.embed_dim, generator)
+
+    def _adapter(self, width: int, generator: torch.Generator) -> nn.Sequential:
+        hidden = max(1, width // 4)
+        down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
+        return nn.Sequential(down, nn.ReLU(), up, nn.ReLU())
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0035, batch 4, RandAugment; 8 epochs, 5 on Food101.
+
+        The public code has no configuration for other tasks; few-shot learning takes 50 epochs, as for MaPLe.
+        """
+        check_task(task)
+        epochs = 50 if task == "few-shot" else 5 if dataset.lower() == "food101" else 8
+        return Recipe(optimizer="sgd", lr=0.0035, epochs=epochs, batch_size=4, augmentation="randaugment")
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return the data set's published depth, number of tokens and weight."""
+        check_task(task)
+        found = PUBLISHED.get(dataset.lower())
+        return dict(zip(("depth", "n_ctx", "weight"), found, strict=True)) if found else {}
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return coupled_plans(self.clip, self.context, self.projection, self.deep_context, self.deep_projection)
+
+    def prepare_training(self) -> None:
+        self.bank()
+
+    def bank(self) -> Tensor:
+        """Return the frozen features [P, C, E] of the sentences, normalised; read and computed at the first call."""
+        return self.constant("bank", lambda: sentence_bank(self.clip, read_sentences(self.options, self.space)))
+
+    def draw(self, generator: torch.Generator) -> Noise:
+        """Draw the sentence of a step, which is the same for all classes."""
+        return (torch.randint(len(self.bank()), (1,), generator=generator),)
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy on the first view, and the consistency of class and image features.
+
+        Classes are compared with the sentence in `noise`, images with the frozen features of the second view. A batch
+        [B, 3, H, W] with one view of each image has it in both places.
+        """
+        o = self.options
+        first, second = images.unbind(dim=1) if images.dim() == 5 else (images, images)
+        image, text = self.features(first, noise)
+        image, text = adapt(image, self.image_adapter, o.image_share), adapt(text, self.text_adapter, o.text_share)
+        teacher_image = gather_batch(self.group, image_features(self.clip, second))
+        teacher_text = self.bank().index_select(0, noise[0]).squeeze(0)
+        return {
+            "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
+            "text": o.weight * (1 - F.cosine_similarity(text.float(), teacher_text, eps=1e-7).mean()),
+            "image": o.weight * (1 - F.cosine_similarity(image.float(), teacher_image, eps=1e-7).mean()),
+        }
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        prompts = self.prompts_of(space)
+        with torch.no_grad():
+            image_plan, text_plan = self.plans(prompts)
+            text = self.clip.encode_text(prompts.tokenized, text_plan)
+            text = adapt(text, self.text_adapter, self.options.text_share)
+            return AdaptedClassifier(
+                self.clip, image_plan, text, self.scale(), self.image_adapter, self.options.image_share
+            )
+
+    def public_names(self) -> dict[str, str]:
+        return coupled_names(self.options.depth) | {
+            f"{tower}_adapter.{layer}.weight": f"adapter_{tower}.fc.{layer}.weight"
+            for tower in ("image", "text")
+            for layer in (0, 2)
+        }
+
+
+class AdaptedClassifier(Classifier):
+    """A classifier whose image features pass through an adapter."""
+
+    def __init__(
+        self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, adapter: nn.Module, share: float
+    ) -> None:
+        super().__init__(clip, image_plan, class_features, scale)
+        self.adapter = copy.deepcopy(adapter).requires_grad_(False)
+        self.share = share
+
+    def encode(self, images: Tensor) -> Tensor:
+        return adapt(super().encode(images), self.adapter, self.share)
+
+
+def adapt(features: Tensor, adapter: nn.Module, share: float) -> Tensor:
+    """Blend features [N, E] that are not normalised with what the adapter makes of them."""
+    return share * adapter(features) + (1 - share) * features
+
+
+def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str]]:
+    """Return the sentences of every class of `space`, equally many each.
+
+    Raises UserError if no file is named, or if it lacks a class or has another number of sentences for one.
+    """
+    if options.sentences == TEMPLATES:
+        return [[template.format(name) for template in (*ENSEMBLE, space.template)] for name in space.names()]
+    if not options.sentences:
+        raise UserError(
+            "coprompt compares its class features with sentences that a language model wrote, which are data of their "
+            'own: give --option sentences=FILE, JSON as {"class name": ["sentence", ...]}, or sentences=templates for '
+            "hand-written templates instead, a variant without published results"
+        )
+    file = Path(options.sentences.replace("{dataset}", space.dataset)).expanduser()
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no JSON ({error})"
+        raise UserError(f"sentences of coprompt: {file}: {reason}") from error
+    found = content if isinstance(content, dict) else {}
+    if missing := [name for name in space.names() if not isinstance(found.get(name), list) or not found[name]]:
+        more = f" and {len(missing) - 3} more classes" * (len(missing) > 3)
+        raise UserError(f"sentences of coprompt: {file} has none for {', '.join(map(repr, missing[:3]))}{more}")
+    sentences = [list(map(str, found[name])) for name in space.names()]
+    lengths = {len(own) for own in sentences}
+    if len(lengths) > 1:
+        raise UserError(
+            f"sentences of coprompt: {file} has {min(lengths)} sentences for one class and {max(lengths)} for another: "
+            "every class needs equally many"
+        )
+    return sentences
