@@ -96,6 +96,21 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     assert recipes(MINI, recipe="published")["maple"] == own["maple"], "published recipes are not shortened"
 
 
+def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():
+    option = "coprompt.sentences=sentences/{dataset}.json"
+    flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="1", option=[option, "maple.depth=3"])
+    planned = plan_suite(suite_named("base-to-novel"), flags, RuntimeFlags(), Path("data"))
+    options = {run.variant.method: run.spec.config.options for run in planned.runs}
+    assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
+    assert options["maple"]["depth"] == 3
+    command = planned.suite.command(planned.options, "results")
+    assert option in command and "maple.depth=3" in command
+    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
+    generated = suite_named("base-to-novel").options(MINI, methods=("coprompt",))
+    [sentences] = {run.spec.config.options["sentences"] for run in suite_named("base-to-novel").plan(generated)}
+    assert sentences == "templates"
+
+
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     planned = plan_suite(
         suite_named(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
