@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
-METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Options of methods: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
 PRECISIONS = ("fp32", "bf16")
 SCALING = "10,50,200x4,32"
