@@ -5,6 +5,7 @@ Source: Cubuk et al. 2020, "RandAugment"; the operations, their ranges and their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -35,7 +36,7 @@ def _posterize(image: Image, bits: float, generator: torch.Generator) -> Image:
 
 
 def _solarize(image: Image, threshold: float, generator: torch.Generator) -> Image:
-    return ImageOps.solarize(image, threshold)
+    return ImageOps.solarize(image, math.ceil(threshold))
 
 
 def _solarize_add(image: Image, addition: float, generator: torch.Generator) -> Image:
@@ -51,7 +52,7 @@ def _cutout(image: Image, size: float, generator: torch.Generator) -> Image:
     return image
 
 
-def _enhance(kind: type[ImageEnhance._Enhance]) -> Operation:
+def _enhance(kind: Callable[[Image], ImageEnhance._Enhance]) -> Operation:
     return lambda image, factor, generator: kind(image).enhance(factor)
 
 
