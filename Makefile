@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Without cached bytecode each of the many processes that tests start would compile all that it imports, torch included.
+unexport PYTHONDONTWRITEBYTECODE
 FREE_GB = $$(df -Pk $(dir $(abspath $(VENV))) | awk 'NR == 2 {print int($$4 / 1000000)}')
 
 .PHONY: help demo test test-slow lint install lock clean

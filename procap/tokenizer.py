@@ -31,7 +31,8 @@ def simple_tokenizer() -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.SimpleTokenizer()
+    # The one that the module makes when it is imported; another would read the vocabulary again.
+    return module._tokenizer
 
 
 def tokenize(texts: Sequence[str], context_length: int = 77) -> Tensor:

@@ -6,11 +6,18 @@ Heads are 64 wide as in real CLIPs, so that a checkpoint of `tiny_clip` can be r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from procap.clip import CLIP
 
 # The same examples every time, without deadlines, which a loaded machine would miss.
 hypothesis.settings.register_profile(
@@ -19,6 +26,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("steady")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Without cached bytecode each of the many processes that tests start would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Before any library with threads is imported, in this process and in those that it starts.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Ray reads it once in a process, and a test process may connect to several clusters.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Tests must not export to the MLflow store of the user who runs them.
@@ -52,10 +64,30 @@ def tiny_clip(tiny_geometry):
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_clip, tmp_path_factory) -> Path:
     """`tiny_clip` as a safetensors file with open_clip's names: `load_clip(str(path))` gives it back."""
+    return save_clip(tiny_clip, tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="session")
+def short_clip():
+    """A CLIP like `tiny_clip` with 3 layers a tower, which trains in a third of the time."""
+    from tiny_geometry import SHORT_GEOMETRY
+
+    from procap.clip import CLIP
+
+    return CLIP.random(SHORT_GEOMETRY, seed=0, name="tiny")
+
+
+@pytest.fixture(scope="session")
+def short_checkpoint(short_clip, tmp_path_factory) -> Path:
+    """`short_clip` as a file, like `tiny_checkpoint`."""
+    return save_clip(short_clip, tmp_path_factory.mktemp("weights"))
+
+
+def save_clip(clip: CLIP, folder: Path) -> Path:
     from safetensors.torch import save_file
 
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_file(tiny_clip.state_dict(), path, metadata={"quick_gelu": "true"})
+    path = folder / "tiny.safetensors"
+    save_file(clip.state_dict(), path, metadata={"quick_gelu": "true"})
     return path
 
 
@@ -88,19 +120,33 @@ def s3(object_store, monkeypatch):
     return object_store
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that `make` fills for the first test worker that needs it, and that all of them share."""
+    from filelock import FileLock
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            partial = tmp_path_factory.mktemp(name)
+            make(partial)
+            partial.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory) -> Path:
     """Pack some of the digit scans into a data folder, which tests must not change."""
-    from dataclasses import replace
 
-    from shards.builtin_sources import builtin_source
-    from shards.catalogue import find
-    from shards.pack import pack_source
+    def pack(folder: Path) -> None:
+        from shards.builtin_sources import builtin_source
+        from shards.catalogue import find
+        from shards.pack import pack_source
 
-    root = tmp_path_factory.mktemp("data")
-    source, counts = builtin_source(find("digits")), {"train": 120, "val": 40, "test": 60}
-    pack_source(replace(source, counts=counts), root)
-    return root
+        source, counts = builtin_source(find("digits")), {"train": 120, "val": 40, "test": 60}
+        pack_source(replace(source, counts=counts), folder)
+
+    return made_once(tmp_path_factory, "few-digits", pack)
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +172,15 @@ def at_home(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def mlflow_database(tmp_path_factory) -> Path:
-    """A SQLite store of MLflow with all its tables, whose creation takes seconds."""
-    from runner.tracking.store import TrackingStore
+    """A SQLite store of MLflow with all its tables, whose creation takes seconds; a copy for each test worker."""
 
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    TrackingStore(f"sqlite:///{file}", "first", file.parent).open()
-    return file
+    def create(folder: Path) -> None:
+        from runner.tracking.store import TrackingStore
+
+        TrackingStore(f"sqlite:///{folder / 'mlflow.db'}", "first", folder).open()
+
+    made = made_once(tmp_path_factory, "mlflow-database", create) / "mlflow.db"
+    return Path(shutil.copy(made, tmp_path_factory.mktemp("store")))
 
 
 @pytest.fixture

@@ -18,10 +18,12 @@ from shards.files import write_file
 
 @pytest.fixture(scope="module")
 def finished(few_digits, tmp_path_factory):
-    """A run without kills."""
-    run = faults.make_run("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
-    faults.run_undisturbed(run)
-    return run
+    """A run of one epoch without kills."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(faults, "EPOCHS", 1)
+        run = faults.make_run("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
+        faults.run_undisturbed(run)
+        yield run
 
 
 @pytest.mark.slow

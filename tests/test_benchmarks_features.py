@@ -17,11 +17,11 @@ from runner.results import RunFolder, write_json
 
 
 @pytest.fixture
-def evaluate(tmp_path, monkeypatch, capsys, few_digits, tiny_checkpoint):
+def evaluate(tmp_path, monkeypatch, capsys, few_digits, short_checkpoint):
     """Zero-shot CLIP on the digits through `procap`; gives the entry of each target and the printed notes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
-    selected = ["--methods", "zeroshot", "--datasets", "digits", "--backbone", str(tiny_checkpoint)]
+    selected = ["--methods", "zeroshot", "--datasets", "digits", "--backbone", str(short_checkpoint)]
     shared = [*selected, "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
     def run(templates: str, *more: str) -> tuple[list[dict], str]:

@@ -24,8 +24,8 @@ def there(tmp_path):
 
 
 @pytest.fixture
-def at(few_digits, tiny_checkpoint, there) -> tuple[str, ...]:
-    where = ("--data", few_digits, "--results", f"local://{there}", "--backbone", tiny_checkpoint)
+def at(few_digits, short_checkpoint, there) -> tuple[str, ...]:
+    where = ("--data", few_digits, "--results", f"local://{there}", "--backbone", short_checkpoint)
     return tuple(map(str, (*where, "--datasets", "digits", "--max-concurrent", "1", "--tracking", "off")))
 
 

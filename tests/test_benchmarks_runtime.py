@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rank_processes import run_ranks
 
 from benchmarks.cli import main
 from benchmarks.results.profiles import MINI, PAPER, Profile
@@ -22,7 +23,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.runtime.benchmark import measure, measure_suite, write
 from benchmarks.runtime.data import class_names, load_case_data
 from benchmarks.runtime.flops import count_flops
-from benchmarks.runtime.settings import flags_of_options, make_settings
+from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, flags_of_options, make_settings
 from benchmarks.runtime.targets import CPU_RATIOS, list_targets
 from benchmarks.suites import suite_named
 from benchmarks.tables.runtime import runtime_tables
@@ -48,14 +49,15 @@ def runtime(few_digits, mlflow_database, tmp_path_factory) -> RuntimeConfig:
 
 
 @pytest.fixture(scope="module")
-def report(runtime, tiny_checkpoint):
+def report(runtime, short_checkpoint):
     """One epoch of ProCAP and zero-shot CLIP, and four sizes; fast mode augments from decoded pixels, as on a GPU."""
     settings = make_settings(
-        runtime, CPU, methods="zeroshot,procap", datasets="digits", backbone=str(tiny_checkpoint), budget=0,
+        runtime, CPU, methods="zeroshot,procap", datasets="digits", backbone=str(short_checkpoint), budget=0,
         scaling="5,10x2",
     )  # fmt: skip
     settings = replace(settings, epochs=1, repeats=1, accelerations=Acceleration(images=True))
     with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(METHOD_OPTIONS, "procap", {"depth": 3})
         patched.setattr("benchmarks.runtime.measure.PEAK_SIZES", {"cpu": (256,)})
         patched.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.01)
         # The counts are the same with data, which is faster for a model as small as this.
@@ -292,37 +294,45 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}
+
+
+class AbsentPackages:
+    """An import finder to which some packages are not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in ABSENT:
+            raise ModuleNotFoundError(name)
+
+
+def benchmark_without_optional_packages(data: str, results: str) -> None:
+    """Run the command with random weights in a process that has none of the packages imported."""
+    assert not ABSENT & sys.modules.keys()
+    sys.meta_path.insert(0, AbsentPackages())
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    words = "--datasets digits --methods mmrl --pretrained random --budget 0.01 --scaling 10x2 --json --device cpu"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.01)
+        patched.setattr("benchmarks.runtime.settings.Settings", partial(Settings, batch=4))
+        patched.setattr("benchmarks.runtime.workload.count_flops", partial(count_flops, compute=True))
+        code = main(["bench", "runtime", *words.split(), "--data", data, "--results", results])
+    if code:
+        sys.exit(code)
+
+
 def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlflow_are_missing(few_digits, tmp_path):
     """Any method can be measured. The time of one step is marked; random weights have no accuracy."""
-    program = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('ray', 'mlflow', 'deepspeed', 'matplotlib'):\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from functools import partial\n"
-        "import benchmarks.runtime.measure, benchmarks.runtime.workload as workload\n"
-        "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
-        "import benchmarks.runtime.settings as settings\n"
-        "settings.Settings = partial(settings.Settings, batch=4)\n"
-        "workload.count_flops = partial(workload.count_flops, compute=True)\n"
-        "from benchmarks.cli import main\n"
-        "words = '--datasets digits --methods mmrl --pretrained random --budget 0.01 --scaling 10x2 --device cpu'\n"
-        f"sys.exit(main(['bench', 'runtime', '--json', *words.split(), '--data', {str(few_digits)!r},"
-        f" '--results', {str(tmp_path)!r}]))\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "matplotlib is not installed" in done.stderr and "tracking: MLflow cannot be imported" in done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+    [done] = run_ranks(1, benchmark_without_optional_packages, str(few_digits), str(tmp_path))
+    assert done.code == 0, done.err
+    assert "matplotlib is not installed" in done.err and "tracking: MLflow cannot be imported" in done.err
+    report = json.loads(done.out.splitlines()[-1])
     for row in report["rows"]:
         assert row["extrapolated"] and row["steps_measured"] == 1 < row["steps"] and row["train_seconds"] > 0
         assert row["accuracy"] is None and row["accuracy_note"] == "the weights are random"
     assert report["scaling"] == [] and report["settings"]["pretrained"] == "random"
-    assert "≈ EXTRAPOLATED" in done.stdout and f"1 of {row['steps']}" in done.stdout
-    assert "MMRL" in done.stdout and "random weights" in done.stdout
+    assert "≈ EXTRAPOLATED" in done.out and f"1 of {row['steps']}" in done.out
+    assert "MMRL" in done.out and "random weights" in done.out
 
 
 @pytest.mark.parametrize(

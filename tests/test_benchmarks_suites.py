@@ -20,10 +20,16 @@ pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.fixture
-def small(few_digits, tiny_checkpoint) -> tuple[object, ...]:
+def small(few_digits, short_checkpoint) -> tuple[object, ...]:
     """What makes a suite one of seconds."""
-    chosen = ("--profile", "mini", "--datasets", "digits", "--backbone", tiny_checkpoint, "--data", few_digits)
+    chosen = ("--profile", "mini", "--datasets", "digits", "--backbone", short_checkpoint, "--data", few_digits)
     return (*chosen, "--max-concurrent", "1", "--tracking", "off")
+
+
+@pytest.fixture
+def without_plots(monkeypatch):
+    """Skip drawing, which takes longer than the runs of a test; other tests check what is drawn."""
+    monkeypatch.setattr("benchmarks.suites.outputs.save_plots", lambda folder, plots: [])
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
@@ -154,6 +160,7 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")} == before
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_force_repeats_what_is_there(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     assert run(capsys, *words)[0] == 0
@@ -165,6 +172,7 @@ def test_force_repeats_what_is_there(small, tmp_path, capsys):
     assert not json.loads(file.read_text())["resumed"]
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--seeds", "1")
     blocked = tmp_path / "results/base/digits/coop"
@@ -185,6 +193,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, caps
     assert not read_collection(folder).failed
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, monkeypatch):
     def and_remove_one(*arguments):
         launch(*arguments)
@@ -217,6 +226,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_what_is_refused_is_one_line_and_leaves_the_earlier_results_as_they_are(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1")
     assert run(capsys, *words)[0] == 0
@@ -235,10 +245,10 @@ def test_data_sets_that_are_missing_are_named_together(tmp_path, capsys):
     assert code == 1 and "'food101', 'eurosat' are not packed" in err and "procap data pack food101 eurosat" in err
 
 
-def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_digits, tiny_checkpoint, capsys):
+def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_digits, short_checkpoint, capsys):
     words = ("bench", "base-to-novel", "--datasets", "digits", "--data", few_digits, "--seeds", "1", "--dry-run")
     assert "weights of mini: in the program" in run(capsys, *words)[1]
-    assert f": {tiny_checkpoint}\n" in run(capsys, *words, "--backbone", tiny_checkpoint)[1]
+    assert f": {short_checkpoint}\n" in run(capsys, *words, "--backbone", short_checkpoint)[1]
     assert "weights of ViT-B-16: missing: weights 'openai'" in run(capsys, *words, "--backbone", "ViT-B/16")[1]
     assert json.loads(run(capsys, *words, "--json")[1].splitlines()[-1])["weights"] == {"mini": "in the program"}
     code, out, err = run(capsys, *words, "--shots", "99")
@@ -247,6 +257,7 @@ def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_di
     assert code == 2 and not out and "unknown backbone 'nobody'" in err and err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     err = run(capsys, *words, "--shots", "1")[2]

@@ -10,10 +10,10 @@ from benchmarks.cli import main
 
 
 def test_runs_that_a_killed_attempt_had_not_tracked_are_in_mlflow_after_the_next(
-    few_digits: Path, tiny_checkpoint: Path, tmp_path: Path
+    few_digits: Path, short_checkpoint: Path, tmp_path: Path
 ) -> None:
     words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]
-    words += ["--seeds", "1,2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
+    words += ["--seeds", "1,2", "--backbone", str(short_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
     words += ["--results", str(tmp_path)]
     assert main([*words, "--tracking", "off"]) == 0
     assert main(words) == 0

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
+from procap.weights import loading
 from procap.weights.loading import canonical_name, list_backbones, load_clip
 from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 
@@ -25,7 +26,7 @@ BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_architecture(tmp_path_factory, tiny_geometry):
-    """open_clip learns the geometry of `tiny_clip` under the names tiny-vit and tiny-vit-quickgelu."""
+    """Add the geometry of `tiny_clip` to open_clip's architectures under the names tiny-vit and tiny-vit-quickgelu."""
     import open_clip
 
     g, folder = tiny_geometry, tmp_path_factory.mktemp("architectures")
@@ -34,13 +35,16 @@ def tiny_architecture(tmp_path_factory, tiny_geometry):
         "vision_cfg": {"image_size": 32, "layers": g.vision_layers, "width": 128, "patch_size": 16},
         "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": g.text_layers},
     }
-    (folder / "tiny-vit.json").write_text(json.dumps(config))
-    (folder / "tiny-vit-quickgelu.json").write_text(json.dumps({**config, "quick_gelu": True}))
+    own = {"tiny-vit": config, "tiny-vit-quickgelu": {**config, "quick_gelu": True}}
+    for name, each in own.items():
+        (folder / f"{name}.json").write_text(json.dumps(each))
+    known = {**loading._model_configs(), **own}
     with pytest.MonkeyPatch.context() as patch:
         # Other tests of this process know open_clip as it is installed.
         for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):
             patch.setattr(open_clip.factory, registry, getattr(open_clip.factory, registry).copy())
         open_clip.add_model_config(folder)
+        patch.setattr(loading, "_model_configs", lambda: known)
         yield
 
 

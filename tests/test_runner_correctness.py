@@ -69,7 +69,8 @@ def test_a_result_whose_bits_do_not_add_up_is_refused_by_name_in_one_line(tmp_pa
 
 def plan(checkpoint: str) -> RunConfig:
     quick = {"epochs": 1, "batch_size": 4}
-    return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick)
+    options = {"depth": 3}
+    return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick, options=options)
 
 
 def make_runtime(data: Path | str, results: Path | str) -> RuntimeConfig:
@@ -77,9 +78,9 @@ def make_runtime(data: Path | str, results: Path | str) -> RuntimeConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> RuntimeConfig:
+def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished and counted by one process."""
-    runtime, config = make_runtime(few_digits, tmp_path_factory.mktemp("one")), plan(str(tiny_checkpoint))
+    runtime, config = make_runtime(few_digits, tmp_path_factory.mktemp("one")), plan(str(short_checkpoint))
     train(config, runtime)
     loaded = load_trained(config, runtime)
     for target in TARGETS:
@@ -87,8 +88,8 @@ def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> RuntimeConfig:
     return runtime
 
 
-def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, tiny_checkpoint):
-    config = plan(str(tiny_checkpoint))
+def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_checkpoint):
+    config = plan(str(short_checkpoint))
     loaded = load_trained(config, trained)
     transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
@@ -113,12 +114,12 @@ def count(data: str, results: str, checkpoint: str) -> None:
             assert found.correct_images().sum() == found.correct
 
 
-def test_two_processes_keep_the_bits_of_one(few_digits, trained, tiny_checkpoint, tmp_path):
-    config = plan(str(tiny_checkpoint))
+def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoint, tmp_path):
+    config = plan(str(short_checkpoint))
     shutil.copytree(trained.results, tmp_path, dirs_exist_ok=True)
     files = [RunFolder(tmp_path / config.path).eval_file(target) for target in TARGETS]
     before = [file.stat().st_mtime_ns for file in files]
-    ends = run_ranks(2, count, str(few_digits), str(tmp_path), str(tiny_checkpoint))
+    ends = run_ranks(2, count, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
     for target in TARGETS:
         one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))

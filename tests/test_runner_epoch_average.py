@@ -26,10 +26,10 @@ def test_weights_of_the_epochs_are_those_of_the_public_code(name, epochs, mean, 
 
 
 @pytest.fixture(scope="module")
-def config(tiny_checkpoint) -> RunConfig:
+def config(short_checkpoint) -> RunConfig:
     overrides = {"epochs": 3, "average": (2.0, 1.0), "warmup": "none", "batch_size": 20}
     return plan_run(
-        method="ivlp", dataset="digits", shots=4, backbone=str(tiny_checkpoint), overrides=overrides,
+        method="ivlp", dataset="digits", shots=4, backbone=str(short_checkpoint), overrides=overrides,
         options={"depth": 2, "vision_depth": 2},
     )  # fmt: skip
 

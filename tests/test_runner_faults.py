@@ -104,7 +104,7 @@ def procap(
 
 
 @pytest.fixture(scope="module")
-def command(few_digits, tiny_checkpoint) -> Callable[..., list[str]]:
+def command(few_digits, short_checkpoint) -> Callable[..., list[str]]:
     """The words of a training that writes below a folder: MaPLe, SGD, 15 steps of 4 images in 3 epochs."""
 
     def words(results: Path, data: str = str(few_digits), lr: str = "0.01") -> list[str]:
@@ -112,7 +112,7 @@ def command(few_digits, tiny_checkpoint) -> Callable[..., list[str]]:
             "--methods": "maple",
             "--datasets": "digits",
             "--shots": "4",
-            "--backbone": str(tiny_checkpoint),
+            "--backbone": str(short_checkpoint),
             "--epochs": "3",
             "--batch-size": "4",
             "--lr": lr,

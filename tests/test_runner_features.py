@@ -42,11 +42,11 @@ KEY = {
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_checkpoint):
+def plan(short_checkpoint):
     def make(method: str, **more) -> RunConfig:
         quick = {"epochs": 1, "batch_size": 5, "lr": 0.1, "warmup": "none", "test_batch_size": 8}
-        fields = {"dataset": "digits", "shots": 1, "backbone": str(tiny_checkpoint), "overrides": quick, **more}
-        return plan_run(method=method, **fields)
+        fields = {"dataset": "digits", "shots": 1, "backbone": str(short_checkpoint), "overrides": quick, **more}
+        return plan_run(method=method, options={"depth": 3} if method in PROMPTED else {}, **fields)
 
     return make
 

@@ -59,10 +59,10 @@ def only_the_first_prints(ends: list[Ended]) -> Ended:
     return first
 
 
-def test_ranks_train_and_evaluate_together_and_print_once(few_digits, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+def test_ranks_train_and_evaluate_together_and_print_once(few_digits, short_checkpoint, tmp_path, monkeypatch, capsys):
     """Only the first host gets a results folder; one process alone counts the same on what was trained there."""
     chosen = [*QUICK, "--methods", "zeroshot,coop", "--epochs", "1"]
-    chosen += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits)]
+    chosen += ["--backbone", str(short_checkpoint), "--data", str(few_digits)]
     ends = launch(2, tmp_path, "train", *chosen, "--json")
     said = only_the_first_prints(ends)
     assert [end.code for end in ends] == [0, 0], said.err
@@ -108,9 +108,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("size", "line", "code", "words"), WRONG, ids=[line for _, line, _, _ in WRONG])
-def test_an_error_of_all_ranks_is_reported_once(few_digits, tiny_checkpoint, tmp_path, size, line, code, words):
+def test_an_error_of_all_ranks_is_reported_once(few_digits, short_checkpoint, tmp_path, size, line, code, words):
     command, *given = line.split()
-    flags = [*QUICK, "--data", str(few_digits), "--backbone", str(tiny_checkpoint)] if "--methods" in given else []
+    flags = [*QUICK, "--data", str(few_digits), "--backbone", str(short_checkpoint)] if "--methods" in given else []
     ends = launch(size, tmp_path, command, *flags, *given)
     said = "".join(end.err for end in ends)
     assert ends[0].code == code and all(end.code in (1, 2) for end in ends), said
@@ -129,8 +129,8 @@ def test_other_commands_are_not_repeated_by_every_process_nor_refused_in_a_conta
     assert main(["ls", "methods"]) == 2 and "start procap ls without a launcher" in capsys.readouterr().err
 
 
-def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(tiny_checkpoint, tmp_path):
-    line = ["train", *QUICK, "--datasets", "toy", "--methods", "coop", "--backbone", tiny_checkpoint, "--data", "data"]
+def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(short_checkpoint, tmp_path):
+    line = ["train", *QUICK, "--datasets", "toy", "--methods", "coop", "--backbone", short_checkpoint, "--data", "data"]
     pack_source(toy_source(), tmp_path / "host0" / "data")
     first, second = launch(2, tmp_path, *line)
     assert (first.code, second.code) == (1, 2)
@@ -189,10 +189,10 @@ def procap_until_told_twice(place: str, line: list[str]) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
-    few_digits, tiny_checkpoint, tmp_path, signum
+    few_digits, short_checkpoint, tmp_path, signum
 ):
     """A batch system signals every process of a job, and the launcher among them signals the others again."""
-    line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", tiny_checkpoint]
+    line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", short_checkpoint]
     line = [str(word) for word in [*line, "--data", few_digits]]
     with Processes(2, procap_until_told_twice, str(tmp_path), line, environ=home(tmp_path)) as processes:
         deadline = time.monotonic() + SECONDS

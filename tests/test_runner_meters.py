@@ -156,11 +156,11 @@ def waited(result: TrainResult) -> float:
 
 @pytest.mark.parametrize("size", (2, pytest.param(4, marks=pytest.mark.slow)))
 def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
-    few_digits, tiny_checkpoint, tmp_path, size
+    few_digits, short_checkpoint, tmp_path, size
 ):
-    ends = run_ranks(size, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(tiny_checkpoint))
+    ends = run_ranks(size, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0] * size, ends[0].err
-    first, second = [RunFolder(tmp_path / config.path) for config in runs(str(tiny_checkpoint))]
+    first, second = [RunFolder(tmp_path / config.path) for config in runs(str(short_checkpoint))]
     result, quick = first.train(), second.train()
     assert result and quick
     *others, late = result.ranks

@@ -15,10 +15,10 @@ from runner.train import train
 from shards.loader import evaluation_batches
 
 
-def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeypatch):
+def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkeypatch):
     runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     quick = {"epochs": 1, "batch_size": 5}
-    config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(tiny_checkpoint), overrides=quick)
+    config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(short_checkpoint), overrides=quick)
     train(config, runtime)
     target = Target("digits", "all")
     padding: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_ranks
-from tiny_geometry import GEOMETRY
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
 from procap.methods import build_method
@@ -35,26 +35,22 @@ SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
 TARGETS = [Target("digits", "base"), Target("digits", "novel")]
 
 
-def configs(checkpoint: str, precision: str = "fp32") -> list[RunConfig]:
+def configs(checkpoint: str) -> list[RunConfig]:
     overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0}
-    return [
-        plan_run(
-            method=method, dataset="digits", shots=2, backbone=checkpoint, overrides=overrides, precision=precision
-        )
-        for method in TRAINED
-    ]
+    more: dict[str, Any] = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
+    return [plan_run(method=method, options=SHORT_OPTIONS.get(method, {}), **more) for method in TRAINED]
 
 
 def workplace(data: str, results: str, **more: Any) -> RuntimeConfig:
     return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
 
 
-def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str) -> None:
+def train_and_evaluate(data: str, results: str, checkpoint: str) -> None:
     """What every rank does; only the first one has the folder of the results."""
     ranks = ranks_from_environment()
     runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
-        for config in configs(checkpoint, precision):
+        for config in configs(checkpoint):
             result = train(config, runtime, group=group)
             counts = [evaluate(config, target, runtime, group=group) for target in TARGETS]
             again = [evaluate(config, target, runtime, group=group) for target in TARGETS]
@@ -64,11 +60,11 @@ def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str)
 
 
 @pytest.fixture(scope="module")
-def alone(few_digits, tiny_checkpoint, tmp_path_factory) -> Path:
+def alone(few_digits, short_checkpoint, tmp_path_factory) -> Path:
     """The results of one process."""
     results = tmp_path_factory.mktemp("alone")
     runtime = workplace(str(few_digits), str(results))
-    for config in configs(str(tiny_checkpoint)):
+    for config in configs(str(short_checkpoint)):
         train(config, runtime)
         for target in TARGETS:
             evaluate(config, target, runtime)
@@ -97,23 +93,23 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_several_processes_train_and_count_as_one(few_digits, tiny_checkpoint, alone, tmp_path, size):
+def test_several_processes_train_and_count_as_one(few_digits, short_checkpoint, alone, tmp_path, size):
     results = tmp_path / "results"
-    arguments = str(few_digits), str(results), str(tiny_checkpoint), "fp32"
+    arguments = str(few_digits), str(results), str(short_checkpoint)
     ends = run_ranks(size, train_and_evaluate, *arguments)
     assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
     assert len({end.out for end in ends}) == 1
     assert not list(tmp_path.glob("results-of-*"))
-    for config in configs(str(tiny_checkpoint)):
+    for config in configs(str(short_checkpoint)):
         compare(config, alone, results, 2e-5)
 
 
 def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor]:
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
-    clip = CLIP.random(GEOMETRY, seed=0, name="tiny")
+    clip = CLIP.random(SHORT_GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
     needed = {"coop": {"csc": True, "ctx_init": ""}, "coprompt": {"sentences": "templates"}}
-    options = needed.get(name, {})
+    options = SHORT_OPTIONS.get(name, {}) | needed.get(name, {})
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     method.group = group if group.size > 1 else None

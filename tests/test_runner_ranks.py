@@ -255,7 +255,7 @@ def finish() -> None:
 def test_a_successful_run_prints_nothing_and_exits_with_zero() -> None:
     with ExitStack() as stack:
         # An interpreter's end takes a second: not all need to be seen to it, since no threads are left that disturb it.
-        for processes in [stack.enter_context(Processes(2, finish, to_the_end=again < 2)) for again in range(5)]:
+        for processes in [stack.enter_context(Processes(2, finish, to_the_end=again < 1)) for again in range(3)]:
             assert [(end.code, end.err) for end in processes.wait()] == [(0, "")] * 2
 
 

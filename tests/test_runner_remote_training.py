@@ -37,9 +37,9 @@ def machines(s3, few_digits, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def config(tiny_checkpoint):
+def config(short_checkpoint):
     quick = {"epochs": 2, "batch_size": 5, "lr": 0.1, "warmup": "none"}
-    return plan_run(method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick)
+    return plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides=quick)
 
 
 def test_training_continues_on_another_machine_with_the_same_bits(machines, config):
@@ -130,10 +130,10 @@ CheckpointUploader.offer = stop
 
 
 @pytest.mark.slow
-def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, tiny_checkpoint, tmp_path):
+def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, short_checkpoint, tmp_path):
     url = f"s3://{s3.bucket}/{tmp_path.name}"
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
-    words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
+    words += ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
     def begun(home: str, results: str, before: str = "") -> AbstractContextManager[subprocess.Popen[bytes]]:
         command = [sys.executable, "-c", f"{before}{COMMAND}", *words, "--results", results]

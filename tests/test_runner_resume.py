@@ -84,9 +84,9 @@ def train_to_the_end(config: RunConfig, data: Path, results: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def configs(tiny_checkpoint) -> dict[str, RunConfig]:
+def configs(short_checkpoint) -> dict[str, RunConfig]:
     """AdamW with sampled tokens, and SGD with momentum; 12 steps in 3 epochs."""
-    backbone = str(tiny_checkpoint)
+    backbone = str(short_checkpoint)
     return {
         "adamw": plan_run(method="procap", options=SMALL_PROCAP, backbone=backbone, **QUICK),
         "sgd": plan_run(method="maple", options={"depth": 3}, backbone=backbone, **QUICK),

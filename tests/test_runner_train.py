@@ -34,13 +34,13 @@ def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_checkpoint):
+def plan(short_checkpoint):
     """Plans a run of a few steps; words change it."""
 
     def make(method: str = "coop", *, overrides: dict | None = None, **more) -> RunConfig:
         quick = {"epochs": 2, "batch_size": 5, **(overrides or {})}
-        fields = {"dataset": "digits", "shots": 2, "backbone": str(tiny_checkpoint), "overrides": quick, **more}
-        return plan_run(method=method, **fields)
+        fields = {"dataset": "digits", "shots": 2, "backbone": str(short_checkpoint), "overrides": quick, **more}
+        return plan_run(method=method, options={"depth": 3} if method in ("maple", "procap") else {}, **fields)
 
     return make
 

@@ -62,8 +62,8 @@ def runtime(few_digits, tmp_path) -> RuntimeConfig:
 
 
 @pytest.fixture(scope="module")
-def config(tiny_checkpoint) -> RunConfig:
-    return planned(str(tiny_checkpoint), overrides={"lr": 0.5})
+def config(short_checkpoint) -> RunConfig:
+    return planned(str(short_checkpoint), overrides={"lr": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
 
 
 @pytest.mark.parametrize("method", SMALL)
-def test_callbacks_change_no_bit_of_any_method(method, tiny_checkpoint, runtime, tmp_path):
-    config = planned(str(tiny_checkpoint), method, overrides={"epochs": 2})
+def test_callbacks_change_no_bit_of_any_method(method, short_checkpoint, runtime, tmp_path):
+    config = planned(str(short_checkpoint), method, overrides={"epochs": 2})
     alone = replace(runtime, results=tmp_path / "alone")
     train(config, alone)
     seen: list[EpochLog] = []
@@ -195,11 +195,11 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
 
 @pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
 def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
-    config, straight, runtime, tiny_checkpoint, seconds, resumed
+    config, straight, runtime, short_checkpoint, seconds, resumed
 ):
     """With a state of the epoch on the disk, and with none, so that counted epochs are trained again."""
     folder = folder_of(config, runtime)
-    arguments = str(runtime.data), str(runtime.results), str(tiny_checkpoint)
+    arguments = str(runtime.data), str(runtime.results), str(short_checkpoint)
     for epoch in (1, 2):
         [end] = run_ranks(1, train_until_killed, *arguments, epoch, seconds)
         assert end.code == -signal.SIGKILL, end.err
@@ -280,12 +280,12 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
 
 
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("deepspeed", marks=pytest.mark.slow)])
-def test_several_processes_pause_count_and_go_on_as_one(few_digits, tiny_checkpoint, tmp_path, engine):
-    ends = run_ranks(2, train_in_parts, str(few_digits), str(tmp_path), str(tiny_checkpoint), engine)
+def test_several_processes_pause_count_and_go_on_as_one(few_digits, short_checkpoint, tmp_path, engine):
+    ends = run_ranks(2, train_in_parts, str(few_digits), str(tmp_path), str(short_checkpoint), engine)
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
     assert ends[0].out == ends[1].out == "finished 4\npaused 1\npaused 3\npaused 3\nfinished 4\n"
     assert not list(tmp_path.glob("*-of-*"))
-    config = planned(str(tiny_checkpoint), overrides={"lr": 0.5, "optimizer": "sgd"})
+    config = planned(str(short_checkpoint), overrides={"lr": 0.5, "optimizer": "sgd"})
     whole, parts = (RunFolder(tmp_path / part / config.path) for part in ("whole", "parts"))
     assert weights(whole) == weights(parts) and whole.validation() == parts.validation()
     one = workplace(few_digits, tmp_path / "one")
@@ -304,10 +304,10 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
         train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.first else None))
 
 
-def test_a_callback_that_raises_ends_all_ranks(few_digits, tiny_checkpoint, tmp_path):
+def test_a_callback_that_raises_ends_all_ranks(few_digits, short_checkpoint, tmp_path):
     results = tmp_path / "results"
-    ends = run_ranks(2, train_until_the_watcher_stops, str(few_digits), str(results), str(tiny_checkpoint))
+    ends = run_ranks(2, train_until_the_watcher_stops, str(few_digits), str(results), str(short_checkpoint))
     assert [end.code for end in ends] == [1, 1]
     assert "Stop: enough" in ends[0].err and "Stop: enough" in ends[1].err and "Traceback" not in ends[1].err
-    progress = RunFolder(results / planned(str(tiny_checkpoint)).path).progress()
+    progress = RunFolder(results / planned(str(short_checkpoint)).path).progress()
     assert progress is not None and (progress.status, len(progress.epochs)) == ("interrupted", 2)

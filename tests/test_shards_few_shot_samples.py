@@ -326,18 +326,18 @@ def packed(few_digits, tmp_path) -> tuple[Path, FewShotSamples]:
     return tmp_path / "data", FewShotSamples("digits", 2, 1, "imported", other.train, other.val)
 
 
-def plan(samples: str, tiny_checkpoint: Path) -> RunConfig:
+def plan(samples: str, short_checkpoint: Path) -> RunConfig:
     quick = {"epochs": 1, "batch_size": 5}
     return plan_run(
-        method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick, picks=samples
+        method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides=quick, picks=samples
     )
 
 
-def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_path, tiny_checkpoint):
+def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_path, short_checkpoint):
     data, samples = packed
     store_samples(data / "digits", samples)
     place = RuntimeConfig(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
-    config, usual = plan(samples.digest, tiny_checkpoint), plan("", tiny_checkpoint)
+    config, usual = plan(samples.digest, short_checkpoint), plan("", short_checkpoint)
     assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": samples.digest}
     train(config, place)
     record = RunFolder(place.results / config.path).train().fewshot
@@ -353,12 +353,12 @@ def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_p
     assert train(config, place).fewshot == record
 
 
-def test_absent_samples_stop_a_run_in_one_line(packed, tiny_checkpoint):
+def test_absent_samples_stop_a_run_in_one_line(packed, short_checkpoint):
     import torch
 
     place = RuntimeConfig(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no few-shot samples 0123456789abcdef of 'digits' .*few-shot digits --import"):
-        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup())
+        set_up(plan("0123456789abcdef", short_checkpoint), place, torch.device("cpu"), ProcessGroup())
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -384,7 +384,7 @@ def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
     assert {row["label"] for row in half["train"]} == set(expected.labels)
 
 
-def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys, tiny_checkpoint):
+def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys, short_checkpoint):
     data, other = packed
     shards = open_dataset(data, "digits")
     cache = tmp_path / "shot_2-seed_1.pkl"
@@ -394,7 +394,7 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
     code, out, err = run(capsys, "data", "few-shot", "digits", "--import", cache, "--out", written, *common, "--json")
     assert code == 0 and f"--few-shot-samples {other.digest}" in err and "rule draws others" in err
     assert json.loads(out.splitlines()[-1])["equals_rule"] is False and read_samples(written) == other
-    flags = ("--methods", "coop", "--datasets", "digits", "--backbone", tiny_checkpoint, "--epochs", 1, *common)
+    flags = ("--methods", "coop", "--datasets", "digits", "--backbone", short_checkpoint, "--epochs", 1, *common)
     where = ("--results", tmp_path / "results", "--tracking", "off")
     _, by_digest, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", other.digest, "--dry-run", "--json")
     kept_file = data / "digits" / "few-shot" / f"{other.digest}.json"

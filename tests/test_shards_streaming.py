@@ -166,7 +166,7 @@ def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
         print(json.dumps([[one.correct, one.correct_bits] for one in found]))
 
 
-def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(tiny_checkpoint, tmp_path):
+def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(short_checkpoint, tmp_path):
     from dataclasses import replace
 
     from shards.catalogue import find
@@ -175,7 +175,7 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
     pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=20)
     results = tmp_path / "results"
     local = runtime(str(tmp_path / "data"), str(results), no_cache=False)
-    config = plan_run(method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides={"epochs": 1})
+    config = plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1})
     train(config, local)
     expected = [evaluate(config, target, local) for target in TARGETS]
     wanted = [[one.correct, one.correct_bits] for one in expected]
@@ -185,7 +185,7 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
             place = runtime(str(data), str(results), no_cache=True)
             found = [evaluate(config, target, place, force=True) for target in TARGETS]
             assert [[one.correct, one.correct_bits] for one in found] == wanted
-        ended = run_ranks(2, evaluate_streamed, str(root), str(results), str(tiny_checkpoint))
+        ended = run_ranks(2, evaluate_streamed, str(root), str(results), str(short_checkpoint))
         assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))
     assert not list(root.rglob("*.tar"))
 

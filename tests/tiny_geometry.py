@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from procap.geometry import Geometry
 
 GEOMETRY = Geometry(
@@ -18,3 +21,16 @@ GEOMETRY = Geometry(
     embed_dim=48,
     quick_gelu=True,
 )
+SHORT_GEOMETRY = replace(GEOMETRY, vision_layers=3, text_layers=3)
+SHORT_OPTIONS: dict[str, dict[str, Any]] = {
+    "vpt": {"depth": 2},
+    "maple": {"depth": 2},
+    "promptsrc": {"depth": 2, "vision_depth": 2},
+    "coprompt": {"depth": 2},
+    "tcp": {"block": 1},
+    "mma": {"first_block": 1},
+    "mmrl": {"first_block": 1},
+    "mmlop": {"depth": 2},
+    "procap": {"depth": 2},
+}
+"""Options by method for towers of three layers, whose last one gets no prompt of its own."""

@@ -18,6 +18,7 @@ from benchmarks.console.output import columns, is_first_rank, note, note_failure
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder
@@ -78,8 +79,10 @@ def evaluate(
     train_flags = (
         "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
     )
+    # One process checks its flags before it imports torch, which takes seconds.
+    runs = find_runs() if ranks_from_environment().size == 1 and not folders else []
     with process_group(runtime) as (group, runtime):
-        runs = _broadcast(find_runs, group, runtime) if folders else find_runs()
+        runs = _broadcast(find_runs, group, runtime) if folders else runs or find_runs()
         work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)

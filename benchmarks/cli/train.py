@@ -55,9 +55,11 @@ def train(
             runs = _checked_runs(selection, recipe, runtime)
             show_plan([(config, runtime, []) for config in runs], output, force=mode.force)
         return 0
+    # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
+    # that an error of one host alone, such as missing data, reaches the others.
+    runs = _checked_runs(selection, recipe, runtime) if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
-        # Inside the group, so that an error of one host alone, such as missing data, reaches the others.
-        runs = _checked_runs(selection, recipe, runtime)
+        runs = runs or _checked_runs(selection, recipe, runtime)
         if recipe.few_shot_samples:
             ensure_packed([runs[0].dataset], runtime.data)
             store_file(recipe.few_shot_samples, runs[0].dataset, runtime.data)

@@ -48,14 +48,16 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
     """Parse methods; "all" is every installed method, "table1" those given. Raises UsageError for an unknown name."""
-    from procap.methods import method_class, method_paths
+    from procap.methods import METHODS, method_class, method_paths
 
     known = list(method_paths())
     if not split_names(text):
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
     chosen = {"all": known, "table1": list(table1)}.get(text) or split_names(text)
     for name in chosen:
-        method_class(name)
+        # Methods of this program are known to work, and importing one imports torch.
+        if name not in METHODS:
+            method_class(name)
     return chosen
 
 

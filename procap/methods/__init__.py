@@ -60,12 +60,13 @@ def method_paths() -> dict[str, str]:
 
 def method_class(name: str) -> type[Method]:
     """Import the class of a method; UsageError for an unknown name or a plug-in that cannot be used."""
-    from procap.methods.method import Method
-
     # Search plug-ins for other names only: listing the entry points of all packages takes longer than planning a run.
     paths = METHODS if name in METHODS else method_paths()
     if name not in paths:
         raise unknown_name("method", name, paths)
+    # After the name is checked: this imports torch.
+    from procap.methods.method import Method
+
     module, _, attribute = paths[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -91,7 +92,7 @@ def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str |
 
     The second value is None for the backbone's default weights; the path of a file is absolute.
     """
-    backbone = _spelling(name, ["mini", *_listed()])
+    backbone = _spelling(name, ["mini", *_model_configs()])
     if backbone is None:
         return (_absolute(name) if _names_file(name) else name), pretrained
     if pretrained is None or _tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
@@ -115,9 +116,7 @@ def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
 
 def supported_architectures() -> list[str]:
     """List the architectures of open_clip whose two towers are plain CLIP transformers."""
-    import open_clip
-
-    return [name for name in open_clip.list_models() if _obstacle(_config(name)) is None]
+    return [name for name, config in _model_configs().items() if _obstacle(config) is None]
 
 
 def procap_home() -> Path:
@@ -171,9 +170,7 @@ def _named_architecture(name: str, pretrained: str | None) -> str | None:
 
 def _architecture(name: str) -> str | None:
     """Return open_clip's spelling of `name`; None if it has no such model, UsageError for one that does not fit."""
-    import open_clip
-
-    found = _spelling(name, open_clip.list_models())
+    found = _spelling(name, _model_configs())
     if found is None:
         return None
     if obstacle := _obstacle(_config(found)):
@@ -182,11 +179,12 @@ def _architecture(name: str) -> str | None:
 
 
 @functools.cache
-def _listed() -> tuple[str, ...]:
-    """List the architectures that open_clip ships, without importing it, which takes seconds."""
+def _model_configs() -> dict[str, dict[str, Any]]:
+    """Read the architectures that open_clip ships, without importing it, which takes seconds."""
     package = importlib.util.find_spec("open_clip")
     folders = package.submodule_search_locations if package else None
-    return tuple(file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json"))
+    files = [file for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
+    return {file.stem: json.loads(file.read_text()) for file in sorted(files, key=lambda file: file.stem.lower())}
 
 
 def _spelling(name: str, known: Iterable[str]) -> str | None:
@@ -220,11 +218,7 @@ def _obstacle(config: Mapping[str, Any]) -> str | None:
 
 
 def _config(architecture: str) -> Mapping[str, Any]:
-    import open_clip
-
-    config = open_clip.get_model_config(architecture)
-    assert config is not None, architecture
-    return config
+    return _model_configs()[architecture]
 
 
 def _geometry(config: Mapping[str, Any]) -> Geometry:
