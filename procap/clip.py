@@ -100,6 +100,10 @@ class CLIP(nn.Module):
         """
         return self.text(prompts, plan, self.optimized)
 
+    def encode_text_from(self, block: int, prompts: PromptSet, chosen: Tensor, plan: Plan) -> Tensor:
+        """Encode the prompts `chosen` [K] to features [K, E], under a plan that changes nothing before `block`."""
+        return self.text.encode_from(block, prompts, chosen, plan, self.optimized)
+
     def token_embedding(self, ids: Tensor) -> Tensor:
         """Look up word embeddings [..., D] of token ids [...], without positions."""
         return self.text.token_embedding(ids)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Recipe(BaseModel):
     """Everything about the optimisation that changes the trained weights.
 
-    The learning rate is constant inside an epoch and set at its start, as in the public trainers of the CoOp family.
+    An epoch is one pass over the training images. With `iterations` the training has that many steps, over as many
+    passes as they take, and its epochs are equal parts of them, after which it is logged and validated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
+    vision_lr: float | None = Field(default=None, gt=0, description="that of the weights of the vision tower, if other")
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam and AdamW only")
     eps: float = Field(default=1e-8, gt=0, description="Adam and AdamW only")
     epochs: int = Field(ge=0)
+    iterations: int | None = Field(
+        default=None, ge=1, description="optimizer steps of the whole training, or none: epochs count"
+    )
     batch_size: int = Field(ge=1, description="global batch: images per optimizer step over all processes")
+    batches: Literal["random", "class"] = Field(
+        default="random", description="images of any classes in a batch, or images of one class only"
+    )
+    drop_last: bool = Field(default=True, description="leave out the last batch of a pass if it is not full")
+    schedule: Literal["epoch", "step"] = Field(
+        default="epoch",
+        description="a rate per epoch with warm-up, or a cosine per step from lr to min_lr in each stage of the method",
+    )
+    min_lr: float = Field(default=0.0, ge=0, description="end of the cosine per step")
     warmup: Literal["none", "constant", "linear"] = "constant"
     warmup_epochs: int = Field(default=1, ge=0)
     warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
@@ -40,6 +54,16 @@ class Recipe(BaseModel):
     rotation: float = Field(default=0.0, ge=0, le=180, description="largest random rotation, degrees")
     test_batch_size: int = Field(default=100, ge=1)
 
+    @model_validator(mode="after")
+    def _a_step_in_every_epoch(self) -> Self:
+        if self.iterations is not None and self.iterations < self.epochs:
+            raise ValueError(f"{self.iterations} iterations are fewer than {self.epochs} epochs, their equal parts")
+        return self
+
+    def passes(self, images: int) -> float:
+        """Compute how many passes over `images` images the training takes."""
+        return self.iterations * min(self.batch_size, images) / images if self.iterations else self.epochs
+
     @field_validator("betas")
     @classmethod
     def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
@@ -55,8 +79,22 @@ class Recipe(BaseModel):
         return scale
 
 
+ADDED_FIELDS = (
+    "eps",
+    "average",
+    "augmentation",
+    "iterations",
+    "drop_last",
+    "schedule",
+    "min_lr",
+    "vision_lr",
+    "batches",
+)
+"""Fields that recipes got later: at their defaults they are no part of a run's identity, so older runs keep theirs."""
+
+
 def learning_rate(recipe: Recipe, epoch: int) -> float:
-    """Compute the learning rate of `epoch` (0-based).
+    """Compute the learning rate of `epoch` (0-based) under the schedule per epoch.
 
     Warm-up epochs are followed by a cosine over `recipe.epochs` that starts after the warm-up and so never reaches
     zero: Dassl's schedule, with which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP were measured.
@@ -67,3 +105,8 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
             return recipe.warmup_lr
         return recipe.lr * epoch / warm
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))
+
+
+def step_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """Compute the learning rate of `step` (0-based) of a stage of `steps` steps under the schedule per step."""
+    return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * step / steps))

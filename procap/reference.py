@@ -103,6 +103,10 @@ class PlainCLIP:
             return encode_text(self._clip, ids, plan)
         return torch.stack([encode_text(self._clip, ids, plan.for_set(number)) for number in range(plan.num_sets)])
 
+    def encode_text_from(self, block: int, prompts: PromptSet, chosen: Tensor, plan: Plan) -> Tensor:
+        """Encode the chosen prompts from their first block on."""
+        return encode_text(self._clip, prompts.ids[chosen], plan)
+
 
 Row = tuple[int, Tensor]
 """A row's index in the sequence before any operation, or `_label` of the operation that added it; its states [N, D]."""

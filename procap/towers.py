@@ -173,6 +173,25 @@ class TextTower(nn.Module):
             prompts = PromptSet(prompts)
         return self._encode_chunks(prompts, plan) if optimized else self._encode(prompts, plan, optimized=False)
 
+    def encode_from(self, block: int, prompts: PromptSet, chosen: Tensor, plan: Plan, optimized: bool = True) -> Tensor:
+        """Encode the prompts `chosen` [K] to features [K, E] under a plan that changes nothing before `block`.
+
+        The states of all prompts that enter `block` are computed at the first call and kept with the prompts.
+        """
+        ids = prompts.ids[:, : prompts.columns] if optimized else prompts.ids
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                x = self.token_embedding(ids) + self.positional_embedding[: ids.shape[1]]
+                sequence = TokenSequence(x, read_out=0, causal=True)
+                return self.transformer(sequence, NO_CHANGE, optimized, False, range(block)).x if block else x
+
+        states = prompts.constant((self, block, optimized, _cast_type(ids.device.type)), compute)
+        sequence = TokenSequence(states[chosen], read_out=ids.argmax(dim=-1)[chosen], causal=True)
+        blocks = range(block, len(self.transformer.resblocks))
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, False, blocks)
+        return self._project(sequence.x[:, 0], plan)
+
     def _layout(self, prompts: PromptSet, plan: Plan) -> Layout | None:
         return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
 
@@ -233,8 +252,7 @@ class TextTower(nn.Module):
 
     def _constant_states(self, prompts: PromptSet, layout: Layout, first: int) -> Tensor:
         """Return the input [1, L, D] of block `first` under a plan without changes before it, computed once."""
-        device = layout.ids.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        dtype = _cast_type(layout.ids.device.type)
 
         def compute() -> Tensor:
             with torch.no_grad():
@@ -267,6 +285,11 @@ class TextTower(nn.Module):
         if needed > context:
             raise UserError(f"a prompt needs {needed} tokens, CLIP reads {context}: shorten names or learned prompts")
         return sequence.x[:, :context]
+
+
+def _cast_type(device: str) -> torch.dtype | None:
+    """Return the type that autocast computes in, or None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:

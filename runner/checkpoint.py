@@ -108,6 +108,7 @@ class TrainState:
     epochs: list[EpochLog] = field(default_factory=list)
     meter: dict[str, Any] = field(default_factory=dict)
     resumed: int = 0
+    stage: int = 0
 
     def count(self, images: int, terms: Mapping[str, float]) -> None:
         """Add one step."""

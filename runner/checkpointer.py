@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from runner.checkpoint import StateFiles, TrainState
 from runner.distributed.collectives import ProcessGroup
-from runner.engine import Engine
+from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
@@ -59,6 +59,8 @@ class Checkpointer:
         data = self.group.broadcast_object(newest and newest[0])
         if data:
             self.state, tensors = self.files.unpack(data)
+            if self.state.stage:
+                self.begin_stage(self.state.stage)
             if self.average:
                 self.average.load(tensors)
             self.engine.load(tensors, newest[1] if newest else self.folder.state)
@@ -67,6 +69,15 @@ class Checkpointer:
             self.meter.resume(self.state.meter)
         self.write_progress("running")
         return self.state
+
+    def begin_stage(self, stage: int) -> None:
+        """Go on with `stage` of the training, in a new engine for what it learns."""
+        self.engine.close()
+        with self.meter.phase("compile", rated=False):
+            with autocast(self.config, self.meter.device):
+                self.setup.method.begin_stage(stage)
+            self.setup = replace(self.setup, engine=self.setup.make_engine())
+        self.state.stage = stage
 
     def is_due(self, seconds: float, *, epoch_end: bool = False) -> bool:
         """Whether to save: after `seconds`, and at the end of an epoch if saving is cheap by comparison."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from procap.errors import UsageError, unknown_name
-from procap.recipe import Recipe
+from procap.recipe import ADDED_FIELDS, Recipe
 from shards.fewshot import Classes, parse_classes
 
 IDENTITY_SCHEMA = 1
@@ -64,11 +64,8 @@ class RunConfig(FrozenModel):
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
         if self.recipe.warmup == "none":
             unread |= {"warmup_epochs", "warmup_lr"}
-        # Fields that recipes got later are left out at their defaults, so that older runs keep their identity.
         fields = type(self.recipe).model_fields
-        unread |= {
-            name for name in ("eps", "average", "augmentation") if getattr(self.recipe, name) == fields[name].default
-        }
+        unread |= {name for name in ADDED_FIELDS if getattr(self.recipe, name) == fields[name].default}
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 
@@ -212,6 +209,9 @@ def plan_run(
     changes = dict(overrides or {})
     if own.epochs == 0:
         changes["epochs"] = 0
+    if "epochs" in changes:
+        # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
+        changes = {"iterations": None, **changes}
     try:
         resolved = Recipe.model_validate({**base.model_dump(), **changes})
     except ValidationError as error:

@@ -1,7 +1,8 @@
 """Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
 
-At stages 1 and 2 DeepSpeed flattens all learned tensors to one padded vector, of which each rank updates an equal part.
-A saved state is assembled from these parts, so that a training can resume at another stage, size or with DDP.
+At stages 1 and 2 DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank
+updates an equal part. A saved state is assembled from these parts, so that a training can resume at another stage, size
+or with DDP.
 
 Shapes: W ranks, N numbers in one part of the vector.
 """
@@ -26,7 +27,7 @@ from procap.errors import UsageError, UserError
 from procap.methods.method import Method
 from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
 from runner.config import RunConfig
-from runner.engine import Engine
+from runner.engine import Engine, learned_parameters
 
 
 class DeepSpeedEngine(Engine):
@@ -36,7 +37,8 @@ class DeepSpeedEngine(Engine):
         """settings: from `deepspeed_config`. Raises UsageError for a value that DeepSpeed refuses."""
         super().__init__(method, config)
         self.stage = int(settings["zero_optimization"]["stage"])
-        self._learnables = list(method.parameters())
+        self._groups: list[list[nn.Parameter]] = [list(group["params"]) for group in self.optimizer.param_groups]
+        self._learnables = [learnable for group in self._groups for learnable in group]
         self._alone = not dist.is_initialized()
         device = method.clip.device
         with _environment(device), redirect_stdout(sys.stderr):
@@ -48,7 +50,7 @@ class DeepSpeedEngine(Engine):
             for learnable in self._learnables:
                 dist.broadcast(learnable.detach(), src=0)
             self.module = self._deepspeed = self._initialize(deepspeed, settings)
-        if self.stage and not torch.equal(self._part(self._learnables), self._vector):
+        if self.stage and not all(torch.equal(self._part(group, vector), vector) for group, vector in self._parts()):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} lays out ZeRO's partitions in a way unknown to this program: "
                 f"use --zero-stage 0, --engine ddp or DeepSpeed 0.19.8"
@@ -97,18 +99,15 @@ class DeepSpeedEngine(Engine):
         """Collect all tensors that training changes, by name, on the CPU, unsharded; all ranks call this."""
         if not self.stage:
             return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
-        found: dict[str, list[Tensor]] = {}
-        # Sorted, because all ranks must gather the same slot, and a loaded state has its slots in any order.
-        for slot, value in sorted(self.optimizer.state.get(self._vector, {}).items()):
-            if isinstance(value, Tensor):
-                # Adam's step count is one number for the whole vector here, but one per learned tensor with DDP.
-                single = value.shape != self._vector.shape
-                found[slot] = [value] * len(self._learnables) if single else self._whole(value)
-        slots = {
-            f"{name}/{slot}": values[index].clone()
-            for index, (name, _) in enumerate(self.method.named_parameters())
-            for slot, values in found.items()
-        }
+        names = {learnable: name for name, learnable in learned_parameters(self.method).items()}
+        slots: dict[str, Tensor] = {}
+        for group, vector in self._parts():
+            # Sorted, because all ranks must gather the same slot, and a loaded state has its slots in any order.
+            for slot, value in sorted(self.optimizer.state.get(vector, {}).items()):
+                if isinstance(value, Tensor):
+                    # Adam's step count is one number for the whole vector here, but one per learned tensor with DDP.
+                    values = [value] * len(group) if value.shape != vector.shape else _whole(value, group)
+                    slots |= {f"{names[own]}/{slot}": each.clone() for own, each in zip(group, values, strict=True)}
         return training_tensors(self.method, slots)
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -118,16 +117,17 @@ class DeepSpeedEngine(Engine):
         if not self.stage:
             fill_optimizer(self.method, self.optimizer, slots)
             return
-        with torch.no_grad():
-            self._vector.copy_(self._part(self._learnables))
-        names = [name for name, _ in self.method.named_parameters()]
-        state: dict[str, Tensor] = {}
-        for slot in {key.rpartition("/")[2] for key in slots}:
-            each = [slots[f"{name}/{slot}"] for name in names]
-            single = any(value.shape != own.shape for value, own in zip(each, self._learnables, strict=True))
-            state[slot] = each[0].clone() if single else self._part(each)
+        names = {learnable: name for name, learnable in learned_parameters(self.method).items()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for number, (group, vector) in enumerate(self._parts()):
+            with torch.no_grad():
+                vector.copy_(self._part(group, vector))
+            for slot in {key.rpartition("/")[2] for key in slots}:
+                each = [slots[f"{names[own]}/{slot}"] for own in group]
+                single = any(value.shape != own.shape for value, own in zip(each, group, strict=True))
+                state.setdefault(number, {})[slot] = each[0].clone() if single else self._part(each, vector)
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": {0: state} if state else {}, "param_groups": groups})
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def close(self) -> None:
         """Release DeepSpeed, because what remains of it when the interpreter ends can abort the process."""
@@ -144,27 +144,25 @@ class DeepSpeedEngine(Engine):
             gc.collect()
             dist.destroy_process_group()
 
-    @property
-    def _vector(self) -> Tensor:
-        """This process's part [N] of all learnables, in float32: what the optimizer updates."""
-        (group,) = self.optimizer.param_groups
-        (part,) = group["params"]
-        return part
+    def _parts(self) -> list[tuple[list[nn.Parameter], Tensor]]:
+        """Pair the learned tensors of each group with this process's part [N] of their vector, which it updates."""
+        vectors = [vector for group in self.optimizer.param_groups for vector in group["params"]]
+        return list(zip(self._groups, vectors, strict=True))
 
-    def _part(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return this process's part [N] of tensors with the shapes of the learned ones."""
-        own = self._vector
+    def _part(self, tensors: Sequence[Tensor], own: Tensor) -> Tensor:
+        """Return the part [N] of tensors with the shapes of a group that is laid out as `own`, this process's part."""
         flat = torch.cat([tensor.detach().reshape(-1).to(own) for tensor in tensors])
         flat = nn.functional.pad(flat, (0, max(0, own.numel() * dist.get_world_size() - flat.numel())))
         return flat[dist.get_rank() * own.numel() :][: own.numel()].clone()
 
-    def _whole(self, part: Tensor) -> list[Tensor]:
-        """Assemble tensors with the shapes of the learned ones from each process's part [N]."""
-        flat = part.new_empty(dist.get_world_size() * part.numel())
-        dist.all_gather_into_tensor(flat, part)
-        sizes = [each.numel() for each in self._learnables]
-        parts = flat[: sum(sizes)].split(sizes)
-        return [values.view(each.shape) for values, each in zip(parts, self._learnables, strict=True)]
+
+def _whole(part: Tensor, group: Sequence[Tensor]) -> list[Tensor]:
+    """Assemble tensors with the shapes of a group from each process's part [N]."""
+    flat = part.new_empty(dist.get_world_size() * part.numel())
+    dist.all_gather_into_tensor(flat, part)
+    sizes = [each.numel() for each in group]
+    parts = flat[: sum(sizes)].split(sizes)
+    return [values.view(each.shape) for values, each in zip(parts, group, strict=True)]
 
 
 def _import_deepspeed(device: torch.device, level: str) -> ModuleType:

@@ -45,8 +45,21 @@ class Batch:
         return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
 
+def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
+    """Collect what the current stage of a training learns, by name."""
+    return {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
+
+
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make the recipe's optimizer for all parameters of the method."""
+    """Make the recipe's optimizer for what the method learns.
+
+    Under a learning rate for the vision tower, the parameters called `vision.*` are a second group.
+    """
+    parameters = [{"params": list(learned_parameters(method).values())}]
+    if recipe.vision_lr:
+        vision = {name: each for name, each in learned_parameters(method).items() if name.startswith("vision.")}
+        rest = [each for name, each in learned_parameters(method).items() if name not in vision]
+        parameters = [{"params": rest}, {"params": list(vision.values())}]
     decay, device = recipe.weight_decay, method.clip.device
     on_gpu = device.type == "cuda"
     # A tensor, because steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it.
@@ -57,10 +70,8 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        return kind(
-            method.parameters(), lr, recipe.betas, recipe.eps, weight_decay=decay, fused=True, capturable=on_gpu
-        )
-    return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+        return kind(parameters, lr, recipe.betas, recipe.eps, weight_decay=decay, fused=True, capturable=on_gpu)
+    return torch.optim.SGD(parameters, lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
@@ -111,9 +122,12 @@ class Engine:
             # A lambda, because DDP checks the annotations of a hook and cannot resolve the string annotations here.
             parallel.register_comm_hook(self._group, lambda group, bucket: _average(group, device, bucket))
 
-    def set_rate(self, lr: float) -> None:
-        """Set the learning rate of the next steps; a tensor is changed in place, because captured steps read it."""
-        for group in self.optimizer.param_groups:
+    def set_rate(self, *rates: float) -> None:
+        """Set the learning rates of the next steps, one for each group of parameters.
+
+        A tensor is changed in place, because captured steps read it.
+        """
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
@@ -133,7 +147,7 @@ class Engine:
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step."""
         if (limit := self.objective.config.recipe.grad_clip) is not None:
-            nn.utils.clip_grad_norm_(self.method.parameters(), limit)
+            nn.utils.clip_grad_norm_(learned_parameters(self.method).values(), limit)
         self.optimizer.step()
 
     def close(self) -> None:

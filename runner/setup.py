@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from procap.clip import CLIP
@@ -24,6 +26,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
+from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
@@ -36,19 +39,20 @@ from shards.transforms import TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method and everything that trains it; without epochs no engine, no stream and no few-shot samples."""
+    """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples."""
 
     method: Method
     card: CheckpointCard
     engine: Engine | None
-    stream: TrainStream | None
+    make_engine: Callable[[], Engine]
+    schedule: Schedule | None
     fewshot: FewShot | None
     acceleration: Acceleration
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.card.config.recipe.epochs * self.stream.steps_per_epoch if self.stream else 0
+        return self.schedule.steps if self.schedule else 0
 
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
@@ -59,11 +63,13 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         acceleration = replace(acceleration, graphs=False)
     # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
     shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
-    fewshot = stream = engine = None
+    fewshot = stream = engine = schedule = None
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
         # Missing shards are reported before minutes are spent on a backbone.
         fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
+        if config.recipe.batches == "class":
+            check_class_sizes(fewshot, config.recipe.batch_size)
     clip = load_backbone(config, device, acceleration)
     if fewshot:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
@@ -77,10 +83,13 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         method.group = group
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
+    make = partial(make_engine, method, config, runtime, group)
     if stream:
+        schedule = Schedule(config.recipe, stream, method)
         method.prepare_training()
-        engine = make_engine(method, config, runtime, group)
-    return Setup(method, card, engine, stream, fewshot, acceleration)
+        method.begin_stage(0)
+        engine = make()
+    return Setup(method, card, engine, make, schedule, fewshot, acceleration)
 
 
 def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:
@@ -95,6 +104,16 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
         manifest_digest=shards.manifest.digest,
     )
     return make_method(config, clip, space), card
+
+
+def check_class_sizes(fewshot: FewShot, batch: int) -> None:
+    """Raise UsageError for a class with fewer training images than a batch of one class has."""
+    for label, count in enumerate(np.bincount(fewshot.train.labels, minlength=len(fewshot.classnames)).tolist()):
+        if count < batch:
+            raise UsageError(
+                f"class '{fewshot.classnames[label]}' has {count} training images, but a batch has {batch} of one "
+                f"class: give more --shots, or --recipe-field batches=random"
+            )
 
 
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
@@ -156,14 +175,18 @@ def train_stream(
     """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible."""
     ranks = ranks or Ranks()
     batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
-    if (images := min(batch, len(split))) % size:
-        raise UsageError(
-            f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
-            f"give --global-batch-size a multiple of {size}, or start another number of processes"
-        )
+    last = batch if config.recipe.drop_last else len(split) % batch
+    for images in (min(batch, len(split)), last):
+        if images % size:
+            raise UsageError(
+                f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
+                f"give --global-batch-size a multiple of {size}, or start another number of processes"
+            )
+    share: dict[str, Any] = {"rank": rank, "world_size": size, "drop_last": config.recipe.drop_last}
+    share["one_class"] = config.recipe.batches == "class"
     if acceleration.images and augments_on_device(augment) and not split.is_streamed:
-        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, rank=rank, world_size=size)
-    return TrainStream(split, batch, augment, config.seed, workers, rank=rank, world_size=size)
+        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **share)
+    return TrainStream(split, batch, augment, config.seed, workers, **share)
 
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:

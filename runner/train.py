@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from procap.errors import UserError
@@ -143,7 +143,9 @@ def _train(
     if setup.engine is not None:
         checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(store, config.path), facts, group)
         epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-        with closing(setup.engine), fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
+        with ExitStack() as stack, fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
+            # Each stage of a training has its own engine.
+            stack.callback(lambda: checkpointer.engine.close())
             validator = Validator(callbacks, checkpointer, runtime, stop)
             state = _fit(runtime, checkpointer, validator, monitor, epochs)
             if state.epoch < config.recipe.epochs:
@@ -164,23 +166,23 @@ def _fit(
     runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, monitor: ResourceMonitor, epochs: int
 ) -> TrainState:
     """Run the training loop for `epochs` epochs; it can start anywhere, as draws are seeded by epoch, step or image."""
-    config, setup, engine, stop = checkpointer.config, checkpointer.setup, checkpointer.engine, validator.stop
-    recipe, method, stream = config.recipe, setup.method, setup.stream
+    config, setup, stop = checkpointer.config, checkpointer.setup, validator.stop
+    recipe, method, schedule = config.recipe, setup.method, setup.schedule
     meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
-    assert stream is not None
+    assert schedule is not None
     device = method.clip.device
     state = checkpointer.restore()
     validator.resume()
     group.reset_seconds()
     graphs = CudaGraphs(device) if setup.acceleration.graphs and runtime.engine == "ddp" else None
-    step, losses, flag_sync = TrainStep(engine, meter, graphs), AsyncLosses(device), FlagSync(group)
-    images_per_step = min(recipe.batch_size, len(stream.split))
+    step = TrainStep(checkpointer.engine, meter, graphs)
+    losses, flag_sync = AsyncLosses(device), FlagSync(group)
     save_requested = False
 
     def count_all_steps() -> None:
         """Wait for all losses on the device, so that the state has the same step as the weights."""
         for terms in losses.take(everything=True):
-            _count_step(checkpointer, images_per_step, step.names, terms)
+            _count_step(checkpointer, schedule.images(state.step), step.names, terms)
 
     with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
@@ -192,23 +194,29 @@ def _fit(
                 f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
             )
         for epoch in range(state.epoch, epochs):
-            lr = learning_rate(recipe, epoch)
-            engine.set_rate(lr)
-            batches = stream.epoch(epoch, start_step=state.step_in_epoch)
-            on_device = isinstance(stream, DeviceTrainStream)
+            batches = schedule.batches(epoch, start_step=state.step_in_epoch)
+            on_device = isinstance(schedule.stream, DeviceTrainStream)
             for images, labels in meter.each("data", batches if on_device else to_device(batches, device)):
                 # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
-                noise = method.draw(generator(config.seed, "noise", state.step + len(losses)))
+                number = state.step + len(losses)
+                if (stage := schedule.stage(number)) != state.stage:
+                    count_all_steps()
+                    checkpointer.begin_stage(stage)
+                    # Also new because a CUDA graph replays the work of one stage.
+                    step = TrainStep(checkpointer.engine, meter, graphs)
+                rates = schedule.rates(number, epoch)
+                checkpointer.engine.set_rate(*rates)
+                noise = method.draw(generator(config.seed, "noise", number))
                 batch = Batch(images, labels, tuple(upload(each, device) for each in noise))
                 if step.needs_capture:
                     with meter.phase("compile", rated=False):
                         step.capture(batch)
                 losses.send(step(batch))
-                meter.step(images_per_step)
+                meter.step(schedule.images(number))
                 monitor.sample()
                 for terms in losses.take():
-                    loss = _count_step(checkpointer, images_per_step, step.names, terms)
-                    display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
+                    loss = _count_step(checkpointer, schedule.images(state.step), step.names, terms)
+                    display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=rates[0])
                 # The flags are those that all ranks sent at the step before, so all save or stop at the same step.
                 save_now = first and not save_requested and checkpointer.is_due(runtime.checkpoint_seconds)
                 agreed = flag_sync.exchange(save=save_now, signum=stop.signum)
@@ -224,7 +232,8 @@ def _fit(
                 average.add(epoch)
                 if epoch == recipe.epochs - 1:
                     average.apply()
-            state.close_epoch(lr, meter.step_seconds)
+            last_rate = schedule.rates(schedule.first_step(epoch + 1) - 1, epoch)[0]
+            state.close_epoch(last_rate, meter.step_seconds)
             validator.validate()
             if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
                 checkpointer.save()

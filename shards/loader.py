@@ -8,18 +8,20 @@ Shapes: B images, W = processes, S = image size, N = images of a split.
 from __future__ import annotations
 
 import math
+import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
+import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from shards.errors import DataUsageError
 from shards.reader import Split
-from shards.rng import generator
+from shards.rng import generator, stream_seed
 from shards.transfer import prefetch
 from shards.transforms import EvalTransform, TrainAugment
 
@@ -68,7 +70,8 @@ class TrainStream:
 
     batch_size is the global batch. With `world_size` processes each gets every world_size-th image of it, from its rank
     on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
-    complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps.
+    complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps; without `drop_last` it is kept.
+    one_class: all images of a batch have the same label; what remains of a class is left out of the epoch.
     """
 
     def __init__(
@@ -82,16 +85,23 @@ class TrainStream:
         rank: int = 0,
         world_size: int = 1,
         cache_bytes: int = CACHE_BYTES,
+        drop_last: bool = True,
+        one_class: bool = False,
     ) -> None:
         if not len(split):
             raise DataUsageError("there are no training images of these classes")
-        self.split, self.batch_size, self.augment = split, batch_size, augment
+        self.split, self.batch_size, self.augment, self.drop_last = split, batch_size, augment, drop_last
         self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
         self.labels = torch.from_numpy(split.labels)
+        self.one_class = one_class
         self._images = DecodedImages(split, cache_bytes)
 
     @property
     def steps_per_epoch(self) -> int:
+        if self.one_class:
+            return int((np.bincount(self.split.labels) // self.batch_size).sum())
+        if not self.drop_last:
+            return math.ceil(len(self.split) / self.batch_size)
         return max(1, len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
@@ -100,12 +110,15 @@ class TrainStream:
         For more than `WINDOW` images the shards are shuffled, and then the images within groups of shards that have
         up to `WINDOW` images together, so that such sets can be read shard by shard.
         """
+        if self.one_class:
+            draw = random.Random(stream_seed(self.seed, "order", epoch))
+            return one_class_order(self.split.labels.tolist(), self.batch_size, draw)
         draws = generator(self.seed, "order", epoch)
         if len(self.split) <= WINDOW:
             return torch.randperm(len(self.split), generator=draws).tolist()
         return _window_order(self.split, draws)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
 
         With several views of each image the images are [B / W, views, 3, S, S]. Steps before `start_step` are left out,
@@ -135,6 +148,24 @@ class TrainStream:
     def draws(self, epoch: int, i: int) -> torch.Generator:
         """Return the generator for the augmentation of image `i` in `epoch`."""
         return generator(self.seed, "augment", epoch, i)
+
+
+def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random) -> list[int]:
+    """Order images so that each `batch_size` consecutive ones have the same label; what remains of a class is left out.
+
+    As in SkipTuning's public code: a class is drawn among those with enough images left, and then the images of it.
+    """
+    images: dict[int, list[int]] = {}
+    for i, label in enumerate(labels):
+        images.setdefault(label, []).append(i)
+    order = []
+    while waiting := [own for own in images.values() if len(own) >= batch_size]:
+        own = draw.choice(waiting)
+        chosen = draw.sample(own, batch_size)
+        order += chosen
+        for i in chosen:
+            own.remove(i)
+    return order
 
 
 def evaluation_batches(

@@ -154,6 +154,8 @@ def test_our_methods_have_their_published_rows_and_the_others_keep_their_names()
         "CoPrompt": "coprompt",
         "TCP": "tcp",
         "MMA": "mma",
+        "SkipT": "skipt",
+        "2SFS": "2sfs",
         "MMLoP": "mmlop",
         "ProCAP": "procap",
     }

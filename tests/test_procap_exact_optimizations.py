@@ -219,6 +219,9 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("tcp", {}),
     ("mma", {"scale": 0.5}),
     ("mmrl", {"width": 16}),
+    ("skipt", {}),
+    ("2sfs", {"first_stage": 0.0}),
+    ("2sfs", {"first_stage": 1.0}),
     ("mmlop", {}),
     ("procap", {"zero_output": False}),
     ("procap", {"zero_output": False, "deep_tokens": "independent", "class_prompt": "template", "n_ctx": 2}),
@@ -228,7 +231,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
     images, labels = torch.randn(3, 3, size, size, generator=seeded(2)), torch.tensor([0, 4, 2])
     total = torch.stack(list(method.loss(images, labels, method.draw(seeded(5))).values())).sum()
-    parameters = list(method.parameters())
+    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
     grads = torch.autograd.grad(total, parameters, allow_unused=True) if parameters else []
     return total, [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
 
@@ -236,6 +239,7 @@ def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("name, options", METHODS)
 def test_every_method_trains_and_classifies_as_the_reference(tiny_clip, tiny_space, name, options):
     method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
+    method.begin_stage(bool(options.get("first_stage") == 0.0))
     plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
     logits = reference.reference_logits(method, images)

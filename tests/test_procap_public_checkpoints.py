@@ -172,6 +172,10 @@ LAYOUTS = {
     ),
     "tcp": ("prompt_learner", {"ctx": (4, 64), "meta_net.linear1.weight": (128, 48)}),
     "mma": ("adapter_learner", {"text_adapter.5.down.0.weight": (32, 64), "shared_adapter.12.0.bias": (32,)}),
+    "skipt": (
+        "learnable_params",
+        {"image_encoder.transformer.resblocks.6.mlp.c_fc.weight": (512, 128), "text_encoder.text_projection": (64, 48)},
+    ),
     "mmrl": (
         "MultiModalPromptLearner",
         {

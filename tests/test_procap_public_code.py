@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, imag
 from procap.errors import UserError
 from procap.methods import build_method, load_public
 from procap.methods.method import Method
+from procap.methods.skipt import TEMPLATES, SkipT, SkipTOptions, keep_odds
+from procap.methods.twosfs import TwoSFS
+from procap.recipe import step_rate
 from procap.reference import with_plain_encoders
 from procap.text import LabelSpace
+from shards.loader import one_class_order
 
 TOLERANCE = 2e-5
 """Largest difference, relative to the largest element of the array."""
@@ -111,6 +116,32 @@ def built(case: Case, folder: Path, figures: Any) -> Method:
     return method
 
 
+def built_2sfs() -> TwoSFS:
+    """Build 2SFS with the LayerNorms and the classifier that were measured."""
+    method = build_method("2sfs", small_clip(), LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
+    parameters = dict(method.named_parameters())
+    shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
+    shapes.pop("classifier")
+    values = {name: value + name.endswith("weight") for name, value in walk(shapes, lambda name: 0.1).items()}
+    values["classifier"] = 0.05 * torch.from_numpy(draws(14).standard_normal((9, 512), dtype=np.float32))
+    load_public(method, values)
+    assert isinstance(method, TwoSFS)
+    return method
+
+
+def check_gradients(method: Method, figures: Any) -> list[str]:
+    """Compare every gradient with the figures; returns the public names of the tensors that have one."""
+    parameters, compared = dict(method.named_parameters()), []
+    for ours, theirs in method.public_names().items():
+        gradient = parameters[ours].grad
+        if gradient is not None and f"grad/{theirs}" in figures.files:
+            compared.append(theirs)
+            measured, found = figures[f"grad/{theirs}"], condense(gradient.numpy())
+            assert np.abs(found - measured)[:HEAD].max() < TOLERANCE * float(gradient.abs().max()), ours
+            assert difference(found[-1:], measured[-1:]) < TOLERANCE, ours
+    return sorted(compared)
+
+
 def difference(ours: Any, theirs: Any) -> float:
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert ours.shape == theirs.shape
@@ -130,19 +161,104 @@ def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_p
     for ours, theirs in case.terms.items():
         assert difference(terms[ours].detach(), figures[f"loss/{theirs}"]) < TOLERANCE, ours
     total.backward()
-    parameters = dict(method.named_parameters())
-    for ours, theirs in method.public_names().items():
-        if f"grad/{theirs}" in figures.files:
-            gradient = parameters[ours].grad
-            assert gradient is not None, ours
-            measured, found = figures[f"grad/{theirs}"], condense(gradient.numpy())
-            largest = float(gradient.abs().max())
-            assert np.abs(found[:HEAD] - measured[:HEAD]).max() < TOLERANCE * largest, ours
-            assert difference(found[-1:], measured[-1:]) < TOLERANCE, ours
+    expected = {f"grad/{theirs}" for theirs in method.public_names().values()} & {*figures.files}
+    assert len(check_gradients(method, figures)) == len(expected)
     assert difference(run.classifier()(images()), figures["eval_logits"]) < TOLERANCE
     if "novel_logits" in figures.files:
         novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
         assert difference(run.classifier(novel)(images()), figures["novel_logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_both_stages_of_2sfs_equal_the_public_code(stage):
+    figures = np.load(FIGURES / "2sfs.npz")
+    method = built_2sfs()
+    rows = method.rows.detach().clone()
+    method.begin_stage(stage)
+    at_start = figures["stage2/eval_logits_at_init" if stage else "train_logits"]
+    assert difference(method.classifier()(images()), at_start) < TOLERANCE
+    with torch.no_grad():
+        method.rows.copy_(rows)
+    loss = method.loss(images(), LABELS, ())["ce"]
+    loss.backward()
+    assert difference(loss.detach(), figures["stage2/loss/total" if stage else "loss/total"]) < TOLERANCE
+    assert check_gradients(method, figures) == (["classifier"] if stage else sorted(figures["rule/stage1_trainable"]))
+
+
+def test_2sfs_infers_trained_names_with_their_rows_and_other_names_with_the_text_tower():
+    figures, method = np.load(FIGURES / "2sfs.npz"), built_2sfs()
+    for name in ("eval", "novel", "mixed"):
+        names = CLASSNAMES if name == "eval" else tuple(map(str, figures[f"{name}_classnames"]))
+        logits = method.classifier(LabelSpace(names))(images())
+        assert difference(logits, figures[f"{name}_logits"]) < TOLERANCE, name
+    upper = method.classifier(LabelSpace(("RIVER", *CLASSNAMES)))(images())
+    assert (upper[:, 0] - upper[:, 2]).abs().max() > 1, "another spelling is another class"
+
+
+def test_2sfs_has_the_steps_and_rates_of_the_public_code():
+    figures, method = np.load(FIGURES / "2sfs.npz"), built_2sfs()
+    for shots, steps, first, _ in figures["rule/budget"].tolist():
+        assert method.recipe(shots=shots).iterations == steps
+        assert method.stage_starts(steps) == (0, first)
+    for stage in (1, 2):
+        measured = figures[f"rule/lr_1shot_stage{stage}"].tolist()
+        rates = [step_rate(method.recipe(shots=1), step, len(measured)) for step in range(len(measured))]
+        assert rates == pytest.approx(measured, rel=1e-9)
+
+
+def built_skipt() -> SkipT:
+    """Build SkipT with the weights and the random ranks that were measured."""
+    space, options = LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
+    method = build_method("skipt", small_clip(), space, options, torch.Generator().manual_seed(0))
+    assert isinstance(method, SkipT)
+    parameters = dict(method.named_parameters())
+    shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
+
+    def std(name: str) -> float:
+        if len(shapes[name]) == 1:
+            return 0.1 if ".ln_" in name else 0.02
+        return shapes[name][0 if name.endswith(("proj", "text_projection")) else 1] ** -0.5
+
+    values = walk(shapes, std)
+    load_public(method, {name: value + (".ln_" in name and name.endswith("weight")) for name, value in values.items()})
+    method.ranks = method.used_ranks(torch.from_numpy(np.load(FIGURES / "skipt.npz")["input/uniform"]))
+    return method
+
+
+@pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
+def test_skipt_equals_the_public_code(encoders):
+    figures, method = np.load(FIGURES / "skipt.npz"), built_skipt()
+    run = with_plain_encoders(method) if encoders == "plain" else method
+    image = run.clip.encode_image(images(), run.plans(run.prompts)[0])
+    assert run.chosen_classes(image, LABELS).tolist() == figures["skip/kept_classes"].tolist()
+    loss = run.loss(images(), LABELS, ())["ce"]
+    assert difference(loss.detach(), figures["loss/total"]) < TOLERANCE
+    loss.backward()
+    assert len(check_gradients(method, figures)) == 54
+    assert difference(run.classifier()(images()), figures["eval_logits"]) < TOLERANCE
+    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    assert difference(run.classifier(novel)(images()), figures["novel_logits"]) < TOLERANCE
+
+
+def test_skipt_uses_the_classes_of_a_batch_of_many_classes():
+    space = LabelSpace(CLASSNAMES[:5])
+    image, labels = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+    for keep, count in ((True, 5), (False, 4)):
+        method = build_method("skipt", small_clip(), space, {"first_block": 3, "keep_labels": keep}, torch.Generator())
+        assert isinstance(method, SkipT)
+        assert len(method.chosen_classes(image, labels)) == count
+
+
+def test_skipt_has_the_odds_batches_and_templates_of_the_public_code():
+    figures = np.load(FIGURES / "skipt.npz")
+    for classes in (3, 5, 9, 10, 24, 51, 100):
+        measured = figures[f"rule/keep_probability_{classes}"]
+        odds = keep_odds(classes, SkipTOptions()).numpy()
+        np.testing.assert_allclose(odds, measured, rtol=1e-5, atol=1e-7)
+    for sizes, seed, name in (((16,) * 5, 1, "5x16_seed1"), ((6, 4, 9), 2, "6_4_9_seed2")):
+        labels = [label for label, size in enumerate(sizes) for _ in range(size)]
+        assert one_class_order(labels, 4, random.Random(seed)) == figures[f"rule/batches_{name}"].ravel().tolist()
+    assert sorted(TEMPLATES.values()) == sorted(line.partition("=")[2] for line in figures["rule/templates"].tolist())
 
 
 @pytest.mark.parametrize(

@@ -42,18 +42,22 @@ RUNS = {
     "adamw-clipped": {"optimizer": "adamw", "grad_clip": 0.05},
     "sgd-clipped": {"optimizer": "sgd", "grad_clip": 0.05},
     "adamw-bf16": {"optimizer": "adamw"},
+    "two-rates": {"optimizer": "sgd", "vision_lr": 1e-4},
+    "two-stages": {"optimizer": "sgd"},
 }
-COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16")
+COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "two-rates", "two-stages")
 STAGES = (0, 1, 2)
-OPTIONS = {"depth": 2}
+METHODS = {"two-rates": ("skipt", {"first_block": 2}), "two-stages": ("2sfs", {})}
+PROCAP = ("procap", {"depth": 2})
 ROUNDING = 1e-5
 
 
 def planned(run="adamw", **changes):
     overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS[run], **changes}
     precision = "bf16" if run.endswith("bf16") else "fp32"
+    method, options = METHODS.get(run, PROCAP)
     return plan_run(
-        method="procap", dataset="digits", recipe="procap", overrides=overrides, options=OPTIONS, precision=precision
+        method=method, dataset="digits", recipe="procap", overrides=overrides, options=options, precision=precision
     )
 
 
@@ -66,8 +70,9 @@ def short_clip(geometry) -> CLIP:
     return CLIP.random(replace(geometry, vision_layers=3, text_layers=3), seed=0, name="short")
 
 
-def method_on(clip, space, group=None):
-    method = build_method("procap", clip, space, OPTIONS, seeded(1))
+def method_on(clip, space, group=None, run="adamw"):
+    name, options = METHODS.get(run, PROCAP)
+    method = build_method(name, clip, space, options, seeded(1))
     method.group = group
     return method
 
@@ -79,7 +84,7 @@ def trained(engine, steps=range(STEPS)) -> Tensor:
     for number in steps:
         images = torch.randn(BATCH, 3, 32, 32, generator=seeded(10 + number))
         batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))
-        engine.set_rate(1e-3 / (number + 1))
+        engine.set_rate(*(1e-3 / (number + 1) / (group + 1) for group in range(len(engine.optimizer.param_groups))))
         terms = engine.terms(batch)
         engine.backward(terms.sum())
         engine.update()
@@ -96,9 +101,9 @@ class Worker:
     def __init__(self, folder: Path, clip, space, ranks: Ranks) -> None:
         self.folder, self.clip, self.space, self.ranks = folder, clip, space, ranks
 
-    def engine(self, kind, run="adamw", user=None):
-        group = ProcessGroup(self.ranks) if self.ranks.size > 1 else None
-        method, config = method_on(self.clip, self.space, group), planned(run)
+    def engine(self, kind, run="adamw", user=None, method=None):
+        group, config = ProcessGroup(self.ranks) if self.ranks.size > 1 else None, planned(run)
+        method = method or method_on(self.clip, self.space, group)
         if kind == "ddp":
             return Engine(method, config, group)
         return DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
@@ -107,10 +112,14 @@ class Worker:
         save_file({"terms": terms, **tensors}, self.folder / f"{name}-{self.ranks.rank}.safetensors")
 
     def train(self, name, kind, run="adamw", user=None):
-        engine = self.engine(kind, run, user)
-        terms = trained(engine)
-        self.write(name, terms, engine.tensors())
-        self.close(engine)
+        """Train every stage of the method in an engine of its own."""
+        method = method_on(self.clip, self.space, ProcessGroup(self.ranks) if self.ranks.size > 1 else None, run)
+        for stage in range(len(method.stage_starts(STEPS))):
+            method.begin_stage(stage)
+            engine = self.engine(kind, run, user, method)
+            terms = trained(engine)
+            self.write(name, terms, engine.tensors())
+            self.close(engine)
 
     def close(self, engine):
         if isinstance(engine, DeepSpeedEngine):

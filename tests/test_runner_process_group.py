@@ -21,14 +21,14 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.engine import Batch, Engine
+from runner.engine import Batch, Engine, learned_parameters
 from runner.evaluate import evaluate
 from runner.results import RunFolder
 from runner.train import train
 
 CPU = torch.device("cpu")
-TRAINED = ["coop", "cocoop", "maple", "procap"]
-GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "coprompt", "tcp", "mma", "mmrl", "mmlop"]
+TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
+GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "coprompt", "tcp", "mma", "mmrl", "mmlop", "skipt"]
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
@@ -36,7 +36,7 @@ TARGETS = [Target("digits", "base"), Target("digits", "novel")]
 
 
 def configs(checkpoint: str) -> list[RunConfig]:
-    overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0}
+    overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0, "drop_last": True}
     more: dict[str, Any] = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
     return [plan_run(method=method, options=SHORT_OPTIONS.get(method, {}), **more) for method in TRAINED]
 
@@ -113,15 +113,19 @@ def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     method.group = group if group.size > 1 else None
-    engine, found = Engine(method, config, group), []
+    found: list[torch.Tensor] = []
     for step in range(2):
+        # A method with two stages trains each of them for a step.
+        if step < len(method.stage_starts(2)):
+            method.begin_stage(step)
+            engine = Engine(method, config, group)
         views = (method.views,) * (method.views > 1)
         images = torch.randn(8, *views, 3, 32, 32, generator=torch.Generator().manual_seed(step))
         noise = method.draw(torch.Generator().manual_seed(10 + step))
         labels = torch.arange(8) * 5 % classes
         terms = engine.terms(Batch(images[group.rank :: group.size], labels, noise))
         engine.backward(terms.sum())
-        found += [terms.detach(), *(parameter.grad.clone() for parameter in method.parameters())]
+        found += [terms.detach(), *(parameter.grad.clone() for parameter in learned_parameters(method).values())]
         engine.update()
     return found + [parameter.detach() for parameter in method.parameters()]
 

@@ -26,7 +26,11 @@ from runner.results import RunFolder, TrainResult, write_json
 from runner.train import train
 
 STEPS, STEPS_PER_EPOCH = 12, 4
-QUICK: dict[str, Any] = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5}}
+QUICK: dict[str, Any] = {
+    "dataset": "digits",
+    "shots": 4,
+    "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"},
+}
 OPTIONS: dict[str, dict[str, Any]] = {}
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
 

@@ -30,6 +30,7 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "tcp": {"block": 1},
     "mma": {"first_block": 1},
     "mmrl": {"first_block": 1},
+    "skipt": {"first_block": 1},
     "mmlop": {"depth": 2},
     "procap": {"depth": 2},
 }

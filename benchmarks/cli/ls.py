@@ -64,7 +64,8 @@ def _methods() -> Listing:
                 name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
                 for name, field in found.Options.model_fields.items()
             }
-            text = f"{recipe.optimizer} {recipe.lr:g}, {recipe.epochs} epochs" if recipe.epochs else "-"
+            length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
+            text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
         rows.append(row)
         shown.append((spec.name, text, spec.summary))
     return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows

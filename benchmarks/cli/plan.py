@@ -34,7 +34,7 @@ def show_plan(
         if state.status != "finished":
             used[config.dataset] = None
             _, _, images = count_images(config.dataset, config.classes, "train", runtime.data, most=config.shots)
-            train_images = round(images * config.recipe.epochs * (1 - state.trained))
+            train_images = round(images * config.recipe.passes(round(images)) * (1 - state.trained))
         planned = []
         for target in targets:
             used[target.dataset] = None

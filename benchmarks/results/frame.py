@@ -31,6 +31,8 @@ TITLES: Mapping[str, str] = {
     "tcp": "TCP",
     "mma": "MMA",
     "mmrl": "MMRL",
+    "skipt": "SkipT",
+    "2sfs": "2SFS",
     "mmlop": "MMLoP (after its text)",
     "procap": "ProCAP",
 }

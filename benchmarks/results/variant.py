@@ -103,7 +103,9 @@ class SuiteOptions:
         shots = (*self.shots, SHOTS)[0] if variant.shots is None else variant.shots
         config = planned(overrides=changes, seed=seed, shots=shots)
         epochs = config.recipe.epochs
-        if variant.part != 1.0:
+        if variant.part != 1.0 and config.recipe.iterations:
+            changes["iterations"] = max(1, round(variant.part * config.recipe.iterations))
+        elif variant.part != 1.0:
             changes["epochs"] = epochs = max(1, round(variant.part * epochs))
         if "epochs" in changes and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
             # With epochs of warm-up only, the learning rate would never reach its full value.

@@ -15,9 +15,9 @@ from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import Summary, timed
 from benchmarks.runtime.settings import Settings
 from benchmarks.runtime.workload import Evaluation, Models, ModeName, Training
-from procap.recipe import learning_rate
 from runner.config import RunConfig
 from runner.meters import Meter
+from runner.schedule import Schedule
 from runner.setup import make_method, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
@@ -55,7 +55,8 @@ class Case:
         if self.trains:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.stream = self._stream()
-            self.steps = config.recipe.epochs * self.stream.steps_per_epoch
+            self.schedule = Schedule(config.recipe, self.stream, self.method)
+            self.steps = self.schedule.steps
             self._losses = AsyncLosses(self.device)
             self._batches = self.meter.each("data", self._epochs(self.training))
 
@@ -159,6 +160,8 @@ class Case:
             return "the weights are random"
         if self.data.synthetic:
             return "the images show nothing"
+        if self.trains and len(self.schedule.stage_starts) > 1:
+            return "only the first stage is trained"
         return None if self.steps_done == self.steps else "not trained to the end"
 
     def _stream(self) -> TrainStream:
@@ -171,8 +174,8 @@ class Case:
 
     def _epochs(self, training: Training) -> Iterator[tuple[Tensor, ...]]:
         for epoch in range(self.config.recipe.epochs):
-            training.engine.set_rate(learning_rate(self.config.recipe, epoch))
-            batches = self.stream.epoch(epoch)
+            training.engine.set_rate(*self.schedule.rates(self.schedule.first_step(epoch), epoch))
+            batches = self.schedule.batches(epoch)
             yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:

@@ -95,7 +95,7 @@ def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
     # Use a separate stream, so that no case has decoded images before it is timed.
     augment = train_augment(recipe, case.method.clip, case.method.views)
     stream = TrainStream(case.data.fewshot.train, recipe.batch_size, augment, case.config.seed)
-    with closing(stream.epoch(0)) as batches:  # type: ignore[type-var]
+    with closing(stream.epoch(0)) as batches:
         return next(batches)
 
 

@@ -115,6 +115,8 @@ class Training(_Workload):
         self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration, meter: Meter | None = None
     ) -> None:
         super().__init__(method, config, mode, accelerations)
+        # A method with several stages is measured in its first one.
+        method.begin_stage(0)
         self.engine = make_engine(method, config, mode)
         self._step = TrainStep(self.engine, meter or Meter(self.device, 0), self._graphs)
 

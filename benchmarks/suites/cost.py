@@ -138,7 +138,7 @@ class CostModel:
                 config.dataset, config.classes, "train", self.runtime.data, most=config.shots
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
-            batch, epochs = config.recipe.batch_size, config.recipe.epochs * (1 - trained)
+            batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
             step = flops(counted["step"], min(batch, images), classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.

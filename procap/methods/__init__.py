@@ -37,6 +37,8 @@ METHODS: dict[str, str] = {
     "tcp": "procap.methods.tcp:TCP",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",
+    "skipt": "procap.methods.skipt:SkipT",
+    "2sfs": "procap.methods.twosfs:TwoSFS",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "procap": "procap.methods.procap:ProCAP",
 }

@@ -135,6 +135,19 @@ class Method(nn.Module):
     def prepare_training(self) -> None:
         """Read and compute what only training needs; UserError for a file that is missing or does not fit."""
 
+    def stage_starts(self, steps: int) -> tuple[int, ...]:
+        """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
+
+        Each stage is trained with an optimizer of its own.
+        """
+        return (0,)
+
+    def begin_stage(self, stage: int) -> None:
+        """Prepare `stage` of a training: afterwards exactly what this stage learns requires a gradient.
+
+        A new method is as at the end of a training, so that a finished one only needs its weights.
+        """
+
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the noise of one step on the CPU, so that a seed gives the same noise on every device.
 

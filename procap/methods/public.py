@@ -47,7 +47,8 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     parameters = dict(method.named_parameters())
     learned = {_name_in_file(theirs, layout): theirs for theirs in method.public_names().values()}
     wanted = {_name_in_file(theirs, layout): parameters[ours] for ours, theirs in method.public_names().items()}
-    frozen = {} if layout.module else frozen_state(method.clip) | {"logit_scale": method.clip.logit_scale}
+    towers = {} if layout.module else frozen_state(method.clip) | {"logit_scale": method.clip.logit_scale}
+    frozen = {name: tensor for name, tensor in towers.items() if name not in learned}
 
     def is_dropped(name: str) -> bool:
         return name in frozen or name.rpartition(".")[2] in WORDS or name.startswith(layout.unused)

@@ -8,11 +8,12 @@ Shapes: B images, S image size, H and W pixels of an image.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class DeviceTrainStream(TrainStream):
         *,
         device: torch.device,
         device_bytes: int | None = None,
-        **options: int,
+        **options: Any,
     ) -> None:
         if not augments_on_device(augment):
             raise ValueError("jitter and rotation are done by TrainStream alone")
@@ -78,7 +79,7 @@ class DeviceTrainStream(TrainStream):
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
         self._lock = threading.Lock()
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images") if self.workers else None
         try:

@@ -1,0 +1,195 @@
+"""SkipT: the upper blocks of both towers are trained, on the classes that are most similar to the images of a batch.
+
+Source: Wu et al. 2025, "Skip Tuning: Pre-trained Vision-Language Models are Effective and Efficient Adapters
+Themselves", section 3, and its public code. Learns 62,099,456 parameters on ViT-B/16.
+
+The public code stores the states of all images that enter the first trained block before an epoch. Each image is
+augmented anew in an epoch and used once in it, so here its states are computed in the step, which costs the same and
+stores nothing. States of the class prompts never change; they are computed once.
+
+Shapes: B images, C classes, K chosen classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import cosine_logits, unit
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
+from procap.methods.overrides import WeightOverrides
+from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.parallel import gather_batch
+from procap.plan import BLOCKS, Plan
+from procap.recipe import Recipe
+from procap.teacher import text_bank
+from procap.text import LabelSpace
+
+TEMPLATES = {
+    "imagenet": "a photo of a {}.",
+    "imagenetv2": "a photo of a {}.",
+    "imagenet-sketch": "a sketch of a {}.",
+    "imagenet-a": "a bad photo of a {}.",
+    "imagenet-r": "a rendition of a {}.",
+    "caltech101": "itap of a {}.",
+    "dtd": "itap of a {}.",
+    "eurosat": "a centered satellite photo of {}.",
+    "fgvc-aircraft": "a bright photo of a {}, a type of aircraft.",
+    "food101": "a photo of the nice {}.",
+    "oxford-flowers": "a close-up photo of a {}.",
+    "oxford-pets": "a bad photo of a {}, a type of pet.",
+    "sun397": "a photo of a {}.",
+    "stanford-cars": "a photo of the {}, a type of car.",
+    "ucf101": "a photo of a {}, a type of sport.",
+}
+"""The public code's templates; another data set has its own template."""
+
+SHORT = ("imagenet", "sun397", "food101")
+"""Data sets that are trained for a quarter of the epochs."""
+
+SMALLEST_CLASS = 4
+"""With fewer images per class the public code draws batches of any classes."""
+
+OWN_CLASS = 1e4
+"""Similarity of an image to its own class, so that this comes first."""
+
+
+class SkipTOptions(BaseModel):
+    model_config = STRICT
+
+    first_block: int = Field(6, ge=0, description="first block (0-based) of both towers that is trained")
+    top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")
+    max_top: int = Field(50, ge=1, description="most classes that are always used")
+    decay: float = Field(0.3, gt=0, description="scale of the exponential decay over the other classes (lambda)")
+    keep_labels: bool = Field(
+        True, description="use the classes of all images of a batch; the published recipe does not, see `SkipT.loss`"
+    )
+
+
+class SkipT(Method):
+    """Skip tuning."""
+
+    Options = SkipTOptions
+    summary: ClassVar[str] = "SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes"
+    # The public code saves both towers whole, with the embedding of all words.
+    public_layout = PublicLayout("learnable_params", unused=("text_encoder.token_embedding.",))
+    options: SkipTOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: SkipTOptions, generator: torch.Generator) -> None:
+        layers = min(clip.geometry.text_layers, clip.geometry.vision_layers)
+        if options.first_block >= layers:
+            raise UsageError(
+                f"first_block = {options.first_block}, but the towers of {clip.name} have blocks 0 to {layers - 1}"
+            )
+        super().__init__(clip, space, options, generator)
+        self.vision = WeightOverrides(clip.visual, upper_names(clip.visual, options.first_block, ("ln_post", "proj")))
+        after = ("ln_final", "text_projection")
+        self.text = WeightOverrides(clip.text, upper_names(clip.text, options.first_block, after))
+        # As in the public code, which ranks of similarity are used is drawn once per run.
+        self.ranks = self.used_ranks(torch.rand(len(space.classnames), generator=generator))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 2e-5 (text) and 5e-6 (vision), batch 4 of one class, 20 epochs; few-shot 1e-5 and 40 epochs."""
+        check_task(task)
+        few_shot, transfer = task == "few-shot", task in TRANSFER_TASKS
+        lr, vision_lr = (1e-5, None) if few_shot else (1e-5, 1e-6) if transfer else (2e-5, 5e-6)
+        return Recipe(
+            optimizer="sgd",
+            lr=lr,
+            vision_lr=vision_lr,
+            epochs=(40 if few_shot else 20) // (4 if dataset.lower() in SHORT else 1),
+            batch_size=4,
+            batches="random" if 0 < shots < SMALLEST_CLASS else "class",
+            warmup="none" if few_shot else "constant",
+            warmup_lr=1e-8 if transfer else 1e-6,
+        )
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        check_task(task)
+        return {"keep_labels": False}
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(template_of(space))))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
+
+    def used_ranks(self, uniform: Tensor) -> set[int]:
+        """Return the ranks of similarity whose classes are used: those where `uniform` [C] is below `keep_odds`."""
+        return {*(uniform < keep_odds(len(uniform), self.options)).nonzero().flatten().tolist()}
+
+    def _ranks(self, first: int) -> Tensor:
+        return torch.tensor(sorted(self.ranks | {*range(first)}), device=self.clip.device)
+
+    def prototypes(self) -> Tensor:
+        """Compute the class features [C, E] of the frozen CLIP, normalised."""
+        return text_bank(self.clip, self.space, [template_of(self.space)])
+
+    def chosen_classes(self, image: Tensor, labels: Tensor) -> Tensor:
+        """Return the classes [K] that a step on image features [B, E] uses, in ascending order.
+
+        Classes are ranked by their largest similarity to an image; how many are used depends on B alone.
+        """
+        # The classes of B images have the first B ranks at most.
+        first = min(len(labels), len(self.space.classnames)) if self.options.keep_labels else 0
+        ranks = self.constant(f"ranks {first}", lambda: self._ranks(first))
+        similarity = unit(image.detach()) @ self.constant("prototypes", self.prototypes).t()
+        similarity = similarity.scatter(1, labels[:, None], OWN_CLASS).amax(dim=0)
+        return similarity.argsort(descending=True)[ranks].sort().values
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy over the chosen classes.
+
+        Without `keep_labels` the label of an image whose class is not chosen becomes the first chosen class, as in the
+        public code. With batches of one class this cannot happen.
+        """
+        image_plan, text_plan = self.plans(self.prompts, noise)
+        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        with torch.autocast(image.device.type, enabled=False):
+            chosen = self.chosen_classes(image, labels)
+        text = self.clip.encode_text_from(self.options.first_block, self.prompts.tokenized, chosen, text_plan)
+        places = (chosen == labels[:, None]).int().argmax(dim=1)
+        return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), places)}
+
+    def public_names(self) -> dict[str, str]:
+        return {
+            f"{ours}.{name}": f"{theirs}.{name.replace('/', '.')}"
+            for ours, theirs, tower in (("vision", "image_encoder", self.vision), ("text", "text_encoder", self.text))
+            for name, _ in tower.named_parameters()
+        }
+
+
+def keep_odds(classes: int, options: SkipTOptions) -> Tensor:
+    """Compute the probability [C] that the class of each rank is used.
+
+    It is 1 for the first ranks, then an exponential density, scaled to go from 1 to 0: so the rank after the first ones
+    is always used and the last one never. A single rank after them has 0 / 0, which is never used either.
+    """
+    top = min(math.ceil(options.top_ratio * classes), options.max_top)
+    density = torch.exp(-torch.linspace(0, 5, classes - top) / options.decay) / options.decay
+    if top < classes:
+        density = (density - density.min()) / (density.max() - density.min())
+    return torch.cat([torch.ones(top), density])
+
+
+def upper_names(tower: nn.Module, first: int, after: Sequence[str]) -> list[str]:
+    """List the weights of a tower's blocks from `first` on and those of the parts `after` the blocks."""
+    names = [name for name, _ in tower.named_parameters()]
+    blocks = [name for name in names if name.startswith(BLOCKS)]
+    upper = [name for name in blocks if int(name.removeprefix(BLOCKS).partition(".")[0]) >= first]
+    return upper + [name for name in names if name.startswith(tuple(after))]
+
+
+def template_of(space: LabelSpace) -> str:
+    """Return the template of a data set's prompts."""
+    return TEMPLATES.get(space.dataset.lower(), space.template)

@@ -1,0 +1,152 @@
+"""2SFS: first the LayerNorms of both towers are tuned, then a linear classifier on top of them.
+
+Source: Farina et al. 2025, "Rethinking Few-Shot Adaptation of Vision-Language Models in Two Stages", section 4, and its
+public code. Learns 61,440 parameters on ViT-B/16 and then 512 per class.
+
+Shapes: B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import Classifier, cosine_logits, unit
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.overrides import WeightOverrides
+from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.parallel import gather_batch
+from procap.plan import BLOCKS, Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+STEPS_PER_SHOT = 300
+NORMS, LINEAR = 0, 1
+"""The stages of a training."""
+
+
+class TwoSFSOptions(BaseModel):
+    model_config = STRICT
+
+    first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
+    first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
+    first_stage: float = Field(0.6, ge=0, le=1, description="share of the steps that tune the LayerNorms")
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+
+
+class TwoSFS(Method):
+    """Two-stage few-shot adaptation."""
+
+    Options = TwoSFSOptions
+    summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
+    options: TwoSFSOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
+        g = clip.geometry
+        self.stage = LINEAR
+        first = {
+            "vision": (options.first_vision_block, g.vision_layers),
+            "text": (options.first_text_block, g.text_layers),
+        }
+        for tower, (block, layers) in first.items():
+            if block > layers:
+                raise UsageError(
+                    f"first_{tower}_block = {block}, but the {tower} tower of {clip.name} has {layers} blocks: "
+                    f"give at most {layers}, which tunes none of them"
+                )
+        super().__init__(clip, space, options, generator)
+        # `ln_pre`, `ln_post` and `ln_final` stay frozen, as in the public code.
+        self.vision = WeightOverrides(clip.visual, norm_names(*first["vision"]))
+        self.text = WeightOverrides(clip.text, norm_names(*first["text"]))
+        self.rows = nn.Parameter(self.class_features(space))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return AdamW 2e-4, batch 32, 300 steps per shot, logged in ten parts.
+
+        The public code has no configuration for transfer; that of the other tasks is used.
+        """
+        check_task(task)
+        return Recipe(
+            optimizer="adamw",
+            lr=2e-4,
+            weight_decay=0.01,
+            epochs=10,
+            iterations=STEPS_PER_SHOT * (shots or 16),
+            batch_size=32,
+            drop_last=False,
+            warmup="none",
+            schedule="step",
+            min_lr=1e-6,
+            test_batch_size=32,
+        )
+
+    def stage_starts(self, steps: int) -> tuple[int, ...]:
+        return 0, int(steps * self.options.first_stage)
+
+    def begin_stage(self, stage: int) -> None:
+        """Tune the LayerNorms, or classifier rows that start as the class features of the tuned text tower."""
+        self.stage = stage
+        for parameter in (*self.vision.parameters(), *self.text.parameters()):
+            parameter.requires_grad_(stage == NORMS)
+        self.rows.requires_grad_(stage == LINEAR)
+        if stage == LINEAR:
+            with torch.no_grad():
+                self.rows.copy_(self.class_features(self.space))
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
+
+    @torch.no_grad()
+    def class_features(self, space: LabelSpace) -> Tensor:
+        """Compute the class features [C, E] of the tuned text tower, normalised."""
+        prompts = self.prompts_of(space)
+        return unit(self.clip.encode_text(prompts.tokenized, self.plans(prompts)[1]))
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy with the class features, or in the second stage with the rows."""
+        if self.stage == NORMS:
+            return super().loss(images, labels, noise)
+        with torch.no_grad():
+            image = gather_batch(self.group, self.clip.encode_image(images, self.plans(self.prompts)[0]))
+        return {"ce": F.cross_entropy(cosine_logits(image, self.rows, self.scale()), labels)}
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        """Make a classifier of the rows of the classes trained on, and of class features for all other names.
+
+        Names are compared as they are written: "RIVER" is not "River", although both have the same tokens.
+        """
+        space = space or self.space
+        if self.stage == LINEAR and space.classnames == self.space.classnames:
+            return Classifier(self.clip, self.plans(self.prompts)[0], self.rows, self.scale())
+        rows = dict(zip(self.space.classnames, self.rows.detach(), strict=True)) if self.stage == LINEAR else {}
+        if new := tuple(name for name in space.classnames if name not in rows):
+            rows |= dict(zip(new, self.class_features(replace(space, classnames=new)), strict=True))
+        features = torch.stack([rows[name] for name in space.classnames])
+        return Classifier(self.clip, self.plans(self.prompts)[0], features, self.scale())
+
+    def public_names(self) -> dict[str, str]:
+        names = {"rows": "classifier"}
+        for ours, tower, prefix in (("vision", self.vision, "visual."), ("text", self.text, "")):
+            names |= {f"{ours}.{name}": prefix + name.replace("/", ".") for name, _ in tower.named_parameters()}
+        return names
+
+
+def norm_names(first: int, layers: int) -> list[str]:
+    """List the weights of the LayerNorms of blocks `first` to `layers` - 1."""
+    return [
+        f"{BLOCKS}{block}.{norm}.{part}"
+        for block in range(first, layers)
+        for norm in ("ln_1", "ln_2")
+        for part in ("weight", "bias")
+    ]
