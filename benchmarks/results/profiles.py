@@ -55,7 +55,7 @@ MINI = Profile(
     shifts=("shapes-v2", "shapes-sketch", "shapes-hard", "shapes-art"),
     recipe="procap",
     changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
-    rates={"coop": 4e-2, "maple": 1e-2, "procap": 3.90625e-5},
+    rates={"coop": 4e-2, "maple": 1e-2, "2sfs": 3e-3, "skipt": 1e-4, "procap": 3.90625e-5},
     # No language model has written sentences about generated data.
     options={"coprompt": {"sentences": "templates"}},
     quick={"epochs": 2},
