@@ -1,4 +1,4 @@
-"""The method library: a frozen CLIP with one seam for prompts, the prompt methods and their losses.
+"""The method library: a frozen CLIP that plans change (`procap.plan`), the prompt methods, their losses.
 
 It does not depend on data sets or runs. Heavy modules are imported on use, so that `import procap` costs nothing:
 

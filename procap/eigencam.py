@@ -72,13 +72,13 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
         raise ValueError(f"{count} patches do not form a square grid")
     maps, share = torch.zeros(batch, count).double(), torch.zeros(batch).double()
     given = torch.zeros(batch, count) if like is None else like.flatten(1)
-    tokens, towards, known = (x.detach().cpu().double() for x in (patches, class_token, given))
+    tokens, class_tokens, likes = (x.detach().cpu().double() for x in (patches, class_token, given))
     for image in range(batch):
-        maps[image], share[image] = _map(tokens[image], towards[image], known[image])
+        maps[image], share[image] = _map(tokens[image], class_tokens[image], likes[image])
     return EigenCAM(maps.reshape(batch, grid, grid), share)
 
 
-def _map(tokens: Tensor, towards: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+def _map(tokens: Tensor, class_token: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     mean = tokens.mean(dim=0)
     centred = tokens - mean
     size = centred.square().sum()
@@ -86,11 +86,11 @@ def _map(tokens: Tensor, towards: Tensor, like: Tensor) -> tuple[Tensor, Tensor]
     if size <= 1e-24 * tokens.square().sum():
         return torch.zeros(len(tokens), dtype=tokens.dtype), size.new_zeros(())
     direction = _first_component(centred)
-    places = centred @ direction
-    side = (like - like.mean()) @ places or (towards - mean) @ direction
-    places = -places if side < 0 else places
-    low, high = places.min(), places.max()
-    return (places - low) / (high - low), places.square().sum() / size
+    scores = centred @ direction
+    side = (like - like.mean()) @ scores or (class_token - mean) @ direction
+    scores = -scores if side < 0 else scores
+    low, high = scores.min(), scores.max()
+    return (scores - low) / (high - low), scores.square().sum() / size
 
 
 def _first_component(centred: Tensor) -> Tensor:

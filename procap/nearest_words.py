@@ -34,7 +34,7 @@ WORD_END = "</w>"
 
 @dataclass(frozen=True)
 class NearWord:
-    """A word and its distance: a cosine, or a Euclidean distance."""
+    """A word, its token id, and its cosine similarity or Euclidean distance to a learned token."""
 
     word: str
     token: int

@@ -47,8 +47,8 @@ class Layout:
 
     ids, positions: [L] token ids before the operations on the input, and position numbers after them.
     placements: by the operation's index in the plan.
-    patterns: of every block. ends_pattern: of the last block if its only queries are the end rows.
-    ends: [G x Q] rows of the end-of-text tokens, which are read out. slots: [C] each prompt's index in `ends`.
+    patterns: attention of every block. ends_pattern: of the last block if its only queries are the end rows.
+    ends: [G x Q] rows of the end-of-text tokens, which are read out. end_index: [C] each prompt's index in `ends`.
     num_rows: L at the last block.
     """
 
@@ -58,7 +58,7 @@ class Layout:
     patterns: tuple[AttentionPattern, ...]
     ends_pattern: AttentionPattern
     ends: Tensor
-    slots: Tensor
+    end_index: Tensor
     num_rows: int
 
 
@@ -194,12 +194,12 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
     # The end row of every prompt. Groups with fewer prompts are padded with the end row of their first prompt.
     most = max(map(len, groups))
     ends = torch.zeros(len(groups), most, dtype=torch.long)
-    slots = torch.zeros(len(own), dtype=torch.long)
+    end_index = torch.zeros(len(own), dtype=torch.long)
     for number, group in enumerate(groups):
         ends[number] = first[group[0]] + prompts.lengths[group[0]] - shared - 1
         for place, c in enumerate(group):
             ends[number, place] = first[c] + prompts.lengths[c] - shared - 1
-            slots[c] = number * most + place
+            end_index[c] = number * most + place
     if many:
         within = (ends - torch.arange(len(groups))[:, None] * size)[:, None, :, None]
         ends_mask = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))
@@ -222,7 +222,7 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
             mask=ends_mask.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False
         ),
         (ends + ahead).flatten().to(device),
-        slots.to(device),
+        end_index.to(device),
         ahead + len(groups) * size,
     )
 

@@ -241,7 +241,7 @@ class TextTower(nn.Module):
             sequence, first = self._embed(layout, plan), 0
         blocks = range(first, layers)
         ends = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, blocks).x
-        features = self._project(ends.index_select(1, layout.slots), plan)
+        features = self._project(ends.index_select(1, layout.end_index), plan)
         return features if sets else features[0]
 
     def _embed(self, layout: Layout, plan: Plan) -> PackedSequence:

@@ -195,7 +195,7 @@ def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str
     return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
 
 
-def training_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_training_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split the result of `training_tensors` into learned tensors and the optimizer's slots."""
     learned, slots = (
         {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}

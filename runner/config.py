@@ -45,7 +45,9 @@ class RunConfig(FrozenModel):
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
     picks: str = Field(
-        default="", pattern=r"^([0-9a-f]{16})?$", description="digest of imported picks; empty: CoOp's rule draws them"
+        default="",
+        pattern=r"^([0-9a-f]{16})?$",
+        description="digest of imported few-shot samples; empty: CoOp's rule draws them",
     )
 
     @field_validator("options", "recipe")
@@ -112,7 +114,7 @@ class Target:
 
     @classmethod
     def recorded(cls, text: str) -> Target:
-        """Parse a target as a result names it; its data set need not be known on this machine."""
+        """Parse dataset[:classes[:split]] without looking the data set up, which may be unknown on this machine."""
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")

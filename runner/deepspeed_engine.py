@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.methods.method import Method
-from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
+from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, split_training_tensors, training_tensors
 from runner.config import RunConfig
 from runner.engine import Engine, learned_parameters
 
@@ -112,7 +112,7 @@ class DeepSpeedEngine(Engine):
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` of any engine returned. Raises UserError naming `source` if it is of another method."""
-        learned, slots = training_parts(tensors)
+        learned, slots = split_training_tensors(tensors)
         load_into(self.method, learned, source)
         if not self.stage:
             fill_optimizer(self.method, self.optimizer, slots)

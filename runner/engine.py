@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
-from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
+from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, split_training_tensors, training_tensors
 from runner.config import RunConfig
 from runner.distributed.collectives import ProcessGroup
 
@@ -160,7 +160,7 @@ class Engine:
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
-        learned, slots = training_parts(tensors)
+        learned, slots = split_training_tensors(tensors)
         load_into(self.method, learned, source)
         fill_optimizer(self.method, self.optimizer, slots)
 

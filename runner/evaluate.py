@@ -253,7 +253,7 @@ def _evaluate(
         images_per_second=meter.images_per_second() if rated else None,
         images_per_second_model=meter.images_per_second("model") if rated else None,
         warmup_batches=warmup_batches,
-        phases=meter.with_other(),
+        phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
         use=monitor.use(),
         manifest_digest=manifest.digest,

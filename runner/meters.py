@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from runner.clock import Mark, now, seconds_between
-from runner.results import PeakMemory, Use
+from runner.results import PeakMemory, ResourceUse
 
 Item = TypeVar("Item")
 
@@ -124,7 +124,7 @@ class Meter:
             return self.phases[phase] - self._before["phases"].get(phase, 0.0)
         return self.step_seconds - self._before["step_seconds"]
 
-    def with_other(self) -> dict[str, float]:
+    def phases_with_other(self) -> dict[str, float]:
         """Return all phases, and the rest of `seconds` as "other"."""
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
@@ -158,9 +158,9 @@ class ResourceMonitor:
                 percent, milliwatts = torch.cuda.utilization(self.device), torch.cuda.power_draw(self.device)
                 self._samples.append((percent, milliwatts / 1000))
 
-    def use(self) -> Use:
+    def use(self) -> ResourceUse:
         means = [sum(values) / len(values) for values in zip(*self._samples, strict=True)] or [None, None]
-        return Use(cpu_percent=self._process.cpu_percent(), gpu_percent=means[0], gpu_watts=means[1])
+        return ResourceUse(cpu_percent=self._process.cpu_percent(), gpu_percent=means[0], gpu_watts=means[1])
 
     def peak_memory(self) -> PeakMemory:
         gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None

@@ -54,7 +54,7 @@ class PeakMemory(FrozenModel):
     gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
 
 
-class Use(FrozenModel):
+class ResourceUse(FrozenModel):
     cpu_percent: float | None = Field(description="100 is one core kept busy")
     gpu_percent: float | None = Field(default=None, description="mean over samples, one a second")
     gpu_watts: float | None = Field(default=None, description="mean power over samples, one a second")
@@ -75,8 +75,8 @@ class FewShotRecord(FrozenModel):
     shots: int
     seed: int
     source: Literal["coop-rule", "imported"] = Field(default="coop-rule", description="what chose the images")
-    digest: str = Field(description="of the picked training images, in order")
-    picks: list[str] = Field(description="paths of the picked training images")
+    digest: str = Field(description="of the paths of the chosen training images, in order")
+    picks: list[str] = Field(description="paths of the chosen training images")
 
 
 class ImportedFile(FrozenModel):
@@ -102,7 +102,7 @@ class TrainResult(FrozenModel):
     warmup_steps: int = Field(description="steps left out of `images_per_second`")
     phases: dict[str, float] = Field(description="seconds by phase")
     peak_memory_bytes: PeakMemory
-    use: Use
+    use: ResourceUse
     trainable_parameters: int
     fewshot: FewShotRecord | None = Field(description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
@@ -184,7 +184,7 @@ class EvalResult(FrozenModel):
     warmup_batches: int = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, float] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
-    use: Use
+    use: ResourceUse
     manifest_digest: str
     variant: str = Field(default="", description="how the target differs from the published data set; empty: it is it")
     backbone_digest: str

@@ -45,9 +45,9 @@ class Collection(BaseModel):
         """Its folder below the results."""
         return f"{COLLECTIONS}/{self.kind}/{self.name}"
 
-    def finished(self, results: Path, *, but: Container[str] = ()) -> list[str]:
-        """List its runs whose training has finished below `results`, except those in `but`."""
-        return [run for run in self.runs if run not in but and RunFolder(results / run).train_file.exists()]
+    def finished(self, results: Path, *, without: Container[str] = ()) -> list[str]:
+        """List its runs whose training has finished below `results`, except those in `without`."""
+        return [run for run in self.runs if run not in without and RunFolder(results / run).train_file.exists()]
 
 
 def status_after(error: BaseException) -> Status:

@@ -290,7 +290,7 @@ def _write_result(
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
-        phases=meter.with_other(),
+        phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
         use=monitor.use(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.checks import check_files, check_hashes, read_index, read_paths
 from shards.errors import DataError, DataUsageError
 from shards.index import Paths
 from shards.manifest import Manifest, read_manifest
+from shards.manifest_checks import check_files, check_hashes, read_index, read_paths
 from shards.mirror import refresh
 from shards.shard_files import ShardFiles
 from shards.streaming import make_pipeline, stream_images

@@ -12,10 +12,10 @@ from benchmarks.suites import suite_named
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.table import Table
 from runner.config import RunConfig, Target, plan_run
-from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, RunFolder, TrainResult, Use, write_json
+from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, RunFolder, TrainResult, write_json
 
 PEAK = PeakMemory(process=512_000_000, gpu=None)
-USE = Use(cpu_percent=150.0)
+USE = ResourceUse(cpu_percent=150.0)
 
 
 def put_run(

@@ -11,7 +11,7 @@ from report_pages import Page, begin, put_entry, tables, words_of
 from benchmarks.report.report import write_report
 from benchmarks.report.started_suites import find_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
-from runner.results import RankUse, RunFolder, Use, write_json
+from runner.results import RankUse, ResourceUse, RunFolder, write_json
 
 
 def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_gpus_count_with_every_process_and_draw_power(tmp_path: Path) -> None:
         "seconds": 7200.0,
         "ranks": [rank, rank],
         "environment": {"gpu": "NVIDIA H200", "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"},
-        "use": Use(cpu_percent=90, gpu_watts=500),
+        "use": ResourceUse(cpu_percent=90, gpu_watts=500),
     }
     write_json(folder.train_file, training.model_copy(update=changes))
     text = write_report(root).read_text()

@@ -19,7 +19,7 @@ from runner.checkpoint import (
     optimizer_slots,
     read_checkpoint,
     save_checkpoint,
-    training_parts,
+    split_training_tensors,
     training_tensors,
 )
 from runner.config import RunConfig
@@ -102,7 +102,7 @@ def restore(keeper, method, optimizer):
     if found is None:
         return None
     state, tensors = keeper.unpack(found[0])
-    learned, slots = training_parts(tensors)
+    learned, slots = split_training_tensors(tensors)
     load_into(method, learned, found[1])
     fill_optimizer(method, optimizer, slots)
     return state

@@ -98,7 +98,7 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
     assert meter.images_per_second() == pytest.approx(3 / 0.09)
     assert meter.images_per_second("model") == pytest.approx(3 / 0.03)
     phases = {"data": 0.06, "model": 0.03, "checkpoint": 0.1, "other": 0.015}
-    assert meter.with_other() == pytest.approx(phases) and meter.seconds == pytest.approx(sum(phases.values()))
+    assert meter.phases_with_other() == pytest.approx(phases) and meter.seconds == pytest.approx(sum(phases.values()))
 
 
 def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):

@@ -21,6 +21,7 @@ from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 
 from benchmarks.cli import main
 from shards import mirror, remote
+from shards.check_dataset import check_dataset
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.fewshot import load_few_shot
 from shards.mirror import is_mirror, mirror_root, mirrored_url, refuse_packing
@@ -29,7 +30,6 @@ from shards.reader import Split, open_dataset
 from shards.records import ImageRecord, png
 from shards.remote import RemoteFolder
 from shards.resolve import is_packed, resolve_dataset
-from shards.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_equal_names_on_two_servers_and_in_two_splits_are_never_mixed(server, pa
 def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     open_dataset(root, "toy").split("train").image(7)
     server.asked.clear()
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     found = {split.name: (split.readable, split.shards, split.shards_found) for split in report.splits}
     assert report.ok and found == {"train": (5, 5, 1), "val": (0, 5, 0), "test": (0, 4, 0)}
     assert not server.paths(".tar")
@@ -276,14 +276,14 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     data = bytearray(file.read_bytes())
     data[700] ^= 1
     file.write_bytes(data)
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert not report.ok and f"{file} is altered" in report.splits[0].problems[0]
     assert not server.paths(".tar"), "a check reports, it does not repair"
     assert main(["data", "check", "--data", str(root)]) == 1
     advice = capsys.readouterr().err.splitlines()[-1]
     assert "pack again" not in advice and advice.endswith(f"it is fetched again: rm -r {root / 'toy'}")
     shutil.rmtree(root / "toy")
-    assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and verify(root, "toy").ok
+    assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
 
 
 def test_names_of_data_sets_are_looked_up_on_the_server(server, root):

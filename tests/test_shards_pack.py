@@ -21,12 +21,12 @@ from toy_shards import CLASSNAMES, COUNTS, label, pack_some_shapes, pixels, toy_
 
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, find
+from shards.check_dataset import check_dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import ImageRecord, png
-from shards.verify import verify
 from shards.world.generate import VERSION, paint, sample_seed
 
 # For another process that imports what this one does.
@@ -98,7 +98,7 @@ def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     first = pack_source(toy_source(), tmp_path)
     (tmp_path / "toy/test/0.tar").write_bytes(b"")
     assert pack_source(toy_source(), tmp_path) == first
-    assert verify(tmp_path, "toy").ok
+    assert check_dataset(tmp_path, "toy").ok
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
     assert open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
 
@@ -168,7 +168,7 @@ def test_a_stop_between_the_renames_leaves_the_old_set(tmp_path, monkeypatch, st
         pack_source(toy_source(swapped_colours), tmp_path, force=True)
     monkeypatch.undo()
     assert open_dataset(tmp_path, "toy").manifest == first
-    assert verify(tmp_path, "toy").ok
+    assert check_dataset(tmp_path, "toy").ok
 
 
 def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
@@ -181,7 +181,7 @@ def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
     died = subprocess.run([sys.executable, "-c", code], env=SAME_PATH)
     assert died.returncode == 9 and not (tmp_path / "toy").exists()
     assert pack_source(toy_source(refuse), tmp_path) == first
-    assert verify(tmp_path, "toy").ok
+    assert check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
@@ -203,7 +203,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert verify(tmp_path, "toy").ok
+    assert check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, toy_source
 
-from shards import checks
+from shards import manifest_checks
+from shards.check_dataset import check_dataset
 from shards.errors import DataError, DataUsageError
 from shards.files import file_sha256
 from shards.index import INDEX, index_bytes
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     with pytest.raises(DataError, match=rf"'toy' test: .*test/1\.tar is ({verdict}).*5 images.* 17 images") as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value) and "procap data pack toy.yaml --force" in str(error.value)
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert not report.ok
     broken = {split.name: split for split in report.splits if split.problems}
     assert list(broken) == ["test"] and "test/1.tar" in broken["test"].problems[0]
@@ -155,7 +155,7 @@ def test_a_wrong_manifest_or_index_is_refused_in_one_line(root, file, change, me
     with pytest.raises(DataError, match=message) as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value)
-    assert not verify(root, "toy").ok
+    assert not check_dataset(root, "toy").ok
 
 
 def flip_last_byte(file: Path) -> None:
@@ -184,7 +184,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
     split.image(5)
     with pytest.raises(DataError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
         split.image(6)
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert [split.readable for split in report.splits] == [23, 21, 16]
 
 
@@ -196,14 +196,14 @@ def test_a_shard_cut_while_it_is_being_read_is_refused(root):
 
 
 def test_verify_reports_a_whole_set_and_text_files_that_other_readers_use(root):
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert report.ok and [(split.readable, split.images) for split in report.splits] == [(23, 23), (21, 21), (17, 17)]
     (root / "toy/classnames.txt").write_text("kite\n")
     (root / "toy/test/nshards.txt").write_text("3\n")
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert "classnames.txt" in report.problems[0]
     assert "nshards.txt" in report.splits[2].problems[0]
-    assert not verify(root, "nothing").ok
+    assert not check_dataset(root, "nothing").ok
 
 
 @pytest.mark.parametrize("gone", ["0.tar", "."])
@@ -217,7 +217,8 @@ def test_a_split_that_is_kept_away_is_missed_by_those_alone_who_ask_for_it(root,
         shards.split("test")
     with pytest.raises(DataError, match=message):
         open_dataset(root, "toy", whole=True)
-    assert [split.readable for split in verify(root, "toy").splits[:2]] == [23, 21] and not verify(root, "toy").ok
+    report = check_dataset(root, "toy")
+    assert [split.readable for split in report.splits[:2]] == [23, 21] and not report.ok
     flip_pixel_byte(root / "toy/val/1.tar")
     with pytest.raises(DataError, match=r"'toy' val: .*val/1\.tar is altered"):
         shards.split("val")
@@ -232,11 +233,11 @@ def test_an_unknown_split_names_those_there_are(packed):
 
 
 def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatch):
-    monkeypatch.setattr(checks, "ALWAYS_HASH_BYTES", 0)
+    monkeypatch.setattr(manifest_checks, "ALWAYS_HASH_BYTES", 0)
     open_dataset(root, "toy").split("test")
     assert len(json.loads((root / "toy/verified.json").read_text())) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "file_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
+        patch.setattr(manifest_checks, "file_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
         open_dataset(root, "toy").split("test")
     let_time_pass(root)
     flip_pixel_byte(root / "toy/test/2.tar")
@@ -259,7 +260,7 @@ def flip_label(file: Path) -> None:
 
 def test_a_shard_whose_labels_differ_from_the_index_is_reported(root):
     flip_label(root / "toy/test/0.tar")
-    report = verify(root, "toy")
+    report = check_dataset(root, "toy")
     assert "other images or labels than its index" in report.splits[2].problems[0]
 
 
@@ -282,7 +283,7 @@ def test_paths_are_read_when_they_are_asked_for_and_proven_then(root):
     assert np.array_equal(np.asarray(split.image(3)), pixels("test", 3))
     with pytest.raises(DataError, match=r"paths\.txt is not usable \(SHA-256 differs"):
         _ = split.paths
-    assert "paths.txt" in verify(root, "toy").splits[2].problems[0]
+    assert "paths.txt" in check_dataset(root, "toy").splits[2].problems[0]
 
 
 def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_shards import COUNTS, BrokenPart, LoggedPart, label, pixels, toy_source
 
+from shards.check_dataset import check_dataset
 from shards.errors import DataError
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.verify import verify
 
 SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 SHARDS = 5 + 5 + 4
@@ -93,7 +93,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_reports_progress(tmp_pa
         steps = [done for name, done, total in reported if name == split and total == count]
         assert steps == sorted(steps) and steps[-1] == count
     reported.clear()
-    assert verify(tmp_path, "toy", on_progress=lambda *step: reported.append(step)).ok
+    assert check_dataset(tmp_path, "toy", on_progress=lambda *step: reported.append(step)).ok
     assert {name: done for name, done, _ in reported} == COUNTS
 
 
@@ -210,7 +210,7 @@ def test_another_plan_starts_anew(tmp_path, changes, options):
     manifest = pack_source(toy_source(**logged(tmp_path), **changes), root, **({"per_shard": 5} | options))
     assert len(packed_again(tmp_path / "log")) == sum(len(split.shards) for split in manifest.splits.values())
     assert [entry.name for entry in root.iterdir()] == ["toy"]
-    assert verify(root, "toy").ok
+    assert check_dataset(root, "toy").ok
     shards = {shard.file for split in manifest.splits.values() for shard in split.shards}
     assert {str(tar.relative_to(root / "toy")) for tar in root.rglob("*.tar")} == shards
 
@@ -219,7 +219,7 @@ def test_a_stopped_packing_leaves_an_older_set_in_its_place(tmp_path):
     root = tmp_path / "data"
     older = pack_source(toy_source(origin="older"), root)
     stopped(tmp_path)
-    assert open_dataset(root, "toy").manifest == older and verify(root, "toy").ok
+    assert open_dataset(root, "toy").manifest == older and check_dataset(root, "toy").ok
     assert pack_source(toy_source(), root, per_shard=5).source == "toy"
     assert [entry.name for entry in root.iterdir()] == ["toy"]
 

@@ -12,16 +12,16 @@ from runner.results import (
     PeakMemory,
     PerClass,
     Progress,
+    ResourceUse,
     RunFolder,
     TrainResult,
-    Use,
     write_bytes,
     write_json,
 )
 
 ENVIRONMENT = {"device": "cpu", "gpu": None, "git": {"commit": "0123abcd" * 5, "dirty": True}}
 PEAK = PeakMemory(process=512_000_000, gpu=None)
-USE = Use(cpu_percent=150.0)
+USE = ResourceUse(cpu_percent=150.0)
 
 
 def begin(results: Path, seed: int = 1, method: str = "maple", lr: float = 0.0035) -> RunFolder:

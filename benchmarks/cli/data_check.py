@@ -54,7 +54,7 @@ def check(
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
-    from shards.verify import verify
+    from shards.check_dataset import check_dataset
 
     wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
@@ -63,7 +63,7 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
     problems: dict[str, list[str]] = {}
     for name in dict.fromkeys(wanted):
         with parts_progress(f"checking {name}") as progress:
-            report = verify(root, name, workers=workers, on_progress=progress)
+            report = check_dataset(root, name, workers=workers, on_progress=progress)
         problems[name] = [*report.problems, *(problem for split in report.splits for problem in split.problems)]
         for split in report.splits:
             verdict = "ok" if split.shards_found == split.shards else "ok, the rest is not fetched yet"

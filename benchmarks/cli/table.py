@@ -113,7 +113,7 @@ def _suite_tables(
         return 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {entry.path for entry in done.runs}
-    further = collection.finished(root, but=planned) if collection else []
+    further = collection.finished(root, without=planned) if collection else []
     if not tables:
         command = suite.command(options, results)
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""

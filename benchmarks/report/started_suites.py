@@ -97,7 +97,7 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
         text = STATES[state] + (f" ({', '.join(targets)})" if state == "not evaluated" else "")
         unfinished.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
     # A command that was stopped or refused has left its plan in the collection, but no runs.
-    further = tuple(collection.finished(root, but=set(results.paths)))
+    further = tuple(collection.finished(root, without=set(results.paths)))
     return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), further)
 
 

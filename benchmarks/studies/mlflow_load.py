@@ -35,9 +35,9 @@ from runner.results import (
     EvalResult,
     PeakMemory,
     PerClass,
+    ResourceUse,
     RunFolder,
     TrainResult,
-    Use,
     write_bytes,
     write_json,
 )
@@ -52,7 +52,7 @@ EPOCHS = 10
 SUITE = "made-up"
 MEASURED: dict[str, Any] = {
     "peak_memory_bytes": PeakMemory(process=700_000_000, gpu=None),
-    "use": Use(cpu_percent=150.0),
+    "use": ResourceUse(cpu_percent=150.0),
     "manifest_digest": "d" * 64,
     "backbone_digest": "b" * 16,
     "environment": {"device": "cpu", "git": {"commit": "0" * 40, "dirty": False}},

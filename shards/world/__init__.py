@@ -1,1 +1,1 @@
-"""Generated images: small labelled data sets that need no download."""
+"""Generate images: the small labelled data sets of the group "world", which need no download."""

@@ -1,4 +1,4 @@
-"""Verify a packed data set against its manifest: sizes on opening, hashes before a split is read."""
+"""Compare files of a packed data set with its manifest: sizes on opening, hashes before a split is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a packed data set completely: hash every shard, read it member by member, and decode every image."""
+"""Check a packed data set completely (`procap data check`): hash every shard, list its members, decode every image."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Shard, convention_texts
+from shards.manifest_checks import hash_problem, read_paths, size_problem
 from shards.mirror import is_mirror
 from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import scan_tar
 
-# Of the undecodable images of a split so many are named.
-NAMED = 3
+NAMED_IMAGES = 3
+"""How many of the undecodable images of a split are named."""
 IMAGES_PER_PROCESS = 300
-"""A process takes about as long to start as so many images take to decode."""
+"""Starting a process takes about as long as decoding this many images."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ Task = tuple[Path, str, Shard, Split | None]
 """A shard to check of a split in a folder; its images are None if the index of the split is unusable."""
 
 
-def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackProgress | None = None) -> DatasetReport:
+def check_dataset(
+    data_root: Path, name: str, *, workers: int = 1, on_progress: PackProgress | None = None
+) -> DatasetReport:
     """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
     folder = data_root / name
     try:
@@ -91,9 +93,11 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackPro
             on_progress(split, done[split], entries[split].count)
     reports = []
     for split, entry in entries.items():
-        problems[split] += undecodable[split][:NAMED]
-        if len(undecodable[split]) > NAMED:
-            problems[split].append(f"'{name}' {split}: {len(undecodable[split]) - NAMED} more images are unreadable")
+        problems[split] += undecodable[split][:NAMED_IMAGES]
+        if len(undecodable[split]) > NAMED_IMAGES:
+            problems[split].append(
+                f"'{name}' {split}: {len(undecodable[split]) - NAMED_IMAGES} more images are unreadable"
+            )
         found = sum((folder / shard.file).is_file() for shard in entry.shards)
         report = SplitReport(split, entry.count, readable[split], len(entry.shards), found, tuple(problems[split]))
         reports.append(report)
