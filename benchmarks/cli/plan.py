@@ -38,9 +38,12 @@ def show_plan(
         planned = []
         for target in targets:
             used[target.dataset] = None
-            _, _, images = count_images(target.dataset, target.classes, target.split, runtime.data)
-            images = min(round(images), runtime.limit or round(images)) if target in state.open else 0
-            planned.append({"target": str(target), "done": target not in state.open, "images": images})
+            test_images = 0
+            # A finished evaluation needs no data: the data set may have been deleted since.
+            if target in state.open:
+                _, _, images = count_images(target.dataset, target.classes, target.split, runtime.data)
+                test_images = min(round(images), runtime.limit or round(images))
+            planned.append({"target": str(target), "done": target not in state.open, "images": test_images})
         runs.append({"run": config.path, "state": state.status, "train_images": train_images, "targets": planned})
     data = data_states(used, work[0][1].data) if work else {}
     weights = weights_states(config for config, _, _ in work)

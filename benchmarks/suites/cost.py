@@ -101,7 +101,7 @@ def flops(coefficients: Sequence[float], images: float, classes: int) -> float:
 
 
 class CostModel:
-    """Estimate seconds of runs on one machine; implements `cluster.progress.Forecast`."""
+    """Estimate seconds of runs on one machine, from counted operations and the times of finished runs."""
 
     def __init__(self, runtime: RuntimeConfig, machine: Machine, *, processes: int = 1, force: bool = False) -> None:
         """Learn from finished runs of such a machine. processes: train one run together. force: repeat all."""
@@ -172,8 +172,7 @@ class CostModel:
         if own := self._ratios.get((config.method, config.backbone)):
             return statistics.median(own), f"median of {len(own)} finished {config.method} runs"
         if config.method not in load_flops().get(config.backbone, {}):
-            missing = "has no finished runs and no counted operations"
-            return math.inf, f"unknown: {config.method} on {config.backbone} {missing}"
+            return math.inf, "unknown"
         lists = (ratios for (_, backbone), ratios in self._ratios.items() if backbone == config.backbone)
         if others := list(itertools.chain(*lists)):
             return statistics.median(others), f"median of {len(others)} finished runs of other methods"
@@ -209,7 +208,12 @@ def forecast_runs(
     model = CostModel(runtime, machine, processes=processes, force=force)
     seconds = sorted((model.seconds(run) for run in runs), reverse=True)
     unit = "GPU" if machine.device == "cuda" else "machine"
-    bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
+    ratios = [(run.config, *model.ratio(run.config)) for run in runs]
+    bases = list(dict.fromkeys(basis for _, ratio, basis in ratios if ratio < math.inf))
+    if unknown := [config for config, ratio, _ in ratios if ratio == math.inf]:
+        methods = ", ".join(dict.fromkeys(config.method for config in unknown))
+        backbones = ", ".join(dict.fromkeys(config.backbone for config in unknown))
+        bases.append(f"unknown: no finished runs and no counted operations of {methods} on {backbones}")
     lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
     if not math.isfinite(sum(seconds)):
         return [*lines, "unknown"]
