@@ -52,7 +52,7 @@ class RunExecutor:
 
     def execute(self) -> TrialReport:
         """Execute what is not finished yet; returns the final report without sending it."""
-        targets = {run.path: [Target.recorded(target) for target in run.targets] for run in self.runs}
+        targets = {run.path: [Target.parse_unchecked(target) for target in run.targets] for run in self.runs}
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
             pack_missing([*names, *(target.dataset for own in targets.values() for target in own)], self.runtime.data)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from procap.attention import AttentionPattern, RowMap
-from procap.plan import INPUT, Plan, TokenOp, live_rows
+from procap.plan import INPUT, Plan, SequenceStates, TokenOp, live_rows
 
 GROUP_ROWS = 64
 """Approximate rows of a group: more waste work on masked scores, fewer leave tiles of a fused kernel half empty."""
@@ -63,34 +64,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class PackedSequence:
-    """A packed batch between two blocks of the text tower: states [S, L, D], layout, and which rows are learned."""
+class PackedSequence(SequenceStates):
+    """A packed batch of the text tower: states [S, L, D] and their layout; the end rows [G x Q] are read out."""
 
-    x: Tensor
     layout: Layout
-    live: slice | None = None
-
-    def apply(self, plan: Plan, layer: int) -> PackedSequence:
-        """Apply the operations of `plan` at `layer`, in the order of the plan."""
-        sequence = self
-        for index, op in enumerate(plan.tokens):
-            if op.layer == layer:
-                sequence = sequence._apply(op, self.layout.placements[index])
-        return sequence
-
-    def with_states(self, x: Tensor, live: slice | None = None) -> PackedSequence:
-        """Replace the states and keep the layout."""
-        return replace(self, x=x, live=live)
 
     def pattern(self, layer: int) -> AttentionPattern:
-        """Return which rows attend to which in block `layer`."""
         return self.layout.patterns[layer]
 
-    def reading(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
-        """Return the attention pattern of the end rows, and a function that selects these rows [S, G x Q, D]."""
+    def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
 
-    def _apply(self, op: TokenOp, place: Placement) -> PackedSequence:
+    def _apply(self, index: int, op: TokenOp) -> Self:
+        place = self.layout.placements[index]
         x, sets, width = self.x, len(self.x), self.x.shape[-1]
         tokens = op.tokens.to(x.dtype)
         tokens = tokens.squeeze(1) if tokens.dim() == 4 else tokens.reshape(1, -1, width)

@@ -10,9 +10,10 @@ D tower width.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -153,23 +154,16 @@ def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: in
 
 
 @dataclass(frozen=True)
-class TokenSequence:
-    """A batch of sequences of equal length between two blocks of a tower.
+class SequenceStates(ABC):
+    """The states `x` [N, L, D] of a batch between two blocks of a tower, which a plan's operations change.
 
-    x: states [N, L, D].
-    read_out: the row whose final state becomes the feature: a number, or one per item [N].
-    causal: rows see only themselves and earlier rows, inserted tokens included.
-    op_rows: where the tokens of each operation are now, by the operation's index in the plan.
     live: the rows that depend on something learned (`live_rows`).
     """
 
     x: Tensor
-    read_out: int | Tensor
-    causal: bool
-    op_rows: Mapping[int, slice] = field(default_factory=dict)
-    live: slice | None = None
+    live: slice | None = field(default=None, kw_only=True)
 
-    def apply(self, plan: Plan, layer: int) -> TokenSequence:
+    def apply(self, plan: Plan, layer: int) -> Self:
         """Apply the operations of `plan` at `layer`, in the order of the plan."""
         sequence = self
         for index, op in enumerate(plan.tokens):
@@ -177,19 +171,43 @@ class TokenSequence:
                 sequence = sequence._apply(index, op)
         return sequence
 
-    def with_states(self, x: Tensor, live: slice | None = None) -> TokenSequence:
-        """Replace the states and keep the bookkeeping."""
+    def with_states(self, x: Tensor, live: slice | None = None) -> Self:
+        """Replace the states and keep all else."""
         return replace(self, x=x, live=live)
 
+    @abstractmethod
     def pattern(self, layer: int) -> AttentionPattern:
         """Return which rows attend to which in block `layer`."""
+
+    @abstractmethod
+    def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
+        """Return the attention pattern of the rows that are read out, and a function that selects these rows.
+
+        index: an operation whose rows are selected behind them, in a sequence without causal order.
+        """
+
+    @abstractmethod
+    def _apply(self, index: int, op: TokenOp) -> Self:
+        """Apply operation `index` of the plan."""
+
+
+@dataclass(frozen=True)
+class TokenSequence(SequenceStates):
+    """A batch of sequences of equal length: images, or prompts padded to the longest of them.
+
+    read_out: the row whose final state becomes the feature: a number, or one per item [N].
+    causal: rows see only themselves and earlier rows, inserted tokens included.
+    op_rows: where the tokens of each operation are now, by the operation's index in the plan.
+    """
+
+    read_out: int | Tensor
+    causal: bool
+    op_rows: Mapping[int, slice] = field(default_factory=dict)
+
+    def pattern(self, layer: int) -> AttentionPattern:
         return CAUSAL if self.causal else FULL
 
-    def reading(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
-        """Return the attention pattern of the row that is read out, and a function that selects this row.
-
-        index: an operation whose rows are selected behind it, in a sequence without causal order.
-        """
+    def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         row = self.read_out
         if isinstance(row, int):
             if self.causal:
@@ -203,7 +221,7 @@ class TokenSequence:
         batch = torch.arange(len(row), device=row.device)
         return AttentionPattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
-    def _apply(self, index: int, op: TokenOp) -> TokenSequence:
+    def _apply(self, index: int, op: TokenOp) -> Self:
         x = apply_op(self.x, op)
         start = self.x.shape[1] if op.mode == "append" else op.start
         grown = x.shape[1] - self.x.shape[1]

@@ -31,15 +31,15 @@ from procap.attention import Block, LayerNorm, on_live_rows
 from procap.errors import UserError
 from procap.geometry import Geometry
 from procap.packing import Layout, PackedSequence, PromptSet
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenSequence, call_with, check_plan
+from procap.plan import INPUT, NO_CHANGE, Plan, SequenceStates, TokenSequence, call_with, check_plan
 
 CHUNK_ROWS = 8192
 """Most text rows in the tower at a time. With ViT-B/16 in float32 a row keeps 287 kB for the backward pass (12 widths
 of 512 in 12 layers), so these are 2.4 GB. ImageNet's 1,000 names fill about 5,000 rows, and a step on them with 32
 images stays below 8 GB in total, 6 GB with 2,048 rows."""
 
-AnySequence = TypeVar("AnySequence", TokenSequence, PackedSequence)
-"""A batch between two blocks of a tower: padded, or packed."""
+AnySequence = TypeVar("AnySequence", bound=SequenceStates)
+"""The batch of a tower: a `TokenSequence` or a `PackedSequence`."""
 
 
 class VisionOutput(NamedTuple):
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
                 live = None
             pattern, select = sequence.pattern(layer), None
             if layer == last and not every_row:
-                pattern, select = sequence.reading(plan.read_op)
+                pattern, select = sequence.read_out_rows(plan.read_op)
             x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer))
             # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)

@@ -106,14 +106,14 @@ class Target:
         """Read `shapes`, `shapes:novel` or `shapes:novel:test`; data sets are those of the catalogue and of `data`."""
         from shards.resolve import resolve_dataset
 
-        read = cls.recorded(text)
+        read = cls.parse_unchecked(text)
         dataset = resolve_dataset(read.dataset, data)
         if read.split not in dataset.counts:
             raise unknown_name(f"split of {dataset.name}", read.split, dataset.counts)
         return cls(dataset.name, read.classes, read.split)
 
     @classmethod
-    def recorded(cls, text: str) -> Target:
+    def parse_unchecked(cls, text: str) -> Target:
         """Parse dataset[:classes[:split]] without looking the data set up, which may be unknown on this machine."""
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):

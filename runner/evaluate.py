@@ -210,7 +210,7 @@ def _evaluate(
         inference.saving_features(meter),
     ):
         batches = inference.batches(transform, batch_size, workers, group.ranks)
-        for images, indices in meter.each("data", batches):
+        for images, indices in meter.iterate("data", batches):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
                 # All ranks have equally many images in a batch.

@@ -51,7 +51,7 @@ class Meter:
         finally:
             self._spans.append((name, self._steps >= self.warmup if rated else None, start, now(self.device)))
 
-    def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
+    def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`, timing the wait for each one as phase `name`."""
         waiting = iter(items)
         while True:

@@ -196,7 +196,7 @@ def _fit(
         for epoch in range(state.epoch, epochs):
             batches = schedule.batches(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(schedule.stream, DeviceTrainStream)
-            for images, labels in meter.each("data", batches if on_device else to_device(batches, device)):
+            for images, labels in meter.iterate("data", batches if on_device else to_device(batches, device)):
                 # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
                 number = state.step + len(losses)
                 if (stage := schedule.stage(number)) != state.stage:

@@ -229,7 +229,7 @@ def select_images(split: Split, positions: Iterable[int], labels: Sequence[int])
 
 
 class _SamplesFile(BaseModel):
-    """The JSON of few-shot samples; unknown fields are refused."""
+    """The JSON file of `FewShotSamples`; all of it is checked on reading, and unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -70,7 +70,7 @@ def put_score(
     checkpoint: str | None = None,
 ) -> Path:
     """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited."""
-    at = Target.recorded(target)
+    at = Target.parse_unchecked(target)
     file = RunFolder(results / config.path).eval_file(at)
     write_json(
         file,

@@ -54,8 +54,8 @@ def test_the_flag_neither_reads_nor_writes_features(evaluate, tmp_path):
 
 
 def mark_cached(results: Path, config, target: str) -> None:
-    file = RunFolder(results / config.path).eval_file(Target.recorded(target))
-    result = RunFolder(results / config.path).evaluation(Target.recorded(target))
+    file = RunFolder(results / config.path).eval_file(Target.parse_unchecked(target))
+    result = RunFolder(results / config.path).evaluation(Target.parse_unchecked(target))
     assert result
     unrated = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
     write_json(file, result.model_copy(update=unrated))
@@ -81,7 +81,7 @@ def test_tables_leave_out_the_speed_of_cached_evaluations_and_note_it(tmp_path):
 
 def test_results_from_before_the_feature_cache_count_as_computed(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    file = RunFolder(tmp_path / config.path).eval_file(Target.recorded("shapes:base"))
+    file = RunFolder(tmp_path / config.path).eval_file(Target.parse_unchecked("shapes:base"))
     plain = json.loads(file.read_text())
     assert plain.pop("features") == "computed"
     file.write_text(json.dumps(plain))

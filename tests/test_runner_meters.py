@@ -84,7 +84,7 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
             yield batch
 
     seen = []
-    for batch in meter.each("data", batches()):
+    for batch in meter.iterate("data", batches()):
         seen.append(batch)
         with meter.phase("model"):
             clock.sleep(0.01)

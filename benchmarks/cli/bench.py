@@ -129,7 +129,7 @@ def bench(
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
         check_training_images((run.config for run in runs), runtime.data)
-        work = [(run.config, runtime, [Target.recorded(target) for target in run.targets]) for run in runs]
+        work = [(run.config, runtime, [Target.parse_unchecked(target) for target in run.targets]) for run in runs]
         forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
         show_plan(work, output, force=mode.force, forecast=forecast)
         return 0

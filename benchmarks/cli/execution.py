@@ -41,7 +41,7 @@ def execute(
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
-        for target in map(Target.recorded, run.targets):
+        for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
     ensure_packed(splits, runtime.data)
     check_training_images(configs, runtime.data)

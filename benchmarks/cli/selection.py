@@ -102,9 +102,9 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
         return [Target.parse(part, data) for part in split_names(text)]
     if config.classes.startswith("dev-"):
         split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
-        return [Target.recorded(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
+        return [Target.parse_unchecked(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
     halves = ("all",) if config.classes == "all" else ("base", "novel")
-    return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
+    return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves]
 
 
 def runtime_config(

@@ -47,7 +47,7 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     disagree = any(len(set(pick["right"].values())) > 1 for pick in picks)
     first = "The first images: no method is right where another is wrong"
     others = [f"{kind} {count:,}" for kind, count in counts.items() if not kind.startswith("only")]
-    target, (seen, every) = Target.recorded(record["target"]), record["images"].values()
+    target, (seen, every) = Target.parse_unchecked(record["target"]), record["images"].values()
     part = f"{seen:,} test images" if target.split == "test" else f"{seen:,} images of the {target.split} split"
     what = f"{display_name(target.dataset)}, {'first ' * (seen < every)}{part}"
     heading(figure, f"{'Where the methods disagree' if disagree else first}\n{', '.join([what, *others])}")
@@ -137,7 +137,7 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
     scale.outline.set_visible(False)
     shares = [100 * cam["share_of_variance"] for pick in picks for cam in pick["eigencam"].values()]
     variance = " to ".join(dict.fromkeys((f"{min(shares):.0f}", f"{max(shares):.0f}")))
-    name = display_name(Target.recorded(record["target"]).dataset)
+    name = display_name(Target.parse_unchecked(record["target"]).dataset)
     subtitle = f"{name}; first principal component, {variance} % of each image's variance"
     heading(figure, f"EigenCAM of the last block's patches\n{subtitle}")
     return figure

@@ -40,7 +40,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
                     rows.append((one.name, "train", path, "", run.seconds, environment, watts, processes))
             for target in evaluated.get(path, ()):
                 with suppress(UserError):
-                    if result := folder.evaluation(Target.recorded(target)):
+                    if result := folder.evaluation(Target.parse_unchecked(target)):
                         environment, watts = result.environment, result.use.gpu_watts
                         rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1))
         # A suite without runs measures runtime.

@@ -123,7 +123,7 @@ def check_weights(path: Path, config: RunConfig, training: TrainResult, result: 
 
 def make_record(config: RunConfig, training: TrainResult, result: EvalResult) -> dict[str, Any]:
     """Make one row of the frame, without `variant`, which depends on the other rows."""
-    target = Target.recorded(result.target)
+    target = Target.parse_unchecked(result.target)
     return {
         "path": config.path,
         "hash": config.hash,

@@ -59,7 +59,7 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             for target in run.spec.targets:
                 try:
-                    training, result = folder.train(), folder.evaluation(Target.recorded(target))
+                    training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target))
                     if training is None or result is None:
                         continue
                     check_weights(folder.path, config, training, result)

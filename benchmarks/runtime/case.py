@@ -58,7 +58,7 @@ class Case:
             self.schedule = Schedule(config.recipe, self.stream, self.method)
             self.steps = self.schedule.steps
             self._losses = AsyncLosses(self.device)
-            self._batches = self.meter.each("data", self._epochs(self.training))
+            self._batches = self.meter.iterate("data", self._epochs(self.training))
 
     def train_round(self, steps: int) -> None:
         """Take the next `steps` training steps, or fewer at the end of the training."""

@@ -98,7 +98,7 @@ def _write_run(results: Path, config: RunConfig) -> None:
     base, novel = 0.6 + 0.07 * rank + 0.03 * math.sin(number) + 0.04 * noise, 0.55 + 0.04 * rank + 0.06 * noise
     for half, share in (("base", base), ("novel", novel)):
         target, correct = f"{config.dataset}:{half}:test", min(total, round(share * total))
-        documents[folder.eval_file(Target.recorded(target))] = EvalResult(
+        documents[folder.eval_file(Target.parse_unchecked(target))] = EvalResult(
             config_hash=config.hash, target=target, correct=correct, total=total,
             per_class=PerClass(correct=[correct], total=[total]), limit=None, dataset_size=total, num_classes=1,
             precision="fp32", batch_size=100, workers=0, device="cpu", seconds=total / rate, images_per_second=rate,

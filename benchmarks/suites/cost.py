@@ -156,7 +156,7 @@ class CostModel:
 
     def _work_left(self, run: RunSpec) -> float:
         """Estimate seconds without correction; 0 if everything is done, infinite for an unknown data set."""
-        targets, trained = [Target.recorded(target) for target in run.targets], 0.0
+        targets, trained = [Target.parse_unchecked(target) for target in run.targets], 0.0
         # An unreadable result counts as missing.
         with suppress(UserError):
             _, trained, targets = read_state(run.config, targets, self.runtime, force=self.force)
@@ -186,7 +186,7 @@ class CostModel:
         if (machine["cpu"]["name"] if machine.get("gpu") is None else machine["gpu"]) != self.machine.name:
             return
         evaluations = folder.evaluations()
-        work = self.work(config, [Target.recorded(one.target) for one in evaluations])
+        work = self.work(config, [Target.parse_unchecked(one.target) for one in evaluations])
         # Recorded seconds do not include the start, but the estimate does.
         taken = training.seconds + sum(one.seconds for one in evaluations) + START_SECONDS[self.machine.device]
         self._add_ratio(config, work, taken)

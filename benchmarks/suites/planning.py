@@ -89,7 +89,7 @@ def read_state(
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
     """Whether the run and all its evaluations exist. Unreadable files count as missing."""
     try:
-        state = read_state(run.config, [Target.recorded(target) for target in run.targets], runtime)
+        state = read_state(run.config, [Target.parse_unchecked(target) for target in run.targets], runtime)
     except UserError:
         return False
     return state.status == "finished" and not state.open

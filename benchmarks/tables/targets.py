@@ -41,7 +41,7 @@ def target_metrics(suite: SuiteResults, variant: Variant, source: str, targets: 
 def list_targets(suite: SuiteResults, source: str) -> list[str]:
     """List the test sets of runs that were trained on `source`, without `source` itself."""
     targets = [target for run in suite.runs if run.dataset == source for target in run.spec.targets]
-    names = dict.fromkeys(Target.recorded(target).dataset for target in targets)
+    names = dict.fromkeys(Target.parse_unchecked(target).dataset for target in targets)
     return [name for name in names if name != source]
 
 
