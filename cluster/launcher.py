@@ -54,7 +54,7 @@ class Launcher:
         if self.kind not in KINDS:
             raise unknown_name("launcher", self.kind, KINDS)
         if self.kind == "local" and (self.address or self.autoscale):
-            raise UsageError("--address and --autoscale are a cluster's: add --launcher ray")
+            raise UsageError("--address and --autoscale apply to a Ray cluster: add --launcher ray")
         if self.kind == "ray":
             ray_address(self.address)
         for name, value in (("processes", self.processes), ("max-concurrent", self.max_concurrent)):
@@ -62,7 +62,7 @@ class Launcher:
                 raise UsageError(f"--{name} {value}: at least 1 is needed")
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
             if amount is not None and not (0 <= amount <= 1 or (1 < amount < math.inf and amount == int(amount))):
-                raise UsageError(f"--{name} {amount:g}: a part of one, or a whole number")
+                raise UsageError(f"--{name} {amount:g}: at most 1, or a whole number")
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
     """
     if ranks_from_environment().size > 1:
-        raise UsageError("start this command without torchrun: --processes says how many train one run together")
+        raise UsageError("start this command without torchrun: --processes sets how many train one run together")
     device, limit = paths.runtime.device, launcher.max_concurrent
     if launcher.kind == "ray":
         if device.startswith("cuda:"):
@@ -85,7 +85,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
                 raise UsageError("--autoscale, and no node has a GPU yet: add --gpus 1 or --gpus 0")
             resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
             if not resources.cpus and not resources.gpus:
-                raise UsageError("--cpus 0 without a GPU: a run has to ask for something")
+                raise UsageError("--cpus 0 without a GPU: a run needs a CPU or a GPU")
             # With an autoscaler the number of nodes has no known limit; Tune needs some number.
             fits = limit or 1000 if launcher.autoscale else count_runs(cluster, resources)
             yield Capacity(resources, min(fits, limit or fits), ray=True, autoscale=launcher.autoscale)

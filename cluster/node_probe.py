@@ -128,7 +128,7 @@ def _digest_dataset(data: str, name: str, wanted: Sequence[str]) -> str:
 
 
 def _check_weights(name: str, tag: str | None) -> str:
-    """Raise if the weights are not here. They are not compared with the driver's, which may lack them."""
+    """Raise if this node lacks the weights. They are not compared with the driver's, which may lack them."""
     from procap.weights.loading import weights_file
 
     weights_file(name, tag)

@@ -36,7 +36,7 @@ from runner.remote_results import RemoteResults
 from shards.errors import DataError
 from shards.rng import stream_seed
 
-NO_RESULTS = "its results are not here: is the folder of results the same for all nodes?"
+NO_RESULTS = "its results were not found on this machine: is the folder of results the same for all nodes?"
 
 
 class Sweep:

@@ -162,7 +162,8 @@ ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, TrialReport()], "held by oth
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt: str):
     guess, done, run = Guess(), TrialReport(state="done", seconds=4.0, host="a"), spec_of(config())
-    with RunProgress([run], guess, 1, quiet=True) as progress:
+    progress = RunProgress([run], guess, 1, quiet=True)
+    with progress.display:
         progress.started("0", {"number": 0})
         for report in ATTEMPTS[attempt]:
             if report.host:

@@ -402,8 +402,8 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(
         (Launcher(kind="ray", address=local_ray, processes=4), "hold 3 such processes"),
         (Launcher(kind="ray", address=local_ray, gpus=1), "hold 0 such processes"),
         (Launcher(kind="ray", address=local_ray, cpus=4), "hold 0 such processes"),
-        (Launcher(kind="ray", address=local_ray, cpus=0), "a run has to ask for something"),
-        (Launcher(kind="ray", address=local_ray, cpus=0, gpus=0), "a run has to ask for something"),
+        (Launcher(kind="ray", address=local_ray, cpus=0), "a run needs a CPU or a GPU"),
+        (Launcher(kind="ray", address=local_ray, cpus=0, gpus=0), "a run needs a CPU or a GPU"),
     ):
         with pytest.raises(UsageError, match=message), connect(launcher, make_paths(few_digits, tmp_path)):
             pass

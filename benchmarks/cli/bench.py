@@ -115,7 +115,7 @@ def bench(
     library_defaults()
     if flags.price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
-    launcher = launch.checked()
+    launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit)
     several = name == ALL
     suites = [suite_named(one) for one in (SUITES if several else [name])]

@@ -66,7 +66,8 @@ def execute(
         ordered = sorted(runs, key=costs.seconds, reverse=True)
         trackers.started = True
         trace = note if output.verbose else None
-        with RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace) as progress:
+        progress = RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace)
+        with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}
 

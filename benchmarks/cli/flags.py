@@ -158,7 +158,7 @@ class LaunchFlags:
     max_concurrent: Annotated[int | None, flag("N", "runs [default: as many as cores, memory or nodes allow]")] = None
     autoscale: Annotated[bool, switch("--autoscale", "ask for more nodes than there are")] = False
 
-    def checked(self) -> Launcher:
+    def to_launcher(self) -> Launcher:
         """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
         from cluster.launcher import Launcher
 
@@ -198,7 +198,7 @@ class ModeFlags:
     """Flags that stop a command early or repeat finished work."""
 
     dry_run: DryRun = False
-    force: Annotated[bool, switch("--force", "forget what is already there and do it again")] = False
+    force: Annotated[bool, switch("--force", "repeat work that is done already")] = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 LISTED = 20
 """How many configurations a plan prints."""
 
-
 app = typer.Typer(**PLAIN)
 
 
@@ -79,7 +78,7 @@ def sweep(
     from runner.remote_results import RemoteResults
 
     library_defaults()
-    launcher = launch.checked()
+    launcher = launch.to_launcher()
     at = runtime_config(runtime, engine)
     settings = make_settings(searched, selection, recipe, at.data)
     folder = SweepFolder(at.results / SWEEPS / settings.name)
@@ -129,7 +128,7 @@ def _execute(
     try:
         if not searched.is_complete:
             backbones = list_backbones(settings)
-            with connect_checked(launcher, paths, datasets, backbones, always_ray=True) as capacity, progress:
+            with connect_checked(launcher, paths, datasets, backbones, always_ray=True) as capacity, progress.display:
                 where = "on the cluster" if launcher.kind == "ray" else "on this machine"
                 note(f"{capacity.max_concurrent} at once {where}, {capacity.resources} each")
                 # Write the settings only now: a sweep that failed the checks must not occupy its name.
@@ -198,15 +197,17 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
     from cluster.space import format_domain
 
     configurations = folder.load()
-    rows = [(field, format_domain(domain)) for field, domain in settings.space.items()]
-    show(columns(("field", "values"), rows or [("-", "nothing is varied: seeds and data sets are compared")]))
+    fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
+    show(columns(("field", "values"), fields or [("-", "nothing is varied: seeds and data sets are compared")]))
     listed: list[dict[str, Any]] = []
     for values in islice(examples(settings), LISTED) if settings.search == "grid" else ():
         runs = make_runs(settings, values, at.data)
         done = sum(final_score(run, at) is not None for run in runs)
-        state: str = f"{done} of {plural(len(runs), 'run')} done" if done else "new"
-        if (one := configurations.get(key_of(values))) is not None:
-            state = "unfinished" if one.state == "running" else one.state
+        recorded = configurations.get(key_of(values))
+        if recorded is None:
+            state = f"{done} of {plural(len(runs), 'run')} done" if done else "new"
+        else:
+            state = "unfinished" if recorded.state == "running" else recorded.state
         listed.append({"values": values, "runs": [run.path for run in runs], "state": state})
     if listed:
         cells = [(*one["values"].values(), one["state"]) for one in listed]

@@ -32,7 +32,10 @@ class CollectionTrackers:
 
 
 class RunProgress:
-    """Follow runs by their number. done: the finished ones. failed: errors; runs in neither were stopped."""
+    """Listen to the trials of runs, identified by their index in `runs`; enter `display` around their execution.
+
+    done: the finished runs. failed: errors by run; runs in neither were stopped.
+    """
 
     def __init__(
         self,
@@ -50,20 +53,13 @@ class RunProgress:
         self._running: dict[int, float] = {}
         self._waiting: set[int] = set()
         self._interrupted: set[int] = set()
-        self._display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
-
-    def __enter__(self) -> RunProgress:
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._display.__exit__(*exception)
+        self.display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
         if number in self._running:
             self._interrupted.add(number)
-            self._display.print(format_lost(self.runs[number].path))
+            self.display.print(format_lost(self.runs[number].path))
         self._running[number] = time.monotonic()
         self._show()
 
@@ -74,7 +70,7 @@ class RunProgress:
         elif number not in self._waiting:
             self._waiting.add(number)
             self._interrupted.add(number)
-            self._display.print(f"waiting: {report.why}")
+            self.display.print(f"waiting: {report.why}")
         self._show(number)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
@@ -93,7 +89,7 @@ class RunProgress:
             self.failed[number] = report.why
             if report.trace and self._trace:
                 self._trace(report.trace)
-        self._display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {run.path} {how}")
+        self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {run.path} {how}")
         self._show(number)
 
     def _show(self, changed: int | None = None) -> None:
@@ -109,7 +105,7 @@ class RunProgress:
         facts["left"] = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
         if self.failed:
             facts["failed"] = f"{len(self.failed)}"
-        self._display.update(len(self.done) + len(self.failed), **facts)
+        self.display.update(len(self.done) + len(self.failed), **facts)
 
 
 def format_lost(run: str) -> str:

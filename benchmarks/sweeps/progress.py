@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from benchmarks.suites.progress import format_lost
 from benchmarks.sweeps.table import count_states, find_best, format_configuration
@@ -17,7 +16,7 @@ from runner.tracking.background import CollectionTracker
 
 
 class SweepProgress:
-    """Handle the events of a `Sweep`; a context manager around its execution."""
+    """Handle the events of a `Sweep`; enter `display` around its execution."""
 
     def __init__(
         self,
@@ -34,14 +33,7 @@ class SweepProgress:
         self._running: list[str] = []
         self._waiting: set[str] = set()
         self._settled = 0
-        self._display = ProgressDisplay("configurations", 0, unit="done", timed=False)
-
-    def __enter__(self) -> SweepProgress:
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._display.__exit__(*exception)
+        self.display = ProgressDisplay("configurations", 0, unit="done", timed=False)
 
     def close(self, status: Status) -> None:
         """Send everything to MLflow, with the final status."""
@@ -55,10 +47,10 @@ class SweepProgress:
         if event == "started":
             self._running.append(configuration.key)
         elif event == "lost":
-            self._display.print(format_lost((configuration.runs or ("?",))[0]))
+            self.display.print(format_lost((configuration.runs or ("?",))[0]))
         elif event == "reported" and report.state == "waiting" and report.run not in self._waiting:
             self._waiting.add(report.run)
-            self._display.print(f"waiting: {report.why}")
+            self.display.print(f"waiting: {report.why}")
         elif event == "ended":
             self._running.remove(configuration.key)
             if report.trace and self._trace:
@@ -66,12 +58,12 @@ class SweepProgress:
         elif event == "settled":
             self._settled += 1
             count = f"{self._settled}/{total}" if total else f"{self._settled}"
-            self._display.print(f"[{count}] {format_configuration(configuration)}")
+            self.display.print(f"[{count}] {format_configuration(configuration)}")
         metrics = self._metrics()
         self._tracker.update(configuration.runs, metrics if event == "settled" else None)
         best = {name: f"{score:.2f}" for name, score in metrics.items() if name.startswith("best")}
-        self._display.total = total or self._settled + len(self._running)
-        self._display.update(self._settled, running=f"{len(self._running)}", **best)
+        self.display.total = total or self._settled + len(self._running)
+        self.display.update(self._settled, running=f"{len(self._running)}", **best)
 
     def _metrics(self) -> dict[str, float]:
         settings, configurations = self.sweep.settings, list(self.sweep.configurations.values())
