@@ -57,7 +57,7 @@ class CheckpointCard(FrozenModel):
 
 def save_checkpoint(path: Path, method: nn.Module, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
-    return write_bytes(path, pack_tensors(_tensors(method), card.model_dump(mode="json")))
+    return write_bytes(path, pack_tensors(_learned_tensors(method), card.model_dump(mode="json")))
 
 
 def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
@@ -191,7 +191,7 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
 
 def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Collect the learned tensors and the optimizer's slots, on the CPU."""
-    tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
+    tensors = {f"param/{name}": value for name, value in _learned_tensors(method).items()}
     return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
 
 
@@ -204,7 +204,7 @@ def split_training_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Ten
     return learned, slots
 
 
-def _tensors(method: nn.Module) -> dict[str, Tensor]:
+def _learned_tensors(method: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
 
 

@@ -159,6 +159,7 @@ class ResourceMonitor:
                 self._samples.append((percent, milliwatts / 1000))
 
     def use(self) -> ResourceUse:
+        """Return the mean utilisation since the monitor was made."""
         means = [sum(values) / len(values) for values in zip(*self._samples, strict=True)] or [None, None]
         return ResourceUse(cpu_percent=self._process.cpu_percent(), gpu_percent=means[0], gpu_watts=means[1])
 

@@ -55,6 +55,8 @@ class PeakMemory(FrozenModel):
 
 
 class ResourceUse(FrozenModel):
+    """Mean utilisation of CPU and GPU by one process."""
+
     cpu_percent: float | None = Field(description="100 is one core kept busy")
     gpu_percent: float | None = Field(default=None, description="mean over samples, one a second")
     gpu_watts: float | None = Field(default=None, description="mean power over samples, one a second")

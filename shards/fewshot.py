@@ -31,7 +31,7 @@ Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 With the development halves a method is chosen by its accuracy on classes it was not trained on, without the novel ones.
 """
 
-CHOICES: tuple[Classes, ...] = get_args(Classes)
+CLASS_CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
 DIGEST = re.compile(r"[0-9a-f]{16}")
 
@@ -86,10 +86,10 @@ class Selection:
 
 
 def parse_classes(name: str) -> Classes:
-    """Parse a choice of classes: one of `CHOICES`, or CoOp's word `new` for novel. Raises DataUsageError otherwise."""
-    choices: dict[str, Classes] = {choice: choice for choice in CHOICES} | {"new": "novel"}
+    """Parse a choice of classes, one of `CLASS_CHOICES`, or CoOp's word `new`. Raises DataUsageError otherwise."""
+    choices: dict[str, Classes] = {choice: choice for choice in CLASS_CHOICES} | {"new": "novel"}
     if name not in choices:
-        raise unknown_name("choice of classes", name, choices, CHOICES)
+        raise unknown_name("choice of classes", name, choices, CLASS_CHOICES)
     return choices[name]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cli import main
 from shards.catalogue import find
-from shards.fewshot import CHOICES, select_labels
+from shards.fewshot import CLASS_CHOICES, select_labels
 
 
 def planned(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> dict:
@@ -35,7 +35,7 @@ def test_where_no_val_list_is_published_training_images_stand_in(capsys, tmp_pat
     assert [target["target"] for target in run["targets"]] == ["imagenet:dev-base:train", "imagenet:dev-novel:train"]
 
 
-@pytest.mark.parametrize("classes", CHOICES)
+@pytest.mark.parametrize("classes", CLASS_CHOICES)
 def test_plans_count_the_classes_that_runs_take(capsys, tmp_path, classes):
     for name in ("oxford-pets", "dtd"):
         run = planned(capsys, tmp_path, "--datasets", name, "--classes", classes, "--shots", "1")

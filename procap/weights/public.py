@@ -29,7 +29,7 @@ LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 
 @dataclass(frozen=True)
 class PublicFile:
-    """The tensors of a file under the names of the public code; epoch: those that were trained, if the file says so."""
+    """The tensors of a file under the names of the public code; epoch: how many were trained, None if not recorded."""
 
     tensors: dict[str, Tensor]
     epoch: int | None
@@ -73,7 +73,7 @@ def pack_public(file: PublicFile, format: str) -> bytes:
 
 
 class _Inert:
-    """Stands for an object of any other class or for the result of a function; what is done to it has no effect."""
+    """A placeholder for an object of any other class or the result of a function; all operations on it do nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -85,7 +85,7 @@ class _Inert:
 
 
 class _Dict(dict[Any, Any]):
-    """Stands for an OrderedDict, without the attributes that a pickle may give it."""
+    """A replacement for OrderedDict that ignores the attributes in a pickle."""
 
     def __setstate__(self, state: object) -> None:
         pass
