@@ -31,7 +31,10 @@ QUICK: dict[str, Any] = {
     "shots": 4,
     "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"},
 }
-OPTIONS: dict[str, dict[str, Any]] = {}
+CHANGES: dict[str, dict[str, Any]] = {
+    "coprompt": {"options": {"sentences": "templates"}},
+    "2sfs": {"overrides": {"iterations": 12, "batch_size": 5}},
+}
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
 
 
@@ -142,7 +145,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("zeroshot", "maple", "procap")])
 def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
-    config = plan_run(method=method, backbone=str(tiny_checkpoint), options=OPTIONS.get(method, {}), **QUICK)
+    config = plan_run(method=method, backbone=str(tiny_checkpoint), **QUICK | CHANGES.get(method, {}))
     undisturbed = RuntimeConfig(few_digits, tmp_path / "straight", device="cpu", tracking_uri="off", quiet=True)
     assert train(config, undisturbed).steps == STEPS
     killed = tmp_path / "killed"

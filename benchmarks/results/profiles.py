@@ -45,7 +45,7 @@ PAPER = Profile(
     precision="bf16",
     quick={"epochs": 2, "warmup_epochs": 1},
 )
-# Learning rates for short trainings on generated data, as in `procap demo`.
+# Learning rates for short trainings, chosen on base validation images; docs/methods.md has the command.
 MINI = Profile(
     "mini",
     "on generated data",
@@ -55,7 +55,22 @@ MINI = Profile(
     shifts=("shapes-v2", "shapes-sketch", "shapes-hard", "shapes-art"),
     recipe="procap",
     changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
-    rates={"coop": 4e-2, "maple": 1e-2, "2sfs": 3e-3, "skipt": 1e-4, "procap": 3.90625e-5},
+    rates={
+        "coop": 4e-2,
+        "kgcoop": 4e-2,
+        "vpt": 2.5e-3,
+        "ivlp": 2.5e-3,
+        "maple": 1e-2,
+        "promptsrc": 1e-2,
+        "coprompt": 1e-2,
+        "tcp": 2.5e-3,
+        "mma": 0.16,
+        "mmrl": 2.5e-3,
+        "2sfs": 3e-3,
+        "skipt": 1e-4,
+        "mmlop": 1e-2,
+        "procap": 3.90625e-5,
+    },
     # No language model has written sentences about generated data.
     options={"coprompt": {"sentences": "templates"}},
     quick={"epochs": 2},
