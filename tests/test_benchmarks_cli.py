@@ -161,7 +161,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
             "internal error: RuntimeError: first second (run with -v for the traceback)",
         ),
         (KeyboardInterrupt(), 130, "stopped; repeat the command to go on"),
-        (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "stopped at step 3"),
+        (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
     ],
 )
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
