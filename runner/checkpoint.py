@@ -33,11 +33,6 @@ STATE_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{16}\.safetensors")
 """Names of saved states: the step, and the beginning of the file's SHA-256."""
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """List the steps of the saved states in a folder, intact or not."""
-    return [int(match[1]) for path in folder.glob("step-*") if (match := STATE_NAME.fullmatch(path.name))]
-
-
 class CheckpointCard(FrozenModel):
     """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
 

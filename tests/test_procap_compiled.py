@@ -50,7 +50,7 @@ def compare(clip: CLIP, backend: str, **tolerance: float) -> None:
 
 
 def test_compiled_blocks_are_traced_whole_and_give_the_same_bits(short_clip):
-    """With the tracing of torch.compile but torch's own kernels. Another number of classes compiles nothing anew."""
+    """With the tracing of torch.compile but torch's own kernels. Another number of classes compiles nothing again."""
     counters.clear()
     compare(short_clip, "aot_eager", rtol=0, atol=0)
     assert 0 < counters["stats"]["unique_graphs"] <= 40

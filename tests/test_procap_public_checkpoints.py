@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_a_file_without_tensors_is_refused(tmp_path, content):
     file = tmp_path / "model.pth.tar-5"
     torch.save(content, file)
     with pytest.raises(UserError, match="holds no state dict"):
+        read_public(file)
+
+
+def test_a_zip_file_that_is_no_checkpoint_is_named(tmp_path):
+    file = tmp_path / "model.pth.tar-5"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.txt", "no pickle")
+    with pytest.raises(UserError, match=r"not one of torch\.save"):
         read_public(file)
 
 

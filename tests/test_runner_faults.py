@@ -144,16 +144,16 @@ def codes(ends: list[Ended]) -> list[int]:
     return [end.code for end in ends]
 
 
-def told(ends: list[Ended]) -> list[str]:
-    """What people are told about the end of a run, by all ranks together."""
+def last_lines(ends: list[Ended]) -> list[str]:
+    """The lines that all ranks together print at the end of a run; none may be a traceback."""
     lines = [line for end in ends for line in end.err.splitlines()]
     assert not [line for line in lines if "Traceback" in line or "internal error" in line], lines
     return [line for line in lines if line.startswith("procap: ") and not line.startswith("procap: note")]
 
 
 def reason_of_rank_1(ends: list[Ended]) -> str:
-    """What rank 1 says it failed of, and the first rank of the machine says of it."""
-    verdict, own = told(ends)
+    """The reason that rank 1 and the first rank of the machine both print for the failure of rank 1."""
+    verdict, own = last_lines(ends)
     assert verdict.startswith("procap: error: rank 1 of 2 failed: ")
     reason = own.removeprefix("procap: error: ")
     assert verdict.endswith(f": {reason}")
@@ -199,7 +199,7 @@ def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goe
     progress = folder.progress()
     assert progress is not None and progress.status == "interrupted"
     assert LATER <= progress.step <= LATER + 2 and states(folder) == [progress.step]
-    (line,) = told(ends)
+    (line,) = last_lines(ends)
     assert line.startswith(f"procap: {number.name}: stopped") and f"at step {progress.step} of {STEPS}" in line
     assert codes(run_ranks(later, procap, command(tmp_path))) == [0] * later
     assert_same(straight, tmp_path, few_digits)
@@ -208,7 +208,7 @@ def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goe
 def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(command, straight, few_digits, tmp_path):
     ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL), patience=0.5)
     assert codes(ends) == [1, -signal.SIGKILL]
-    (line,) = told(ends)
+    (line,) = last_lines(ends)
     assert line.startswith("procap: error: no answer from rank 1 of 2")
     folder = only_run(tmp_path)
     assert len(states(folder)) == 2
@@ -246,13 +246,13 @@ def test_a_full_disk_ends_all_with_one_line_and_with_room_again_the_run_goes_on(
 ):
     ends = run_ranks(2, procap, command(small_disk), 0.0, ("fill_disk", str(small_disk)), 0)
     assert codes(ends) == [1, 1]
-    (line,) = told(ends)
+    (line,) = last_lines(ends)
     folder = only_run(small_disk)
     assert line.startswith(f"procap: error: cannot write {folder.path}") and "No space left on device" in line
     kept = states(folder)
     assert kept and kept[-1] <= LATER
     full = run_ranks(2, procap, command(small_disk), 0.0)
-    assert codes(full) == [1, 1] and len(told(full)) == 1 and "No space left on device" in told(full)[0]
+    assert codes(full) == [1, 1] and len(last_lines(full)) == 1 and "No space left on device" in last_lines(full)[0]
     assert states(folder) == kept
     (small_disk / ROOM).unlink()
     ends = run_ranks(2, procap, command(small_disk))
@@ -263,7 +263,7 @@ def test_a_full_disk_ends_all_with_one_line_and_with_room_again_the_run_goes_on(
 def test_a_loss_that_is_not_finite_is_reported_once_and_ends_all(command, tmp_path):
     ends = run_ranks(2, procap, command(tmp_path, lr="1e30"), 0.0)
     assert codes(ends) == [1, 1]
-    (line,) = told(ends)
+    (line,) = last_lines(ends)
     assert "is not finite" in line and "try a lower lr" in line
     folder = only_run(tmp_path)
     progress = folder.progress()
@@ -303,7 +303,7 @@ def test_a_server_that_cuts_the_stream_is_asked_again(command, straight, few_dig
     with LocalServer(few_digits) as server:
         server.answers[SHARD] = [Answer(cut=1000)]
         ends = run_ranks(2, procap, command(tmp_path, server.url), environ={"PROCAP_HOME": str(tmp_path / "cache")})
-        assert codes(ends) == [0, 0], told(ends)
+        assert codes(ends) == [0, 0], last_lines(ends)
         assert server.paths(SHARD) == [SHARD, SHARD]
     assert_same(straight, tmp_path, few_digits)
 
@@ -318,5 +318,5 @@ def test_a_server_that_stays_silent_ends_all_with_one_line(command, few_digits, 
         arguments = command(tmp_path, server.url), 3600.0, (), 1, LATER, silent
         ends = run_ranks(2, procap, *arguments, environ={"PROCAP_HOME": str(tmp_path / "cache")})
     assert codes(ends) == [1, 1]
-    (line,) = told(ends)
+    (line,) = last_lines(ends)
     assert f"{server.url}{SHARD}" in line and words in line

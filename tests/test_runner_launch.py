@@ -64,11 +64,11 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, short_chec
     chosen = [*QUICK, "--methods", "zeroshot,coop", "--epochs", "1"]
     chosen += ["--backbone", str(short_checkpoint), "--data", str(few_digits)]
     ends = launch(2, tmp_path, "train", *chosen, "--json")
-    said = only_the_first_prints(ends)
-    assert [end.code for end in ends] == [0, 0], said.err
-    trained = json.loads(said.out.splitlines()[-1])["trained"]
-    assert len(trained) == 2 and said.out.count("zeroshot/") == 2
-    assert said.err.count("training base/digits/coop") == said.err.count("preparing base/digits/zeroshot") == 1
+    printed = only_the_first_prints(ends)
+    assert [end.code for end in ends] == [0, 0], printed.err
+    trained = json.loads(printed.out.splitlines()[-1])["trained"]
+    assert len(trained) == 2 and printed.out.count("zeroshot/") == 2
+    assert printed.err.count("training base/digits/coop") == printed.err.count("preparing base/digits/zeroshot") == 1
     assert len(find_runs(tmp_path / "host0" / "results")) == 2 and not any((tmp_path / "host1").iterdir())
 
     before = snapshot(tmp_path)
@@ -77,9 +77,9 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, short_chec
     assert snapshot(tmp_path) == before
 
     ends = launch(2, tmp_path, "eval", *chosen, "--json")
-    said = only_the_first_prints(ends)
-    assert [end.code for end in ends] == [0, 0], said.err
-    together = json.loads(said.out.splitlines()[-1])["evaluated"]
+    printed = only_the_first_prints(ends)
+    assert [end.code for end in ends] == [0, 0], printed.err
+    together = json.loads(printed.out.splitlines()[-1])["evaluated"]
     assert len(together) == 4 and not any((tmp_path / "host1").iterdir())
     monkeypatch.chdir(tmp_path / "host0")
     for folder in Path("results").rglob("eval"):
@@ -112,9 +112,9 @@ def test_an_error_of_all_ranks_is_reported_once(few_digits, short_checkpoint, tm
     command, *given = line.split()
     flags = [*QUICK, "--data", str(few_digits), "--backbone", str(short_checkpoint)] if "--methods" in given else []
     ends = launch(size, tmp_path, command, *flags, *given)
-    said = "".join(end.err for end in ends)
-    assert ends[0].code == code and all(end.code in (1, 2) for end in ends), said
-    assert said.count("procap: error: ") == 1 and words in said and "Traceback" not in said, said
+    printed = "".join(end.err for end in ends)
+    assert ends[0].code == code and all(end.code in (1, 2) for end in ends), printed
+    assert printed.count("procap: error: ") == 1 and words in printed and "Traceback" not in printed, printed
     assert not any(end.out for end in ends) and not list(tmp_path.rglob("train.json"))
 
 
@@ -138,9 +138,9 @@ def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(short
     assert second.err.startswith("procap: error: unknown data set 'toy'"), second
     pack_source(toy_source(template="a picture of a {}."), tmp_path / "host1" / "data")
     ends = launch(2, tmp_path, *line)
-    said = "".join(end.err for end in ends)
-    assert [end.code for end in ends] == [1, 1], said
-    assert said.count("procap: error: the content of toy is ") == 1 and "give all hosts the same" in said
+    printed = "".join(end.err for end in ends)
+    assert [end.code for end in ends] == [1, 1], printed
+    assert printed.count("procap: error: the content of toy is ") == 1 and "give all hosts the same" in printed
 
 
 def pack_here(place: str, data: str) -> None:
@@ -162,21 +162,21 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
     assert {path.name for folder in packed for path in folder.parent.iterdir()} == {"digits"}
 
 
-def procap_until_told_twice(place: str, line: list[str]) -> None:
-    """`procap`, whose first step lasts until the process was told twice to stop; it says how often it was so far."""
+def procap_until_two_signals(place: str, line: list[str]) -> None:
+    """`procap`, whose first step lasts until the process got two signals; it prints how many it has."""
     count, ask = TrainState.count, signals.StopRequest._ask
-    told = []
+    signals_got: list[int] = []
 
     def counted(state: TrainState, *what: object) -> None:
         count(state, *what)
-        print("told 0 times", flush=True)
-        while len(told) < 2:
+        print("0 signals", flush=True)
+        while len(signals_got) < 2:
             time.sleep(0.01)
 
     def asked(request: signals.StopRequest, signum: int, frame: object) -> None:
         ask(request, signum, frame)
-        told.append(signum)
-        print(f"told {len(told)} times", flush=True)
+        signals_got.append(signum)
+        print(f"{len(signals_got)} signals", flush=True)
 
     with (
         patch.object(TrainState, "count", counted),
@@ -194,19 +194,19 @@ def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
     """A batch system signals every process of a job, and the launcher among them signals the others again."""
     line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", short_checkpoint]
     line = [str(word) for word in [*line, "--data", few_digits]]
-    with Processes(2, procap_until_told_twice, str(tmp_path), line, environ=home(tmp_path)) as processes:
+    with Processes(2, procap_until_two_signals, str(tmp_path), line, environ=home(tmp_path)) as processes:
         deadline = time.monotonic() + SECONDS
         for rank in (0, 1):
-            for told in (0, 1):
-                while f"told {told} times" not in processes.output(rank):
+            for count in (0, 1):
+                while f"{count} signals" not in processes.output(rank):
                     assert time.monotonic() < deadline, processes.output(rank) + processes.output(rank, "err")
                     time.sleep(0.01)
                 processes.kill(rank, signum)
         ends = processes.wait()
     assert [end.code for end in ends] == [128 + signum] * 2, ends
     assert list(tmp_path.rglob("step-*.safetensors"))
-    said = "".join(end.err for end in ends)
-    assert said.count(f"procap: {signum.name}: stopped base/digits/coop") == 1 and "repeat to go on" in said
+    printed = "".join(end.err for end in ends)
+    assert printed.count(f"procap: {signum.name}: stopped base/digits/coop") == 1 and "repeat to go on" in printed
 
 
 def meet(kinds: list[str]) -> None:
@@ -215,9 +215,9 @@ def meet(kinds: list[str]) -> None:
 
 
 def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other() -> None:
-    said = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
+    printed = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
     for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"]):
-        assert (end.code, end.err) == (2, said)
+        assert (end.code, end.err) == (2, printed)
 
 
 def test_hosts_talk_over_the_network_that_joins_them(monkeypatch):

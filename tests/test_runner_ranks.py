@@ -107,10 +107,10 @@ def same_rows(group: ProcessGroup) -> None:
         assert torch.equal(group.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
 
 
-def same_words(group: ProcessGroup) -> None:
+def same_objects(group: ProcessGroup) -> None:
     rank, size = group.ranks.rank, group.ranks.size
-    said = [{"rank": r, "text": "ü" * 50 * r, "pi": 0.1 + 0.2, "none": None} for r in range(size)]
-    assert group.all_gather_object(said[rank]) == said
+    sent = [{"rank": r, "text": "ü" * 50 * r, "pi": 0.1 + 0.2, "none": None} for r in range(size)]
+    assert group.all_gather_object(sent[rank]) == sent
     assert group.broadcast_object(["from", rank]) == ["from", 0]
 
 
@@ -145,7 +145,7 @@ def waits_are_counted(group: ProcessGroup, clock: SharedClock) -> None:
 
 def work_together(folder: str) -> None:
     with init_process_group(ranks_from_environment(), CPU) as group:
-        for check in (same_numbers, same_rows, same_words, same_decisions):
+        for check in (same_numbers, same_rows, same_objects, same_decisions):
             check(group)
         waits_are_counted(group, SharedClock(Path(folder) / "clock", group.ranks))
         print("done", flush=True)
@@ -260,7 +260,7 @@ def test_a_successful_run_prints_nothing_and_exits_with_zero() -> None:
 
 
 def test_all_ranks_end_with_the_error_of_the_rank_that_failed() -> None:
-    said = {"error": "no space left on /results", "bug": "ZeroDivisionError: by zero", "interrupt": "interrupted"}
+    messages = {"error": "no space left on /results", "bug": "ZeroDivisionError: by zero", "interrupt": "interrupted"}
     # Rank 0 keeps the store in which the reason is read.
     cases = [("error", 2, 4), ("error", 0, 4), ("bug", 1, 2), ("interrupt", 1, 2)]
     with ExitStack() as stack:
@@ -271,9 +271,9 @@ def test_all_ranks_end_with_the_error_of_the_rank_that_failed() -> None:
             for rank, end in enumerate(processes.wait()):
                 assert end.out == "training\n[]\n"
                 if rank != unlucky:
-                    assert (end.code, end.err) == (1, f"procap: rank {unlucky} of {size} failed: {said[kind]}\n")
+                    assert (end.code, end.err) == (1, f"procap: rank {unlucky} of {size} failed: {messages[kind]}\n")
                 elif kind == "error":
-                    assert (end.code, end.err) == (1, f"procap: {said[kind]}\n")
+                    assert (end.code, end.err) == (1, f"procap: {messages[kind]}\n")
                 else:
                     assert end.code == 1 and end.err.startswith("Traceback") and "terminate" not in end.err
 
@@ -288,10 +288,10 @@ def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
         ]
         for (_, unlucky, size, _), processes in zip(cases, groups, strict=True):
             for rank in set(range(size)) - {unlucky}:
-                code, said = processes.code(rank), processes.output(rank, "err")
-                assert code == 1, said
-                assert said.startswith(f"procap: no answer from rank {unlucky} of {size}"), said
-                assert said.count("\n") == 1, said
+                code, err = processes.code(rank), processes.output(rank, "err")
+                assert code == 1, err
+                assert err.startswith(f"procap: no answer from rank {unlucky} of {size}"), err
+                assert err.count("\n") == 1, err
 
 
 @pytest.fixture
@@ -347,10 +347,10 @@ def come_alone(timeout: float, absent: int) -> None:
 def test_ranks_that_do_not_connect_name_the_address() -> None:
     with Processes(2, come_alone, 1, 0) as apart, Processes(2, come_alone, 1, 1) as other:
         for processes, rank in ((apart, 1), (other, 0)):
-            code, said = processes.code(rank), processes.output(rank, "err")
-            assert code == 1, said
-            assert said.startswith(f"procap: rank {rank} of 2 could not connect to the others at 127.0.0.1:"), said
-            assert said.count("\n") == 1 and "in 1 seconds" in said, said
+            code, err = processes.code(rank), processes.output(rank, "err")
+            assert code == 1, err
+            assert err.startswith(f"procap: rank {rank} of 2 could not connect to the others at 127.0.0.1:"), err
+            assert err.count("\n") == 1 and "in 1 seconds" in err, err
 
 
 def test_restarts_over_one_store_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime
     assert train(config, runtime) == result
 
 
-def test_other_content_of_another_target_is_counted_anew_only_with_force(finished, runtime, few_digits, tmp_path):
+def test_other_content_of_another_target_is_counted_again_only_with_force(finished, runtime, few_digits, tmp_path):
     config, _ = finished
     (tmp_path / "digits").symlink_to(few_digits / "digits")
     there, target = dataclasses.replace(runtime, data=tmp_path), Target("scans")

@@ -182,7 +182,7 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
 
 
 def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, seconds: float) -> None:
-    """In a process of its own: dies without a word when it is told of `epoch`."""
+    """Train in a process that kills itself when the callback gets `epoch`."""
 
     def die(log: EpochLog) -> None:
         if log.epoch == epoch:
@@ -224,15 +224,15 @@ def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeyp
     monkeypatch.setattr(
         runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
     )
-    told: list[int] = []
+    epochs: list[int] = []
     for until in (1, 3, 4):
-        train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: told.append(log.epoch)))
-    assert told == [0, 1, 2, 3]
+        train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: epochs.append(log.epoch)))
+    assert epochs == [0, 1, 2, 3]
 
 
 def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(config, straight, runtime, monkeypatch):
     folder = folder_of(config, runtime)
-    told: list[EpochLog] = []
+    logs: list[EpochLog] = []
 
     def killed(*arguments: object) -> None:
         raise Stop
@@ -240,8 +240,8 @@ def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(c
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(runner.train, "_write_result", killed)
         train(config, replace(runtime, checkpoint_seconds=0.0))
-    train(config, runtime, callbacks=Callbacks(HALVES, told.append))
-    assert [log.epoch for log in told] == [EPOCHS - 1]
+    train(config, runtime, callbacks=Callbacks(HALVES, logs.append))
+    assert [log.epoch for log in logs] == [EPOCHS - 1]
     assert folder.validation() == straight.validation()[-2:]
 
 

@@ -205,7 +205,7 @@ def test_a_finished_shard_whose_raw_files_changed_is_packed_again(tmp_path, whol
         ({}, {"force": True}),
     ],
 )
-def test_another_plan_starts_anew(tmp_path, changes, options):
+def test_another_plan_starts_over(tmp_path, changes, options):
     root = stopped(tmp_path)
     manifest = pack_source(toy_source(**logged(tmp_path), **changes), root, **({"per_shard": 5} | options))
     assert len(packed_again(tmp_path / "log")) == sum(len(split.shards) for split in manifest.splits.values())

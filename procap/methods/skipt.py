@@ -4,7 +4,7 @@ Source: Wu et al. 2025, "Skip Tuning: Pre-trained Vision-Language Models are Eff
 Themselves", section 3, and its public code. Learns 62,099,456 parameters on ViT-B/16.
 
 The public code stores the states of all images that enter the first trained block before an epoch. Each image is
-augmented anew in an epoch and used once in it, so here its states are computed in the step, which costs the same and
+augmented once per epoch and used once in it, so here its states are computed in the step, which costs the same and
 stores nothing. States of the class prompts never change; they are computed once.
 
 Shapes: B images, C classes, K chosen classes, E joint embedding.

@@ -129,7 +129,9 @@ def _read_zip(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         if any(name.endswith("/constants.pkl") for name in archive.namelist()):
             raise UserError(f"{path} is a TorchScript archive, not a checkpoint of a trainer")
-        index = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        index = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
+        if index is None:
+            raise UserError(f"{path} is a zip file, but not one of torch.save: it has no data.pkl")
 
         def load_storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
             if key not in storages:
