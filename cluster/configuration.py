@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cluster.run import RunSpec
+from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.config import FrozenModel, RuntimeConfig, plan_run
@@ -209,7 +209,6 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     run["options"] = {**settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
-    tested = ("dev-base", "dev-novel") if classes == "dev-base" else (classes,)
     specs = []
     for dataset, seed in itertools.product(datasets, settings.seeds):
         config = plan_run(
@@ -221,7 +220,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
             data=data,
             **run,
         )
-        specs.append(RunSpec(config=config, targets=tuple(f"{config.dataset}:{half}:val" for half in tested)))
+        specs.append(RunSpec(config=config, targets=validation_targets(config.dataset, classes)))
     return specs
 
 

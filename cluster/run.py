@@ -66,6 +66,12 @@ class Halving(NamedTuple):
         return tuple(found)
 
 
+def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:
+    """List the validation targets of a run: the classes trained on, with half of the base half both of its halves."""
+    parts = ("dev-base", "dev-novel") if classes == "dev-base" else (classes,)
+    return tuple(f"{dataset}:{part}:val" for part in parts)
+
+
 def score(accuracies: Sequence[float]) -> float:
     """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)

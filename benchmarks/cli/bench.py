@@ -18,7 +18,7 @@ from benchmarks.cli.selection import runtime_config, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
-from benchmarks.suites import ALL, SUITES, suite_named, suite_paths, suite_text
+from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MISSING = "its results are missing although it is done: were they removed, or is
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
 A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own.
+`readings` is left out: it is no experiment of the paper.
 """
 RESUME_TEXT = (
     "Finished runs are never repeated and interrupted ones are resumed: stop the command at any time and repeat it."
@@ -118,7 +119,7 @@ def bench(
     launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit)
     several = name == ALL
-    suites = [suite_named(one) for one in (SUITES if several else [name])]
+    suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
     plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)

@@ -16,6 +16,7 @@ from procap.weights.loading import canonical_name
 
 KEYS: Mapping[str, str] = {
     "n_ctx": "Prompt tokens",
+    "reading": "Reading",
     "nce_weight": "Weight of InfoNCE",
     "kl_weight": "Weight of KL",
     "nce_temperature": "Temperature",

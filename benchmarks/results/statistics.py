@@ -127,6 +127,19 @@ def round_differences(differences: Sequence[float] | pd.Series) -> Floats:
     return np.round(np.asarray(differences, float), 9) + 0.0
 
 
+def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Compute the 95 % interval of the mean of paired differences by Student's t; None for fewer than two."""
+    from scipy.stats import ttest_1samp
+
+    values = round_differences(differences)
+    if len(values) < 2:
+        return None
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    interval = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return float(interval.low), float(interval.high)
+
+
 def sign_flip_p(differences: Sequence[float] | pd.Series, generator: np.random.Generator) -> float:
     """Compute the two-sided p of the mean of paired differences by flipping signs, exact up to EXACT that are not 0."""
     from scipy.stats import permutation_test

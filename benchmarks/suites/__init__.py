@@ -35,8 +35,12 @@ SUITES: dict[str, str] = {
     "duration": "benchmarks.suites.duration:SUITE",
     "runtime": "benchmarks.runtime.suite:SUITE",
     "qualitative": "benchmarks.qualitative.suite:SUITE",
+    "readings": "benchmarks.suites.readings:SUITE",
 }
 """Our own suites in the order of the paper, as `module:attribute`, so that each is imported only when it is used."""
+
+PAPER_SUITES = tuple(name for name in SUITES if name != "readings")
+"""The experiments that the paper has, which `procap bench all` runs."""
 
 ALL = "all"
 """The name of all suites of the paper together on the command line."""

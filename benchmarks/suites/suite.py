@@ -7,13 +7,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.profiles import Profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
-from cluster.run import RunSpec
+from cluster.run import RunSpec, validation_targets
 from procap.errors import UsageError
 from runner.config import RuntimeConfig, Target
 from runner.run_collection import COLLECTION_NAME
@@ -47,6 +47,7 @@ class Suite:
     name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
+    held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
     variants: the variants of a method. targets: the evaluation targets of a run on a data set.
     tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
@@ -63,6 +64,7 @@ class Suite:
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
+    held_out: bool = False
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
@@ -105,9 +107,11 @@ class Suite:
                 raise UsageError(f"two variants are called '{one.name}': give each a title or a key of its own")
         runs: list[SuiteRun] = []
         for dataset in options.datasets:
-            targets = tuple(map(str, self.targets(options, dataset)))
-            for variant in variants:
-                configs = [options.run(variant, dataset, seed, self.classes, self.task) for seed in options.seeds]
+            trainings = {self.classes: tuple(map(str, self.targets(options, dataset)))}
+            if self.held_out:
+                trainings["dev-base"] = validation_targets(dataset, "dev-base")
+            for variant, (classes, targets) in product(variants, trainings.items()):
+                configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
                 runs += [
                     SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=targets))
                     for config in {config.path: config for config in configs}.values()

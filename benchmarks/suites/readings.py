@@ -1,0 +1,73 @@
+"""Readings of the paper: every passage that can be read in several ways, one changed at a time around the default.
+
+    procap bench readings --profile mini
+    procap bench readings --data DATA
+    procap bench readings --data DATA --datasets dtd --option n_ctx=2
+
+Each reading is an option of ProCAP or a field of its recipe. It is judged by base validation images and by classes held
+out from the base half, which needs a second training per run; test accuracies are reported beside them. `--option`
+moves the default that the others are compared with. `procap bench all` leaves this suite out.
+
+Published: nothing; docs/paper.md lists the passages and what this suite measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Suite, halves
+from benchmarks.tables.readings import DEFAULT, readings_tables
+from procap.methods.procap import PROCAP_RECIPE, ProCAPOptions
+from runner.config import Target
+
+OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "class_prompt": ("maple", "template"),
+    "template_init_combine": ("mean", "first"),
+    "learn_logit_scale": (False, True),
+    "deep_tokens": ("refined", "independent"),
+    "norm": ("pre", "post", "none"),
+    "zero_output": (True, False),
+    "heads": (8, 4),
+    "nce_activation": ("gelu", "relu"),
+    "logvar_init": (-9.0, -6.0, -4.0, -2.0),
+    "vision_init_std": (0.02, 0.1),
+}
+"""The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
+RECIPE: Mapping[str, tuple[Any, ...]] = {"drop_last": (True, False), "grad_clip": (None, 1.0)}
+"""The same of its recipe."""
+
+
+def readings(options: SuiteOptions, method: str) -> list[Variant]:
+    """The default, and one variant for every other value of every option; any other method as it is."""
+    if method != "procap":
+        return [Variant(method)]
+    own = ProCAPOptions(**options.options.get(method, {}))
+    recipe = PROCAP_RECIPE.model_copy(update=dict(options.overrides))
+    found = [Variant(method, DEFAULT, {"reading": DEFAULT})]
+    for kind, values, default in (("options", OPTIONS, own), ("overrides", RECIPE, recipe)):
+        for name, value in ((name, value) for name, listed in values.items() for value in listed):
+            if value != getattr(default, name):
+                title = f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+                found.append(Variant(method, title, {"reading": title}, **{kind: {name: value}}))
+    return found
+
+
+def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """Return the validation images of the base classes, then base and novel test images."""
+    return Target(dataset, "base", "val"), *halves(options, dataset)
+
+
+SUITE = Suite(
+    name="readings",
+    title="readings of the paper",
+    methods=("procap",),
+    datasets={"paper": ("ucf101", "eurosat", "dtd"), "mini": ("digits", "petals", "tiles")},
+    held_out=True,
+    variants=readings,
+    targets=validated,
+    tables=readings_tables,
+    quick_seeds=(1,),
+)
