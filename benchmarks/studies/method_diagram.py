@@ -247,7 +247,7 @@ def class_prompts() -> list[str]:
     y, left = 940, 250
     slots = [(f"T^{{{number}}}", "text") for number in range(1, TOKENS + 1)]
     phrase = ["a", "centered", "satellite", "photo", "of", "a"]
-    rows = (
+    rows: tuple[tuple[str, str, list[str]], ...] = (
         ("class_prompt=phrase", "default: tokens replace the first four words", phrase[TOKENS:]),
         ("class_prompt=maple", "further words are left out", []),
         ("class_prompt=template", "tokens before the whole template", phrase),
@@ -269,10 +269,10 @@ def class_prompts() -> list[str]:
         "loss": "term of the loss",
         "": "option",
     }
-    for number, (kind, words) in enumerate(legend.items()):
+    for number, (kind, meaning) in enumerate(legend.items()):
         at = y + 4 + 24 * number
         found += [rect(kind, 1010, at, 26, 15, 3) if kind else text("name", 1010, at + 11, "o")]
-        found += [text(words, 1034, at + 12, "soft l")]
+        found += [text(meaning, 1034, at + 12, "soft l")]
     return found
 
 

@@ -14,8 +14,10 @@ Published: nothing; docs/paper.md lists the passages and what this suite measure
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite, halves
@@ -47,12 +49,19 @@ def readings(options: SuiteOptions, method: str) -> list[Variant]:
     own = ProCAPOptions(**options.options.get(method, {}))
     recipe = PROCAP_RECIPE.model_copy(update=dict(options.overrides))
     found = [Variant(method, DEFAULT, {"reading": DEFAULT})]
-    for kind, values, default in (("options", OPTIONS, own), ("overrides", RECIPE, recipe)):
-        for name, value in ((name, value) for name, listed in values.items() for value in listed):
-            if value != getattr(default, name):
-                title = f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-                found.append(Variant(method, title, {"reading": title}, **{kind: {name: value}}))
+    for title, change in other_values(OPTIONS, own):
+        found.append(Variant(method, title, {"reading": title}, options=change))
+    for title, change in other_values(RECIPE, recipe):
+        found.append(Variant(method, title, {"reading": title}, overrides=change))
     return found
+
+
+def other_values(listed: Mapping[str, tuple[Any, ...]], default: BaseModel) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield title and change for each listed value that is not the default."""
+    for name, values in listed.items():
+        for value in values:
+            if value != getattr(default, name):
+                yield f"{name}={value if isinstance(value, str) else json.dumps(value)}", {name: value}
 
 
 def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
