@@ -111,7 +111,7 @@ def bench(
     from runner.environment import library_defaults
     from runner.remote_results import RemoteResults
     from runner.run_collection import status_after
-    from runner.tracking.background import CollectionTracker
+    from runner.tracking.background import CollectionTracker, exporter_for
 
     library_defaults()
     if flags.price is not None and not mode.dry_run:
@@ -156,12 +156,13 @@ def bench(
             reasons = {**missing, **unreadable, **failed}
             own = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
             status: Status = "failed" if own or made.failed else "finished"
-            tracker.close(status, {**made.metrics, "runs_failed": float(len(own))}, own)
+            tracker.close(status, {**made.metrics, "runs_failed": float(len(own))}, own, wait=False)
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
             remote.try_push_all()
         raise
+    exporter_for(runtime).flush()
     remote.push_all()
     failed = {**missing, **unreadable, **failed}
     done = [run.path for run in runs if run.path not in failed]

@@ -137,6 +137,10 @@ def image_of(figure: Figure, form: str) -> bytes:
         "svg": {"Creator": MAKER, "Date": None},
     }
     with style.context({"pdf.fonttype": 42, "svg.hashsalt": "procap"}, after_reset=True):
+        if figure.get_layout_engine():
+            # Lay out once for all formats; savefig would do it twice for each.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
         figure.savefig(image, format=form, dpi=DPI, metadata=metadata[form], bbox_inches="tight", pad_inches=0.03)
     return image.getvalue()
 

@@ -7,11 +7,12 @@ single method there are only the prompts. Shapes: M methods, N images of the tar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.console.output import note
@@ -24,17 +25,13 @@ from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig, Target
-from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.environment import environment, num_decoders
-from runner.evaluate import Predictions, TrainedRun, load_trained
+from runner.environment import environment
+from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
-from runner.setup import check_content, label_space
-from runner.threads import fitting_threads
+from runner.setup import label_space
 from shards.fewshot import Selection, evaluation_split
-from shards.loader import evaluation_batches
 from shards.reader import ShardSet, open_dataset
-from shards.transfer import to_device
 from shards.transforms import EvalTransform, eval_transform
 
 
@@ -73,22 +70,22 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
 def compare(
     runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8
 ) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
-    """Record what every run, by title, predicts on `target`; returns that and the pixels [S, S, 3] of the images."""
+    """Record which images of `target` each run, by title, gets right, and what it predicts for some of them.
+
+    Returns that and the pixels [S, S, 3] of these images.
+    """
     if len(runs) < 2:
         raise UsageError("pictures of where methods disagree need at least two methods")
-    for run in runs.values():
-        if run.config.dataset == target.dataset:
-            what, digest = f"{run.config.path} was trained", run.training.manifest_digest
-            check_content(what, target.dataset, digest, runtime.data, "train")
     shards = open_dataset(runtime.data, target.dataset)
     selection = evaluation_split(shards, target.classes, target.split)
-    count = min(len(selection.images), runtime.limit or len(selection.images))
+    right = _load_correct_images(runs, target, runtime)
+    count = right.shape[1]
     predictors = {title: _Predictor(run, shards, selection) for title, run in runs.items()}
-    answers = {title: predictor.predict(count, runtime) for title, predictor in predictors.items()}
-    right = np.stack([given == selection.images.labels[:count] for given in answers.values()])
+    chosen = select_images(right, images)
+    answers = {title: predictor.predict(chosen) for title, predictor in predictors.items()}
     names = [name.replace("_", " ") for name in selection.classnames]
     kinds, pixels, picks = list_kinds(right), [], []
-    for place in select_images(right, images):
+    for number, place in enumerate(chosen):
         pixels.append(next(iter(predictors.values())).pixels(place))
         maps = {title: predictor.map(place) for title, predictor in predictors.items()}
         picks.append(
@@ -98,7 +95,7 @@ def compare(
                 "path": selection.images.paths[place],
                 "kind": describe_kind(kinds[place], list(runs)),
                 "class": names[int(selection.images.labels[place])],
-                "answers": {title: names[given[place]] for title, given in answers.items()},
+                "answers": {title: names[given[number]] for title, given in answers.items()},
                 "right": dict(zip(runs, kinds[place], strict=True)),
                 "eigencam": {
                     title: {"share_of_variance": share, "map": grid.tolist()} for title, (grid, share) in maps.items()
@@ -133,6 +130,17 @@ def compare(
     return record, pixels
 
 
+def _load_correct_images(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig) -> NDArray[np.bool_]:
+    """Load from the evaluations of the runs which images of `target` each of them classifies correctly [M, N]."""
+    found = []
+    for run in runs.values():
+        result = evaluate(run.config, target, runtime, trained=run)
+        if (correct := result.correct_images()) is None:
+            raise UserError(f"{run.config.path}: the result on {target} does not list its images: evaluate with --force")
+        found.append(correct[: runtime.limit])
+    return np.stack([correct[: min(map(len, found))] for correct in found])
+
+
 class _Predictor:
     """Compute predictions, maps and pixels of one run on a target."""
 
@@ -143,18 +151,14 @@ class _Predictor:
             self.classifier: Classifier = run.method.classifier(space)
         self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
-    def predict(self, count: int, runtime: RuntimeConfig) -> NDArray[np.int64]:
-        """Return the class [N] of each of the first `count` images, in the batches of an evaluation."""
-        config, device = self.run.config, self.run.clip.device
-        batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(count))
-        batches = evaluation_batches(images, self.transform, batch, num_decoders(runtime.workers, device))
-        found, alone = Predictions(), ProcessGroup()
-        with fitting_threads(self.run.clip, min(batch, count), "eval"), autocast(config, device):
-            for pixels, _, places in to_device(batches, device, moved=(0,)):
-                found.add(self.classifier(pixels), places.numpy())
-        if not found.are_finite(alone):
-            raise UserError(f"{config.path} gives logits that are not finite: try --precision fp32")
-        return found.gather(count, alone)
+    @torch.inference_mode()
+    def predict(self, places: Sequence[int]) -> list[int]:
+        """Return the predicted class of each of these images."""
+        device = self.run.clip.device
+        pixels = torch.stack([self.transform(self.selection.images.image(place)) for place in places])
+        with autocast(self.run.config, device):
+            predicted: list[int] = self.classifier(pixels.to(device)).argmax(1).tolist()
+        return predicted
 
     def map(self, place: int) -> tuple[NDArray[np.float64], float]:
         """Return EigenCAM [grid, grid] of one image, and the share of the patches' variance that it stands for."""

@@ -150,14 +150,20 @@ class CollectionTracker:
                 self._write()
 
     def close(
-        self, status: Status, metrics: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
+        self,
+        status: Status,
+        metrics: Mapping[str, float] | None = None,
+        failed: Mapping[str, str] | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
-        """Mark the collection as ended; returns when everything is exported or cannot be. failed: reasons by run."""
+        """Mark the collection as ended. failed: reasons by run. wait: return when it is exported or cannot be."""
         self.update((), metrics)
         with self._lock:
             self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}))
             self._write()
-        self._exporter.flush()
+        if wait:
+            self._exporter.flush()
 
     def _replace(self, **changes: object) -> None:
         self.collection = self.collection.model_copy(update=changes)
