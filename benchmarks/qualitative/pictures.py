@@ -136,7 +136,7 @@ def _load_correct_images(runs: Mapping[str, TrainedRun], target: Target, runtime
     for run in runs.values():
         result = evaluate(run.config, target, runtime, trained=run)
         if (correct := result.correct_images()) is None:
-            raise UserError(f"{run.config.path}: the result on {target} does not list its images: evaluate with --force")
+            raise UserError(f"{run.config.path} on {target} lists no single images: evaluate again with --force")
         found.append(correct[: runtime.limit])
     return np.stack([correct[: min(map(len, found))] for correct in found])
 
