@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from procap.errors import UsageError, unknown_name
+from procap.methods import ADDED_OPTIONS
 from procap.recipe import ADDED_FIELDS, Recipe
 from shards.fewshot import Classes, parse_classes
 
@@ -59,6 +60,12 @@ class RunConfig(FrozenModel):
                 raise ValueError(f"{name} must be a finite number")
         return fields
 
+    @field_validator("options")
+    @classmethod
+    def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Add the options that the method got after the run was stored."""
+        return {**ADDED_OPTIONS.get(info.data.get("method", ""), {}), **options}
+
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights and no others, so that equal trainings are one run."""
         plain = self.model_dump(mode="json", exclude={"recipe_name"} | ({"picks"} if not self.picks else set()))
@@ -68,6 +75,8 @@ class RunConfig(FrozenModel):
             unread |= {"warmup_epochs", "warmup_lr"}
         fields = type(self.recipe).model_fields
         unread |= {name for name in ADDED_FIELDS if getattr(self.recipe, name) == fields[name].default}
+        added = ADDED_OPTIONS.get(self.method, {})
+        plain["options"] = dict(option for option in plain["options"].items() if option not in added.items())
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 

@@ -22,6 +22,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("maple", {}),
     ("procap", {}),
     ("procap", {"class_prompt": "template", "deep_tokens": "independent"}),
+    (
+        "procap",
+        {"template_init_combine": "features", "init_templates": "a photo of a {} || a photo of a large {} here"},
+    ),
     ("procap", {"cross_attention": False}),
 ]
 OTHERS = LabelSpace(("dog", "permanent_crop_land", "blue square"), "{} texture.", ("a close-up photo of a {} texture",))

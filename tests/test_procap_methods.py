@@ -347,7 +347,7 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
         ("maple", {"ctx_init": "photo"}, "has 1 tokens, fewer than n_ctx = 2"),
         ("procap", {"depth": 13}, "depth = 13, but the text tower of tiny has 12 layers"),
         ("procap", {"depth": "deep"}, "option depth = 'deep'"),
-        ("procap", {"class_prompt": "mapel"}, "should be 'maple' or 'template'"),
+        ("procap", {"class_prompt": "mapel"}, "should be 'phrase', 'maple' or 'template'"),
         ("procap", {"init_templates": "a {} and a {}"}, "needs words and one {}"),
         ("procap", {"init_templates": "a photo of a {} ||"}, "needs words and one {}"),
         ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),

@@ -178,22 +178,107 @@ def test_layer_i_gets_level_i_plus_one(tiny_clip, space):
 # --- class prompts ----------------------------------------------------------------------------------------------------
 
 
+SATELLITE = ("a centered satellite photo of a {}", "a satellite image of a {}")
+FLOWER = ("a photo of a {} flower", "a close-up photo of a {} flower")
+VIDEO = ("a video of a person doing {}",)
+
+
+def read_behind_tokens(clip, texts, n_ctx=4):
+    """Token ids of class prompts behind the rows of the learned tokens, given what follows those."""
+    free = " ".join(["X"] * n_ctx)
+    return clip.tokenize([f"{free} {text}" for text in texts])[:, 1 + n_ctx :]
+
+
 @pytest.mark.parametrize(
-    "templates, class_prompt, expected",
+    "templates, n_ctx, class_prompt, expected",
     [
-        (("a photo of a {}",), "maple", "X X X X red circle."),
-        (("a photo of a {} flower", "a close-up photo of a {} flower"), "maple", "X X X X red circle flower."),
-        (("a centered satellite photo of a {}",), "maple", "X X X X red circle."),
-        (("a photo of a {} flower",), "template", "X X X X a photo of a red circle flower."),
+        (SATELLITE, 4, "phrase", "of a red circle."),
+        (SATELLITE, 2, "phrase", "satellite photo of a red circle."),
+        (SATELLITE, 8, "phrase", "red circle."),
+        (VIDEO, 4, "phrase", "person doing red circle."),
+        (FLOWER, 4, "phrase", "red circle flower."),
+        (FLOWER[1:], 2, "phrase", "- up photo of a red circle flower."),
+        (("{} texture",), 4, "phrase", "red circle texture."),
+        (("the word{}",), 1, "phrase", "word red circle."),
+        (SATELLITE, 4, "maple", "red circle."),
+        (FLOWER, 2, "maple", "red circle flower."),
+        (FLOWER, 4, "template", "a photo of a red circle flower."),
     ],
 )
-def test_class_prompt_readings(tiny_clip, templates, class_prompt, expected):
+def test_class_prompt_readings(tiny_clip, templates, n_ctx, class_prompt, expected):
+    """Learned tokens come first; words of the template stay behind them, or are dropped."""
     space = LabelSpace(("red_circle",), templates=templates)
-    method = build(tiny_clip, space, class_prompt=class_prompt)
-    assert torch.equal(method.class_prompts(space).ids, tiny_clip.tokenize([expected]))
-    elsewhere = LabelSpace(("cat",), templates=("an image of {} here",))
-    there = {"maple": "X X X X cat here.", "template": "X X X X an image of cat here."}[class_prompt]
-    assert torch.equal(method.class_prompts(elsewhere).ids, tiny_clip.tokenize([there]))
+    method = build(tiny_clip, space, class_prompt=class_prompt, n_ctx=n_ctx)
+    ids = method.class_prompts(space).ids
+    assert torch.equal(ids[:, 1 + n_ctx :], read_behind_tokens(tiny_clip, [expected], n_ctx))
+
+
+def test_phrase_is_the_default_and_starts_at_the_template(tiny_clip):
+    """Before training the input of the text tower is the template with the class name in it."""
+    space = LabelSpace(("cat", "dog"), templates=SATELLITE[:1])
+    method = build(tiny_clip, space)
+    template = tiny_clip.tokenize([f"a centered satellite photo of a {name}." for name in space.names()])
+    assert torch.equal(method.class_prompts(space).ids, template)
+    _, plan = build(tiny_clip, space, depth=1).plans(method.prompts)
+    plain, prompted = encode_text(tiny_clip, template), encode_text(tiny_clip, method.prompts.ids, plan)
+    torch.testing.assert_close(prompted, plain)
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, "of a cat flower."),
+        ({"target_prefix": "target"}, "person doing cat flower."),
+        ({"target_suffix": "training"}, "of a cat from space."),
+        ({"target_suffix": "none"}, "of a cat."),
+        ({"class_prompt": "maple"}, "cat flower."),
+        ({"class_prompt": "maple", "target_suffix": "none"}, "cat."),
+        ({"class_prompt": "template"}, "a video of a person doing cat flower."),
+        ({"init_templates": "a satellite photo showing the {} below"}, "the cat below."),
+    ],
+)
+def test_words_of_the_class_prompts_on_another_data_set(tiny_clip, options, expected):
+    own = LabelSpace(("river",), templates=("a centered satellite photo of a {} from space",), dataset="tiles")
+    novel = LabelSpace(("forest",), templates=own.templates, dataset="tiles")
+    other = LabelSpace(("cat",), templates=("a video of a person doing {} flower",), dataset="petals")
+    method = build(tiny_clip, own, **options)
+    assert torch.equal(method.class_prompts(other).ids[:, 5:], read_behind_tokens(tiny_clip, [expected]))
+    for space in (own, novel):
+        unchanged = build(tiny_clip, space, **{k: v for k, v in options.items() if not k.startswith("target")})
+        assert torch.equal(method.class_prompts(space).ids, unchanged.class_prompts(space).ids)
+
+
+def test_class_features_are_averaged_over_templates(tiny_clip):
+    """Of each class, over the prompts with each template's fixed words; a prompt that occurs twice counts once."""
+    space = LabelSpace(("cat", "red_circle"), templates=(*FLOWER, "a photo of a {} flower in a garden", FLOWER[0]))
+    method = trained(tiny_clip, space, template_init_combine="features")
+    prompts = method.class_prompts(space)
+    endings = ("{} flower.", "photo of a {} flower.", "{} flower in a garden.")
+    expected = [ending.format(name) for name in space.names() for ending in endings]
+    assert torch.equal(prompts.ids[:, 5:], read_behind_tokens(tiny_clip, expected))
+    image_plan, text_plan = method.plans(prompts)
+    features = encode_text(tiny_clip, prompts.ids, text_plan).view(2, 3, -1).mean(dim=1)
+    image = encode_image(tiny_clip, pictures(), image_plan)
+    logits = tiny_clip.logit_scale.exp() * normed(image) @ normed(features).T
+    torch.testing.assert_close(method.classifier()(pictures()), logits.detach(), rtol=0, atol=3e-4)
+    labels = torch.tensor([0, 1, 1])
+    ce = method.loss(pictures(), labels, method.draw(seeded()))["ce"]
+    assert ce.isfinite() and method.features(pictures(), method.draw(seeded()))[1].shape == (2, 48)
+    one = LabelSpace(space.classnames, templates=FLOWER[:1])
+    first, mean = (trained(tiny_clip, one, template_init_combine=how) for how in ("first", "features"))
+    assert torch.equal(first.classifier()(pictures()), mean.classifier()(pictures()))
+
+
+def test_a_learned_temperature_is_used_in_training_and_test(tiny_clip, space):
+    method, frozen = build(tiny_clip, space, learn_logit_scale=True), build(tiny_clip, space)
+    torch.testing.assert_close(method.classifier()(pictures()), frozen.classifier()(pictures()))
+    with torch.no_grad():
+        method.logit_scale += math.log(0.5)
+    torch.testing.assert_close(2 * method.classifier()(pictures()), frozen.classifier()(pictures()))
+    cooler, plain = (
+        each.loss(pictures(), torch.tensor([0, 1, 2]), each.draw(seeded()))["ce"] for each in (method, frozen)
+    )
+    assert not torch.isclose(cooler, plain)
 
 
 # --- loss and ablations -----------------------------------------------------------------------------------------------
@@ -241,6 +326,8 @@ def test_default_weights_and_temperature_are_the_papers(tiny_clip, space):
     assert method.log_temperature.exp().item() == pytest.approx(0.07)
     head = method.image_head
     assert [tuple(layer.weight.shape) for layer in (head[0], head[2])] == [(48, 48), (256, 48)]
+    head = build(tiny_clip, space, nce_hidden_width=20, nce_width=8).text_head
+    assert [tuple(layer.weight.shape) for layer in (head[0], head[2])] == [(20, 48), (8, 20)]
 
 
 ABLATIONS = {

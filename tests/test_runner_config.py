@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from procap.errors import UsageError, UserError
+from procap.methods import ADDED_OPTIONS, method_options
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target, plan_run
 from shards.errors import DataUsageError
@@ -53,6 +54,19 @@ def test_everything_that_changes_weights_changes_the_identity(change):
 @pytest.mark.parametrize("change", [{"test_batch_size": 7}, {"betas": (0.5, 0.5)}])
 def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
     assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).hash == FIXED.hash
+
+
+def test_an_option_that_a_method_got_later_leaves_older_runs_where_they_are():
+    """Stored configurations without the option load, mean what they did, and have the same path as a new run."""
+    new = plan_run(method="procap", dataset="shapes")
+    added = ADDED_OPTIONS["procap"]
+    stored = new.model_dump(mode="json")
+    stored["options"] = {name: value for name, value in new.options.items() if name not in added}
+    old = RunConfig.model_validate(stored)
+    assert old.path == new.path and {name: old.options[name] for name in added} == added
+    assert plan_run(method="procap", dataset="shapes", options={"target_suffix": "none"}).hash != new.hash
+    for method, options in ADDED_OPTIONS.items():
+        assert method_options(method, options)
 
 
 def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():

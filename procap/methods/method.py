@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -103,7 +103,8 @@ class Method(nn.Module):
     def prompts(self) -> ClassPrompts:
         """The tokenized prompts of the classes trained on, laid out once for all steps."""
         if self._prompts.ids is not self.class_ids:
-            self._prompts = ClassPrompts(self.class_ids, self.class_slots, self.class_reference)
+            moved = {"ids": self.class_ids, "slots": self.class_slots, "reference": self.class_reference}
+            self._prompts = replace(self._prompts, **moved)
         return self._prompts
 
     def prompts_of(self, space: LabelSpace | None) -> ClassPrompts:
@@ -129,7 +130,7 @@ class Method(nn.Module):
         return {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize the prompts of `space` at the full context length; reads `clip` and `options` only."""
+        """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only."""
         raise NotImplementedError
 
     def prepare_training(self) -> None:
@@ -169,7 +170,7 @@ class Method(nn.Module):
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        return image, self._encode_classes(prompts.tokenized, text_plan)
+        return image, prompts.average(self._encode_classes(prompts.tokenized, text_plan))
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
         if self.group is None or not ClassShares.are_worthwhile(len(prompts), self.group):
@@ -198,7 +199,7 @@ class Method(nn.Module):
         prompts = self.prompts_of(space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
-            text = self.clip.encode_text(prompts.tokenized, text_plan)
+            text = prompts.average(self.clip.encode_text(prompts.tokenized, text_plan))
             return Classifier(self.clip, image_plan, text, self.scale())
 
 

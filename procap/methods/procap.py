@@ -1,7 +1,7 @@
 """ProCAP: Gaussian prompt tokens of both modalities, refined by cross-attention between them, level by level.
 
 Source: Abbas, Daneshfar, Abdar, "ProCAP" (TMLR preprint, 2026), its method section and Algorithm 1. Where the paper is
-silent or contradicts itself, an option names the reading; the defaults are the ones described there.
+silent or contradicts itself, an option names the reading (docs/paper.md).
 Learns 22,497,025 parameters on ViT-B/16 with 4 tokens at depth 9: 10,240 of the Gaussians, 393,728 of W_p, 21,305,088
 of cross-attention, 787,969 of the InfoNCE heads and their temperature.
 
@@ -70,9 +70,10 @@ class ProCAPOptions(BaseModel):
     l2_weight: float = Field(1e-6, ge=0, description="gamma")
     nce_weight: float = Field(0.01, ge=0, description="lambda")
     nce_temperature: float = Field(0.07, gt=0, description="initial tau_p; learned as a logarithm")
-    nce_width: int = Field(256, ge=1, description="output width of the InfoNCE heads; their hidden layer has CLIP's")
+    nce_width: int = Field(256, ge=1, description="output width of the InfoNCE heads")
     nce_activation: Literal["gelu", "relu"] = Field("gelu", description="between the two layers of a head")
-    learn_logit_scale: bool = Field(False, description="train CLIP's own temperature as well")
+    nce_hidden_width: int | None = Field(None, ge=1, description="hidden width of the InfoNCE heads; none: CLIP's own")
+    learn_logit_scale: bool = Field(False, description="learn CLIP's temperature, in training and test")
 
     logvar_init: float = Field(-9.0, description="initial log-variance: sigma about 0.011, as large as word embeddings")
     logvar_min: float = Field(-12.0, description="lower clamp a of the log-variance")
@@ -81,14 +82,24 @@ class ProCAPOptions(BaseModel):
     init_templates: str | None = Field(
         None, description="templates, separated by ||, that start the text tokens; none: those of the data set"
     )
-    template_init_combine: Literal["mean", "first"] = Field(
-        "mean", description="how several templates start one token set"
+    template_init_combine: Literal["mean", "first", "features"] = Field(
+        "mean",
+        description="of several templates: text tokens start at the mean of their words, or at the first one's; "
+        "features: at the first one's, and class features are means over prompts with each template's fixed words",
     )
     init_std: float = Field(0.02, gt=0, description="text tokens beyond the template's words, and further token sets")
     vision_init_std: float = Field(0.02, gt=0, description="vision tokens")
-    class_prompt: Literal["maple", "template"] = Field(
-        "maple",
-        description="tokens, name and the words after it; or tokens and then the whole template (the first of several)",
+    class_prompt: Literal["phrase", "maple", "template"] = Field(
+        "phrase",
+        description="phrase: the first template; learned tokens replace its first n_ctx, as in MaPLe's code; "
+        "maple: learned tokens only before the class name, so a longer template loses words; "
+        "template: learned tokens, then the whole first template",
+    )
+    target_prefix: Literal["training", "target"] = Field(
+        "training", description="whose fixed words continue the tokens of `phrase` when testing on another data set"
+    )
+    target_suffix: Literal["target", "training", "none"] = Field(
+        "target", description="whose words follow the class name when testing on another data set"
     )
 
     deep_tokens: Literal["refined", "independent"] = Field(
@@ -171,17 +182,14 @@ class ProCAP(Method):
         return PROCAP_RECIPE
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] tokens <class name and the template's words after it> . [EOS]", or the whole template.
+        """Tokenize "[SOS] n_ctx learned tokens, fixed words, class name, words after it . [EOS]" for each wording.
 
-        The template is the first of `init_templates`, or of the data set `space` itself; its words before the class
-        name only initialise the learned tokens.
+        A learned token replaces a word of the template or a placeholder.
         """
-        template = self._templates(space)[0]
-        if self.options.class_prompt == "maple":
-            template = "{}" + template.partition("{}")[2]
-        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
-        texts = [f"{free} {text}." for text in space.prompts(template)]
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), texts))
+        wordings = self._wordings(space)
+        pairs = [(name, f"{before} {name}{after}.") for name in space.names() for before, after in wordings]
+        names, texts = zip(*pairs, strict=True)
+        return ClassPrompts(tokenize_classes(self.clip, names, texts), per_class=len(wordings))
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw standard normal values for the vision and the text token sets, [S, P, D] each."""
@@ -241,6 +249,33 @@ class ProCAP(Method):
         given = self.options.init_templates
         return space.templates if given is None else split_templates(given)
 
+    def _wordings(self, space: LabelSpace) -> list[tuple[str, str]]:
+        """Return the words before and after the class names of `space`: one pair, or a pair per template, each once.
+
+        For another data set the words that continue the learned tokens stay those of the training set's template, since
+        the tokens stand for its beginning, while words after the name are those of its own template: `target_prefix`
+        and `target_suffix` name the other readings. The n-th templates of both sets make the n-th pair.
+        """
+        o = self.options
+        own, trained = self._templates(space), self._templates(self.space)
+        elsewhere = space.dataset != self.space.dataset
+        pairs = []
+        for number in range(len(own) if o.template_init_combine == "features" else 1):
+            template, training = own[number], trained[number % len(trained)]
+            kept = training if elsewhere and o.class_prompt == "phrase" and o.target_prefix == "training" else template
+            after = {"target": template, "training": training, "none": "{}"}[o.target_suffix] if elsewhere else template
+            pairs.append((self._prefix(kept), after.partition("{}")[2]))
+        return list(dict.fromkeys(pairs))
+
+    def _prefix(self, template: str) -> str:
+        """Return the words before a class name: n_ctx tokens, which learned ones replace, and then the fixed words."""
+        words = template.partition("{}")[0].strip()
+        if self.options.class_prompt == "phrase":
+            missing = self.options.n_ctx - len(phrase_tokens(self.clip, words))
+            return " ".join([words, *[PLACEHOLDER] * missing])
+        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
+        return free if self.options.class_prompt == "maple" else f"{free} {words}"
+
     def _template_tokens(self, generator: torch.Generator) -> Tensor:
         """Initialise text tokens [P, Dt] from the words before the class name; further positions are random."""
         starts = []
@@ -249,16 +284,17 @@ class ProCAP(Method):
             words = phrase_tokens(self.clip, template.partition("{}")[0]).cpu()[: len(start)]
             start[: len(words)] = words
             starts.append(start)
-        return starts[0] if self.options.template_init_combine == "first" else torch.stack(starts).mean(dim=0)
+        return torch.stack(starts).mean(dim=0) if self.options.template_init_combine == "mean" else starts[0]
 
     def _text_normal(self, generator: torch.Generator) -> Tensor:
         return normal((self.options.n_ctx, self.clip.geometry.text_width), generator, self.options.init_std)
 
 
 def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Generator) -> nn.Sequential:
-    """Build an InfoNCE head, E to E to H, for features that are not normalised."""
+    """Build an InfoNCE head, E to a hidden layer (of width E unless it is given) to H, for features of any length."""
+    hidden = options.nce_hidden_width or width
     activation = nn.GELU() if options.nce_activation == "gelu" else nn.ReLU()
-    return nn.Sequential(linear(width, width, generator), activation, linear(width, options.nce_width, generator))
+    return nn.Sequential(linear(width, hidden, generator), activation, linear(hidden, options.nce_width, generator))
 
 
 def sample(mu: Tensor, logvar: Tensor, eps: Tensor) -> Tensor:

@@ -49,16 +49,22 @@ class ClassPrompts:
     """One tokenized prompt per class, ids [C, T], and the rows [C, P] of its learned tokens (None: 1..P).
 
     reference: frozen features [C, E] of the classes, for methods whose prompts are made from them.
+    per_class: prompts of each class, whose features are averaged; ids are then [C x N, T], grouped by class.
     """
 
     ids: Tensor
     slots: Tensor | None = None
     reference: Tensor | None = None
+    per_class: int = 1
 
     @cached_property
     def tokenized(self) -> PromptSet:
         """The prompts for the text tower, which lays them out at the first use."""
         return PromptSet(self.ids)
+
+    def average(self, features: Tensor) -> Tensor:
+        """Average the features [C x N, E] of the prompts of each class to [C, E]."""
+        return features if self.per_class == 1 else features.unflatten(0, (-1, self.per_class)).mean(dim=1)
 
     @cached_property
     def last_slot(self) -> int:
