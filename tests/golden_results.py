@@ -95,7 +95,7 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
 def _documents() -> dict[str, Any]:
     documents = json.loads(lzma.decompress((GOLDEN / "quick_results.json.xz").read_bytes()))
     for name, document in documents.items():
-        if name.startswith("collections/"):
+        if name.endswith("/collection.json"):
             document["settings"]["options"] = {"procap": DEFAULTS_THEN}
     return documents
 
