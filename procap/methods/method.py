@@ -103,8 +103,8 @@ class Method(nn.Module):
     def prompts(self) -> ClassPrompts:
         """The tokenized prompts of the classes trained on, laid out once for all steps."""
         if self._prompts.ids is not self.class_ids:
-            moved = {"ids": self.class_ids, "slots": self.class_slots, "reference": self.class_reference}
-            self._prompts = replace(self._prompts, **moved)
+            ids, slots, reference = self.class_ids, self.class_slots, self.class_reference
+            self._prompts = replace(self._prompts, ids=ids, slots=slots, reference=reference)
         return self._prompts
 
     def prompts_of(self, space: LabelSpace | None) -> ClassPrompts:
