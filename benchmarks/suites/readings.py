@@ -26,8 +26,8 @@ from procap.methods.procap import PROCAP_RECIPE, ProCAPOptions
 from runner.config import Target
 
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "class_prompt": ("maple", "template"),
-    "template_init_combine": ("mean", "first"),
+    "class_prompt": ("phrase", "maple", "template"),
+    "template_init_combine": ("mean", "first", "features"),
     "learn_logit_scale": (False, True),
     "deep_tokens": ("refined", "independent"),
     "norm": ("pre", "post", "none"),
