@@ -1,12 +1,8 @@
-"""Evaluate a trained run: each image of a target once, with integer counts.
-
-An image is named by its index in the target (0 .. N - 1), -1 for padding.
-
-Shapes: B images, C classes, N images of the target.
-"""
+"""Evaluate a trained run: each image of a target once, with integer counts and the calibration of its probabilities."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -18,6 +14,7 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
+from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
@@ -28,9 +25,10 @@ from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureStore, feature_key, reads_plain_features
 from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
+from runner.predictions import Predictions
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, PerClass, RunFolder, TrainResult, pack_bits, write_json
+from runner.results import EvalResult, RunFolder, TrainResult, count_classes, pack_bits, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -138,37 +136,6 @@ def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
     return training
 
 
-class Predictions:
-    """Predicted classes by the image's index in the target; they stay on the device until `gather`."""
-
-    def __init__(self) -> None:
-        self._indices: list[NDArray[np.int64]] = []
-        self._classes: list[torch.Tensor] = []
-        self._finite: list[torch.Tensor] = []
-
-    def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
-        """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
-        self._indices.append(indices)
-        self._classes.append(logits.argmax(dim=1))
-        self._finite.append(torch.isfinite(logits).all())
-        return int((indices >= 0).sum())
-
-    def are_finite(self, group: ProcessGroup) -> bool:
-        """Whether all logits of all ranks were finite."""
-        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
-
-    def gather(self, count: int, group: ProcessGroup) -> NDArray[np.int64]:
-        """Return the predicted class [N] of the first `count` images; exactly one rank must have added each of them."""
-        indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
-        classes = group.gather(torch.cat(self._classes).cpu()).numpy()
-        # The last batch of a rank is padded, so that all ranks gather equally many rows.
-        real = indices >= 0
-        order = np.argsort(indices[real])
-        if not np.array_equal(indices[real][order], np.arange(count)):
-            raise RuntimeError("not every image was evaluated exactly once")
-        return classes[real][order]
-
-
 def _evaluate(
     target: Target,
     runtime: RuntimeConfig,
@@ -184,6 +151,7 @@ def _evaluate(
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
+    images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
@@ -196,20 +164,71 @@ def _evaluate(
             key = feature_key(manifest, target.split, backbone, transform, config.precision, device)
             features = FeatureStore(runtime.features, key, read=read_features)
     graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
-    inference = Inference(clip, classifier, selection.images.subset(range(count)), features, graphs)
+    inference = Inference(clip, classifier, images, features, graphs)
     with meter.phase("warm-up", rated=False), autocast(config, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
         of_rank = -(-len(inference.to_encode) // group.size)
         warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
     meter.settle()
-    predictions, flag_sync, what = Predictions(), FlagSync(group), f"{config.method} on {target}"
+    with fitting_threads(clip, min(batch_size, count), "eval"):
+        batches = inference.batches(transform, batch_size, workers, group.ranks)
+        predictions = _predict(inference, batches, target, runtime, config, meter, monitor, stop, group)
+    per_class = count_classes(images.labels, predictions.is_correct, selection.classnames)
+    # With stored features the image tower does not run, so the speed would not be that of the method.
+    rated = inference.features == "computed"
+    return EvalResult(
+        config_hash=config.hash,
+        target=str(target),
+        correct=sum(per_class.correct),
+        total=count,
+        per_class=per_class,
+        calibration=measure_calibration(predictions),
+        limit=runtime.limit,
+        dataset_size=len(selection.images),
+        num_classes=len(selection.classnames),
+        precision=config.precision,
+        batch_size=batch_size,
+        workers=workers,
+        device=str(device),
+        features=inference.features,
+        seconds=meter.seconds,
+        images_per_second=meter.images_per_second() if rated else None,
+        images_per_second_model=meter.images_per_second("model") if rated else None,
+        warmup_batches=warmup_batches,
+        phases=meter.phases_with_other(),
+        peak_memory_bytes=monitor.peak_memory(),
+        use=monitor.use(),
+        manifest_digest=manifest.digest,
+        variant=manifest.variant,
+        backbone_digest=trained.training.backbone_digest,
+        checkpoint_sha256=trained.training.checkpoint_sha256,
+        environment=environment(device),
+        correct_bits=pack_bits(predictions.is_correct),
+    )
+
+
+def _predict(
+    inference: Inference,
+    batches: Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]],
+    target: Target,
+    runtime: RuntimeConfig,
+    config: RunConfig,
+    meter: Meter,
+    monitor: ResourceMonitor,
+    stop: StopRequest,
+    group: ProcessGroup,
+) -> ImagePredictions:
+    """Predict this rank's `batches` and gather the predictions of all ranks.
+
+    Raises UserError if a logit is not finite, and Interrupted on all ranks if one has got a stop signal.
+    """
+    count, device = len(inference.images), inference.clip.device
+    predictions, flag_sync, what = Predictions(inference.images.labels), FlagSync(group), f"{config.method} on {target}"
     with (
-        fitting_threads(clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
         inference.saving_features(meter),
     ):
-        batches = inference.batches(transform, batch_size, workers, group.ranks)
         for images, indices in meter.iterate("data", batches):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
@@ -229,37 +248,4 @@ def _evaluate(
         raise UserError(
             f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
         )
-    labels, classes = selection.images.labels[:count], len(selection.classnames)
-    is_correct = predictions.gather(count, group) == labels
-    correct = np.bincount(labels[is_correct], minlength=classes).tolist()
-    total = np.bincount(labels, minlength=classes).tolist()
-    # With stored features the image tower does not run, so the speed would not be that of the method.
-    rated = inference.features == "computed"
-    return EvalResult(
-        config_hash=config.hash,
-        target=str(target),
-        correct=sum(correct),
-        total=sum(total),
-        per_class=PerClass(correct=correct, total=total),
-        limit=runtime.limit,
-        dataset_size=len(selection.images),
-        num_classes=classes,
-        precision=config.precision,
-        batch_size=batch_size,
-        workers=workers,
-        device=str(device),
-        features=inference.features,
-        seconds=meter.seconds,
-        images_per_second=meter.images_per_second() if rated else None,
-        images_per_second_model=meter.images_per_second("model") if rated else None,
-        warmup_batches=warmup_batches,
-        phases=meter.phases_with_other(),
-        peak_memory_bytes=monitor.peak_memory(),
-        use=monitor.use(),
-        manifest_digest=manifest.digest,
-        variant=manifest.variant,
-        backbone_digest=trained.training.backbone_digest,
-        checkpoint_sha256=trained.training.checkpoint_sha256,
-        environment=environment(device),
-        correct_bits=pack_bits(is_correct),
-    )
+    return predictions.gather(group)

@@ -13,10 +13,11 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from procap.errors import UserError
+from runner.calibration import Calibration
 from runner.config import FrozenModel, RunConfig, Target
 from shards.files import write_file
 from shards.locks import LockHeld, file_lock
@@ -154,8 +156,17 @@ class ValidationHistory(FrozenModel):
 
 
 class PerClass(FrozenModel):
+    """Counts of the classes of a target, in its order."""
+
     correct: list[int]
     total: list[int]
+    names: list[str] | None = Field(default=None, description="None in files of older versions")
+
+
+def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
+    """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
+    correct, total = (np.bincount(own, minlength=len(names)).tolist() for own in (labels[is_correct], labels))
+    return PerClass(correct=correct, total=total, names=list(names))
 
 
 def harmonic_mean(base: float, novel: float) -> float:
@@ -172,6 +183,7 @@ class EvalResult(FrozenModel):
     correct: int
     total: int
     per_class: PerClass
+    calibration: Calibration | None = Field(default=None, description="None in files of older versions")
     limit: int | None = Field(description="number of images, the first of the list; None: all")
     dataset_size: int = Field(description="images of the target without a limit")
     num_classes: int
@@ -213,6 +225,12 @@ class EvalResult(FrozenModel):
     def accuracy(self) -> float:
         """Per-image accuracy in percent."""
         return 100.0 * self.correct / self.total
+
+    @property
+    def macro_accuracy(self) -> float:
+        """Mean of the classes' accuracies in percent, over classes with test images."""
+        counts = zip(self.per_class.correct, self.per_class.total, strict=True)
+        return 100.0 * fmean(correct / total for correct, total in counts if total)
 
     @property
     def limited(self) -> bool:

@@ -12,8 +12,8 @@ from runner.config import RuntimeConfig, Target
 from runner.distributed.flag_sync import FlagSync
 from runner.engine import autocast
 from runner.environment import num_decoders
-from runner.evaluate import Predictions
 from runner.inference import Inference
+from runner.predictions import Predictions
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.setup import label_space
 from runner.stop_signals import StopRequest
@@ -113,7 +113,10 @@ class Validator:
         config, clip, flag_sync, signum = self.checkpointer.config, self.method.clip, FlagSync(self.group), 0
         with autocast(config, clip.device):
             classifier = self.method.classifier(space)
-        inference, predictions = Inference(clip, classifier, images, store=None, graphs=None), Predictions()
+        inference, predictions = (
+            Inference(clip, classifier, images, store=None, graphs=None),
+            Predictions(images.labels),
+        )
         transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
         for pixels, indices in batches:
@@ -128,7 +131,7 @@ class Validator:
                 f"{config.path} gives logits on {target} that are not finite after epoch "
                 f"{self.checkpointer.state.epoch}: try {config.stability_hint}"
             )
-        return int((predictions.gather(len(images), self.group) == images.labels).sum()), 0
+        return int(predictions.gather(self.group).is_correct.sum()), 0
 
     def notify(self, *, finished: bool = False) -> None:
         """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks."""

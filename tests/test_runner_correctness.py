@@ -18,10 +18,13 @@ from made_results import put_run, put_score
 from rank_processes import run_ranks
 
 from procap.errors import UserError
+from runner.calibration import Calibration, measure_calibration
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
+from runner.predictions import Predictions
 from runner.results import EvalResult, RunFolder, pack_bits, read_document, unpack_bits
 from runner.train import train
 from shards.fewshot import evaluation_split
@@ -112,6 +115,26 @@ def count(data: str, results: str, checkpoint: str) -> None:
         for target in TARGETS:
             found = evaluate(plan(checkpoint), target, runtime, force=True, group=group)
             assert found.correct_images().sum() == found.correct
+        print(measure_drawn(group))
+
+
+def measure_drawn(group: ProcessGroup) -> str:
+    """Measure 51 drawn logits, each on one rank; an odd number, so that one of two ranks has padding."""
+    logits, labels = torch.randn(51, 4, generator=torch.Generator().manual_seed(0)), np.arange(51) % 4
+    predictions, places = Predictions(labels), np.arange(52)
+    places[-1] = -1
+    own = places[: 51 if group.size == 1 else None][group.rank :: group.size]
+    predictions.add(logits[torch.from_numpy(own)], own)
+    return measure_calibration(predictions.gather(group)).model_dump_json()
+
+
+def assert_same_calibration(one: Calibration | None, other: Calibration | None) -> None:
+    """Logits of an image in batches of two sizes may differ in their last bits."""
+    assert one and other
+    assert (other.nll, other.brier) == pytest.approx((one.nll, one.brier), rel=1e-5)
+    for mine, theirs in ((one.equal_width, other.equal_width), (one.equal_mass, other.equal_mass)):
+        assert (mine.count, mine.correct) == (theirs.count, theirs.correct)
+        assert theirs.confidence == pytest.approx(mine.confidence, abs=1e-5)
 
 
 def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoint, tmp_path):
@@ -121,8 +144,10 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
     before = [file.stat().st_mtime_ns for file in files]
     ends = run_ranks(2, count, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    assert ends[0].out == ends[1].out == measure_drawn(ProcessGroup()) + "\n"
     for target in TARGETS:
         one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
         assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
+        assert_same_calibration(one.calibration, two.calibration)
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"

@@ -18,8 +18,9 @@ from procap.classifier import Classifier
 from procap.clip import CLIP
 from procap.plan import Plan
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.evaluate import Predictions, evaluate
+from runner.evaluate import evaluate
 from runner.features import FeatureStore, reads_plain_features
+from runner.predictions import Predictions
 from runner.results import EvalResult, RunFolder
 from runner.train import train
 from shards.errors import DataError

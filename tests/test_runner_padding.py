@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import pytest
 import torch
 
 import runner.inference
@@ -40,4 +41,8 @@ def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkey
         assert sum(padding) > 0
         assert result.total == sum(rated) == (limit or result.dataset_size)
     monkeypatch.undo()
-    assert evaluate(config, target, runtime, force=True).per_class == result.per_class
+    again = evaluate(config, target, runtime, force=True)
+    assert again.per_class == result.per_class
+    assert again.calibration and result.calibration
+    assert again.calibration.equal_mass.count == result.calibration.equal_mass.count
+    assert again.calibration.nll == pytest.approx(result.calibration.nll, rel=1e-5)

@@ -77,6 +77,8 @@ def test_a_finished_run_arrives_whole(store: TrackingStore, folder: RunFolder, e
     metrics = run.data.metrics
     assert metrics["base"] == metrics["accuracy/shapes-base-test"] == 75.0 and metrics["novel"] == 50.0
     assert metrics["hm"] == pytest.approx(60.0)
+    calibration = {"macro_accuracy": 75.0, "nll": 1.25, "brier": 0.5, "ece": 25.0}
+    assert {name: metrics[f"{name}/shapes-base-test"] for name in calibration} == calibration
     assert run.data.tags["manifest_digest"] == "ab" * 32
     assert metrics["fps"] == pytest.approx(300.0) and (metrics["epochs"], metrics["gpus"]) == (5.0, 0.0)
     assert metrics["fps/shapes-novel-test"] == 300.0 and metrics["train_images_per_second"] == 98.5

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from procap.recipe import Recipe
+from runner.calibration import ImagePredictions, measure_calibration
 from runner.config import RunConfig
 from runner.results import (
     EpochLog,
@@ -92,12 +95,15 @@ def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
 
 
 def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, size: int = 80) -> None:
+    even = np.full(total, 0.5)
+    images = ImagePredictions(np.arange(total) < correct, confidence=even, nll=even + 0.75, brier=even)
     result = EvalResult(
         config_hash=_hash(folder),
         target=f"shapes:{classes}:test",
         correct=correct,
         total=total,
         per_class=PerClass(correct=[correct], total=[total]),
+        calibration=measure_calibration(images),
         limit=total if total < size else None,
         dataset_size=size,
         num_classes=1,

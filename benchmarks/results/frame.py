@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
 from procap.methods import METHODS
+from runner.calibration import Calibration
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, RunFolder, TrainResult, find_runs
 from runner.run_collection import COLLECTIONS, read_collection
@@ -56,6 +57,12 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         target_dataset, target_classes, split
         correct, total        integer counts of test images
         accuracy              100 * correct / total
+        macro_accuracy        mean of the classes' accuracies in percent
+        nll, brier            negative log-likelihood (nats) and Brier score (0 to 2), means over images; with
+        ece, ece_mass         expected calibration error in percent, in 15 bins of equal width or equally many images,
+                              as `runner.calibration` defines them: NaN in files of older versions
+        calibration           the `runner.calibration.Calibration` with the counts of the bins; else None
+        per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
         features              computed, cached or mixed: whether the image encoder ran in the evaluation
@@ -146,6 +153,9 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "correct": result.correct,
         "total": result.total,
         "accuracy": result.accuracy,
+        "macro_accuracy": result.macro_accuracy,
+        **_describe_calibration(result.calibration),
+        "per_class": result.per_class,
         "images": result.dataset_size,
         "limited": result.limited,
         "fps": result.images_per_second or math.nan,
@@ -160,10 +170,18 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
     }
 
 
+def _describe_calibration(calibration: Calibration | None) -> dict[str, Any]:
+    if calibration is None:
+        return {"nll": math.nan, "brier": math.nan, "ece": math.nan, "ece_mass": math.nan, "calibration": None}
+    ece = {"ece": calibration.equal_width.ece, "ece_mass": calibration.equal_mass.ece}
+    return {"nll": calibration.nll, "brier": calibration.brier, **ece, "calibration": calibration}
+
+
 COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
-    *("total", "accuracy", "images", "limited", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
+    *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
+    *("limited", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
     *("manifest", "changed", "correct_bits"),
 )
 
@@ -256,8 +274,13 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     return {name: found[name] for name in sorted(found, key=dataset_order) if found[name]}
 
 
-def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
-    """Average the accuracy of one target, one row per seed. Limited results count only if all are limited."""
+def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:
+    """Average a column of one target, one row per seed; None if it has a NaN.
+
+    Limited results count only if all are limited.
+    """
     limited = bool(rows.limited.all())
     rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
-    return make_metric(list(map(float, rows.accuracy)), tuple(map(int, rows.seed)), limited) if len(rows) else None
+    if rows.empty or rows[column].isna().any():
+        return None
+    return make_metric(list(map(float, rows[column])), tuple(map(int, rows.seed)), limited)

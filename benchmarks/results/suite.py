@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.frame import accuracy_over_seeds, changed_datasets, check_weights, make_frame, make_record
+from benchmarks.results.frame import changed_datasets, check_weights, make_frame, make_record, metric_over_seeds
 from benchmarks.results.metrics import Halves, Metric, average, harmonic
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
@@ -221,7 +221,7 @@ class SuiteResults:
             # Series.round multiplies by ten first, so it would round 66.65 in another way than older code.
             frame = frame.assign(accuracy=[round(accuracy, 1) for accuracy in frame.accuracy])
         for key, own in frame.groupby(["number", "dataset", "target"]):
-            metric = accuracy_over_seeds(own)
+            metric = metric_over_seeds(own)
             if metric and set(metric.seeds) == set(self.options.seeds):
                 found[key] = replace(metric, mean=round(metric.mean, 2)) if self.paper_rounding else metric
         return found

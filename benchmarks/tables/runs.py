@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import (
-    accuracy_over_seeds,
     changed_datasets,
     dataset_order,
     images_per_second,
     is_half,
+    metric_over_seeds,
     settings_key,
     title_variants,
 )
@@ -51,7 +51,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     # By data set and title: the cells of HALVES, SPEEDS and the first of HALVES_DETAILS.
     found: dict[tuple[str, str], list[Metric | None]] = {}
     for (dataset, title), own in frame.groupby(["dataset", "title"], sort=False):
-        base, novel = (accuracy_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
+        base, novel = (metric_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
         seconds = own.groupby("seed").train_seconds.first().dropna()
         training = Metric(float(seconds.mean())) if len(seconds) else None
         speeds = [images_per_second(own), training, images_per_second(own, "fps_model")]
@@ -98,7 +98,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     rows: list[Row] = []
     metrics: list[Metric] = []
     for (trained_on, target, title), own in results.groupby(["trained_on", "target", "title"], sort=False):
-        metric = accuracy_over_seeds(own)
+        metric = metric_over_seeds(own)
         metrics += [metric] if metric else []
         first = own.iloc[0]
         cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))

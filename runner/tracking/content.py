@@ -170,9 +170,12 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
         metrics = {
             f"accuracy/{target}": result.accuracy,
+            f"macro_accuracy/{target}": result.macro_accuracy,
             f"fps/{target}": result.images_per_second,
             f"fps_model/{target}": result.images_per_second_model,
         }
+        if fit := result.calibration:
+            metrics |= {f"nll/{target}": fit.nll, f"brier/{target}": fit.brier, f"ece/{target}": fit.equal_width.ece}
         points += _points(metrics, _modified(path))
         dataset, classes, split = result.target.split(":")
         if dataset == config.dataset and not result.limited and split in ("test", "val"):

@@ -1,0 +1,73 @@
+"""Measure how well predicted probabilities fit the answers: log-likelihood, Brier score, calibration error.
+
+The probabilities of an image are the softmax of its logits; its confidence is the highest of them.
+
+Shapes: N images of a target, K = BINS bins of images of similar confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from runner.config import FrozenModel
+
+BINS = 15
+DECIMALS = 6
+"""Of a confidence. An image in a batch of another size has other last bits, which should not change its bin."""
+
+
+class ReliabilityBins(FrozenModel):
+    """Images by confidence, K bins from the lowest to the highest; a bin may be empty."""
+
+    ece: float = Field(description="percent; |mean confidence - accuracy| of the bins, weighted by their images")
+    count: list[int] = Field(description="images of each bin")
+    confidence: list[float] = Field(description="sum over the images of each bin")
+    correct: list[int] = Field(description="correct images of each bin")
+
+
+class Calibration(FrozenModel):
+    """How well the probabilities of an evaluation fit; means over its images."""
+
+    nll: float = Field(description="negative log of the true class's probability, in nats")
+    brier: float = Field(description="sum over the classes of (probability - 1 if it is the true one)^2: 0 to 2")
+    equal_width: ReliabilityBins = Field(description="bin k of K has confidences in ((k - 1) / K, k / K]")
+    equal_mass: ReliabilityBins = Field(description="edges are the 1/K .. (K - 1)/K quantiles, equal ones in one bin")
+
+
+@dataclass(frozen=True)
+class ImagePredictions:
+    """What was predicted for the images of a target [N], in its order; `nll` and `brier` as in Calibration."""
+
+    is_correct: NDArray[np.bool_]
+    confidence: NDArray[np.float64]
+    nll: NDArray[np.float64]
+    brier: NDArray[np.float64]
+
+
+def measure_calibration(images: ImagePredictions) -> Calibration:
+    """Measure N >= 1 images, with float64 sums in their order: the processes that predicted them do not matter."""
+    confidence = images.confidence.round(DECIMALS)
+    quantiles = -(-np.arange(1, BINS) * len(confidence) // BINS) - 1
+    return Calibration(
+        nll=float(images.nll.mean()),
+        brier=float(images.brier.mean()),
+        equal_width=_fill_bins(confidence, images.is_correct, np.arange(1, BINS) / BINS),
+        equal_mass=_fill_bins(confidence, images.is_correct, np.sort(confidence)[quantiles]),
+    )
+
+
+def _fill_bins(
+    confidence: NDArray[np.float64], is_correct: NDArray[np.bool_], edges: NDArray[np.float64]
+) -> ReliabilityBins:
+    """Fill the bins between `edges` [K - 1], ascending; a confidence on an edge belongs to the bin below it."""
+    bins = np.searchsorted(edges, confidence)
+    count, correct = (np.bincount(own, minlength=BINS) for own in (bins, bins[is_correct]))
+    confidences = np.bincount(bins, confidence, BINS)
+    ece = 100 * np.abs(confidences - correct).sum() / len(confidence)
+    return ReliabilityBins(
+        ece=float(ece), count=count.tolist(), confidence=confidences.tolist(), correct=correct.tolist()
+    )

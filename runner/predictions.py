@@ -1,0 +1,62 @@
+"""Collect what a classifier predicts for the images of a target, over all batches and processes.
+
+An image is named by its index in the target (0 .. N - 1), -1 for padding.
+
+Shapes: B images, C classes, N images of the target.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runner.calibration import ImagePredictions
+from runner.distributed.collectives import ProcessGroup
+from shards.transfer import upload
+
+
+class Predictions:
+    """Predictions by the image's index in the target; they stay on the device until `gather`."""
+
+    def __init__(self, labels: NDArray[np.int64]) -> None:
+        """labels: the true classes [N] of the target."""
+        self._labels = labels
+        self._indices: list[NDArray[np.int64]] = []
+        self._rows: list[torch.Tensor] = []
+        self._finite: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
+        """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
+        labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
+        self._indices.append(indices)
+        self._rows.append(_describe(logits, labels))
+        self._finite.append(torch.isfinite(logits).all())
+        return int((indices >= 0).sum())
+
+    def are_finite(self, group: ProcessGroup) -> bool:
+        """Whether all logits of all ranks were finite."""
+        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
+
+    def gather(self, group: ProcessGroup) -> ImagePredictions:
+        """Return the predictions for all N images on every rank; exactly one rank must have added each image."""
+        indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
+        rows = group.gather(torch.cat(self._rows).cpu()).numpy()
+        # The last batch of a rank is padded, so that all ranks gather equally many rows.
+        real = indices >= 0
+        order = np.argsort(indices[real])
+        if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
+            raise RuntimeError("not every image was evaluated exactly once")
+        correct, confidence, nll, brier = rows[real][order].astype(np.float64).T
+        return ImagePredictions(correct > 0, confidence, nll, brier)
+
+
+def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Compute rows [B, 4] of logits [B, C] and labels [B]: correct (0 or 1), confidence, NLL and Brier score."""
+    true, is_correct = labels[:, None], logits.argmax(dim=1) == labels
+    log_probabilities = logits.float().log_softmax(dim=1)
+    probabilities = log_probabilities.exp()
+    # Subtracting from 0 gives no -0.0, where a target has a single class.
+    nll = 0 - log_probabilities.gather(1, true)[:, 0]
+    brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
+    return torch.stack([is_correct.float(), probabilities.amax(dim=1), nll, brier], dim=1)
