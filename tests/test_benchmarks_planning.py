@@ -46,7 +46,7 @@ COUNTS = {
     "duration": (99, 198, 33),
     "runtime": (0, 0, 0),
     "qualitative": (4, 4, 4),
-    "readings": (288, 720, 9),
+    "readings": (324, 810, 9),
 }
 
 
