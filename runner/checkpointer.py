@@ -39,6 +39,7 @@ class Checkpointer:
             "config_hash": self.config.hash,
             "backbone_digest": card.backbone_digest,
             "manifest_digest": card.manifest_digest,
+            **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
         }
         self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()

@@ -116,6 +116,7 @@ class TrainResult(FrozenModel):
     resumed: int = Field(default=0, description="how often the run went on from a saved state")
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
+    files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
 
 
 class Progress(FrozenModel):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import build_method, method_class
+from procap.methods import build_method, method_class, method_options
 from procap.methods.method import Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -39,7 +40,10 @@ from shards.transforms import TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples."""
+    """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples.
+
+    files: the SHA-256 of files that the method has read, by option.
+    """
 
     method: Method
     card: CheckpointCard
@@ -48,6 +52,7 @@ class Setup:
     schedule: Schedule | None
     fewshot: FewShot | None
     acceleration: Acceleration
+    files: Mapping[str, str]
 
     @property
     def steps(self) -> int:
@@ -64,6 +69,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
     shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
     fewshot = stream = engine = schedule = None
+    files: dict[str, str] = {}
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
         # Missing shards are reported before minutes are spent on a backbone.
@@ -87,9 +93,12 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.prepare_training()
+        files = method.file_digests(method.options, method.space.dataset)
+        for option, digest in files.items():
+            group.check_same(f"the file of option {option}", digest)
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, schedule, fewshot, acceleration)
+    return Setup(method, card, engine, make, schedule, fewshot, acceleration, files)
 
 
 def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:
@@ -161,6 +170,20 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
             f"{result} on other content of {dataset} ({digest}) than is in {data} ({found}): "
             f"pack that again, or {again} again with --force"
         )
+
+
+def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
+    """Return the option whose file has another content than the one that a finished run read; empty if none has.
+
+    A file that is no longer there is not compared.
+    """
+    if not recorded:
+        return ""
+    options = method_options(config.method, config.options)
+    with suppress(UserError):
+        found = method_class(config.method).file_digests(options, base_name(config.dataset))
+        return next((name for name in recorded if found.get(name) != recorded[name]), "")
+    return ""
 
 
 def train_stream(

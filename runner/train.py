@@ -22,7 +22,7 @@ from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
-from runner.setup import Setup, check_content, set_up
+from runner.setup import Setup, changed_file, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
@@ -99,6 +99,12 @@ def _read_finished(
                 f"{folder.train_file} is of run {result.config_hash}, not {config.hash}; repeat with --force"
             )
         check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
+        if option := changed_file(config, result.files):
+            named = config.options[option]
+            raise UserError(
+                f"{config.path} was trained on another content of {option} = {named}: restore it, give the new file "
+                "another name, or train again with --force"
+            )
         read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)
     return group.broadcast_object(result)
 
@@ -301,6 +307,7 @@ def _write_result(
         environment=environment,
         resumed=state.resumed,
         ranks=ranks if len(ranks) > 1 else [],
+        files=dict(setup.files),
     )
     write_json(folder.train_file, result)
     folder.forget_progress()

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks import results
 from benchmarks.cli import main
+from procap.methods import METHODS, method_class
 from runner.results import RunFolder, find_runs
+
+PUBLIC = [name for name in METHODS if method_class(name).public_layout]
+FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -32,13 +37,14 @@ def counts(run: RunFolder) -> dict[str, tuple[int, list[int]]]:
     return {one.target: (one.correct, one.per_class.correct) for one in run.evaluations()}
 
 
-def test_a_run_goes_out_and_comes_back_with_equal_counts(capsys, flags):
+def train_and_import(flags: list[str], *formats: str) -> RunFolder:
+    """Train, evaluate, export, import and evaluate a run, whose counts and checkpoint stay the same; returns it."""
     assert main(["train", *flags, "--results", "ours"]) == 0
     assert main(["eval", *flags, "--results", "ours"]) == 0
     ours = only_run("ours")
-    for format, name in (("dassl", "model.pth.tar-1"), ("safetensors", "model.safetensors")):
+    for format in formats:
         assert main(["export", str(ours.path), "--format", format]) == 0
-        file = Path("export") / ours.path.relative_to("ours") / "MultiModalPromptLearner" / name
+        [file] = (Path("export") / ours.path.relative_to("ours")).glob(f"*/{FILES[format]}")
         assert file.is_file()
         assert main(["import", str(file), *flags, "--results", format]) == 0
         assert main(["eval", *flags, "--results", format]) == 0
@@ -46,12 +52,29 @@ def test_a_run_goes_out_and_comes_back_with_equal_counts(capsys, flags):
         training = imported.train()
         assert imported.path.name == ours.path.name
         assert training.imported.model_dump() == {
-            "name": name,
+            "name": file.name,
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
             "epoch": 1,
         }
         assert counts(imported) == counts(ours)
         assert imported.checkpoint_file.read_bytes() == ours.checkpoint_file.read_bytes()
+    return ours
+
+
+OPTIONS = {**SHORT_OPTIONS, "coprompt": {"depth": 2, "sentences": "templates"}, "mmrl": {"first_block": 1, "width": 16}}
+
+
+@pytest.mark.parametrize("method", PUBLIC)
+def test_a_run_of_every_method_with_public_code_goes_out_and_comes_back(method, few_digits, short_checkpoint):
+    run = ["--method", method, "--datasets", "digits", "--shots", "1", "--epochs", "1", "--batch-size", "5"]
+    options = [f"--option={name}={value}" for name, value in OPTIONS.get(method, {}).items()]
+    where = ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off"]
+    train_and_import([*run, "--recipe-field", "warmup=none", *options, *where], "dassl")
+
+
+def test_a_run_goes_out_in_both_formats_and_tables_mark_it(capsys, flags):
+    ours = train_and_import(flags, *FILES)
+    assert (Path("export") / ours.path.relative_to("ours") / "MultiModalPromptLearner").is_dir()
     assert results.load("dassl").imported.all() and not results.load("ours").imported.any()
     capsys.readouterr()
     assert main(["table", "--results", "dassl"]) == 0

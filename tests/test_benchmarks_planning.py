@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
@@ -14,6 +15,7 @@ from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.planning import merge_runs
 from procap.errors import UsageError
+from procap.methods import METHODS
 from shards.catalogue import CATALOGUE
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -110,6 +112,22 @@ def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suit
     generated = suite_named("base-to-novel").options(MINI, methods=("coprompt",))
     [sentences] = {run.spec.config.options["sentences"] for run in suite_named("base-to-novel").plan(generated)}
     assert sentences == "templates"
+
+
+def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
+    def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
+        flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])
+        return {
+            run.variant.method for run in plan_suite(suite_named("few-shot"), flags, RuntimeFlags(), Path("data")).runs
+        }
+
+    assert planned("all") == {*METHODS} - {"coprompt"} and "coprompt" not in planned("table1")
+    assert planned("all", "mini") == {*METHODS} == planned("all", "paper", "coprompt.sentences={dataset}.json")
+    assert planned("coprompt,mma") == {"coprompt", "mma"}, "a named method is refused by its training"
+    assert main(["train", "--methods", "all", "--datasets", "shapes", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "--methods all leaves out coprompt, whose training needs --option coprompt.sentences=..." in err
+    assert "/mma/" in out and "/coprompt/" not in out
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rank_processes import run_ranks
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
-from procap.methods import build_method
+from procap.methods import METHODS, build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
@@ -28,29 +29,32 @@ from runner.train import train
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
-GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "coprompt", "tcp", "mma", "mmrl", "mmlop", "skipt"]
+OTHERS = [name for name in METHODS if name not in (*TRAINED, "zeroshot")]
+GRADIENTS = [name for name in (*TRAINED, *OTHERS) if name != "ivlp"]
+NEEDED: dict[str, dict[str, Any]] = {"coprompt": {"sentences": "templates"}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
 TARGETS = [Target("digits", "base"), Target("digits", "novel")]
 
 
-def configs(checkpoint: str) -> list[RunConfig]:
+def configs(checkpoint: str, methods: Sequence[str] = TRAINED) -> list[RunConfig]:
     overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0, "drop_last": True}
     more: dict[str, Any] = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
-    return [plan_run(method=method, options=SHORT_OPTIONS.get(method, {}), **more) for method in TRAINED]
+    options = {method: SHORT_OPTIONS.get(method, {}) | NEEDED.get(method, {}) for method in methods}
+    return [plan_run(method=method, options=options[method], **more) for method in methods]
 
 
 def workplace(data: str, results: str, **more: Any) -> RuntimeConfig:
     return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
 
 
-def train_and_evaluate(data: str, results: str, checkpoint: str) -> None:
+def train_and_evaluate(data: str, results: str, checkpoint: str, methods: Sequence[str] = TRAINED) -> None:
     """What every rank does; only the first one has the folder of the results."""
     ranks = ranks_from_environment()
     runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
-        for config in configs(checkpoint):
+        for config in configs(checkpoint, methods):
             result = train(config, runtime, group=group)
             counts = [evaluate(config, target, runtime, group=group) for target in TARGETS]
             again = [evaluate(config, target, runtime, group=group) for target in TARGETS]
@@ -59,16 +63,20 @@ def train_and_evaluate(data: str, results: str, checkpoint: str) -> None:
             print(json.dumps([result.images, result.ranks and len(result.ranks), [c.correct for c in counts]]))
 
 
-@pytest.fixture(scope="module")
-def alone(few_digits, short_checkpoint, tmp_path_factory) -> Path:
-    """The results of one process."""
-    results = tmp_path_factory.mktemp("alone")
-    runtime = workplace(str(few_digits), str(results))
-    for config in configs(str(short_checkpoint)):
+def train_alone(data: Path, results: Path, checkpoint: Path, methods: Sequence[str] = TRAINED) -> Path:
+    """Train and evaluate in this process; returns the results."""
+    runtime = workplace(str(data), str(results))
+    for config in configs(str(checkpoint), methods):
         train(config, runtime)
         for target in TARGETS:
             evaluate(config, target, runtime)
     return results
+
+
+@pytest.fixture(scope="module")
+def alone(few_digits, short_checkpoint, tmp_path_factory) -> Path:
+    """The results of one process."""
+    return train_alone(few_digits, tmp_path_factory.mktemp("alone"), short_checkpoint)
 
 
 def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
@@ -104,11 +112,21 @@ def test_several_processes_train_and_count_as_one(few_digits, short_checkpoint, 
         compare(config, alone, results, 2e-5)
 
 
+@pytest.mark.slow
+def test_two_processes_train_and_count_as_one_with_all_other_methods(few_digits, short_checkpoint, tmp_path):
+    results = tmp_path / "results"
+    ends = run_ranks(2, train_and_evaluate, str(few_digits), str(results), str(short_checkpoint), OTHERS)
+    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    alone = train_alone(few_digits, tmp_path / "alone", short_checkpoint, OTHERS)
+    for config in configs(str(short_checkpoint), OTHERS):
+        compare(config, alone, results, 2e-5)
+
+
 def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor]:
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
     clip = CLIP.random(SHORT_GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
-    needed = {"coop": {"csc": True, "ctx_init": ""}, "coprompt": {"sentences": "templates"}}
+    needed = {"coop": {"csc": True, "ctx_init": ""}, **NEEDED}
     options = SHORT_OPTIONS.get(name, {}) | needed.get(name, {})
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.suites.planning import is_done
+from cluster.run import RunSpec
 from procap.errors import UserError
 from procap.methods import build_method, method_options
 from procap.methods.coprompt import read_sentences
 from procap.text import LabelSpace
-from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.evaluate import evaluate
 from runner.results import RunFolder
 from runner.train import train
 from shards.device.images import augments_on_device
@@ -98,6 +102,33 @@ def test_training_without_sentences_is_refused_before_anything_is_written(run):
     with pytest.raises(UserError, match=r"sentences that a language model wrote.*--option sentences=FILE"):
         train(bare, runtime)
     assert not list(runtime.results.rglob("*.json"))
+
+
+def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
+    """A changed file is refused when a run resumes and when it is finished; evaluation needs no file."""
+    config, runtime = run
+    classes = open_dataset(runtime.data, "digits").classnames
+    file = tmp_path / "digits.json"
+    config = config.model_copy(update={"options": {**config.options, "sentences": str(tmp_path / "{dataset}.json")}})
+
+    def write(sentence: str) -> None:
+        file.write_text(json.dumps({name.replace("_", " "): [sentence] for name in classes}))
+
+    write("the first")
+    train(config, runtime, until=1)
+    write("another")
+    with pytest.raises(UserError, match=r"cannot resume .* SHA-256 of sentences .*start over with --force"):
+        train(config, runtime)
+    write("the first")
+    result = train(config, runtime)
+    assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
+    spec = RunSpec(config=config, targets=())
+    assert train(config, runtime) == result and is_done(spec, runtime)
+    write("another")
+    with pytest.raises(UserError, match=r"was trained on another content of sentences = .*\.json"):
+        train(config, runtime)
+    file.unlink()
+    assert train(config, runtime) == result and evaluate(config, Target("digits", "base"), runtime).total
 
 
 def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_path):

@@ -24,6 +24,7 @@ GEOMETRY = Geometry(
 SHORT_GEOMETRY = replace(GEOMETRY, vision_layers=3, text_layers=3)
 SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "vpt": {"depth": 2},
+    "ivlp": {"depth": 2, "vision_depth": 2},
     "maple": {"depth": 2},
     "promptsrc": {"depth": 2, "vision_depth": 2},
     "coprompt": {"depth": 2},

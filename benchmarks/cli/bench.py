@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
-from benchmarks.cli.selection import runtime_config, suite_changes
+from benchmarks.cli.selection import note_left_out, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.console.parse import parse_options
+from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
 from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text
 from procap.errors import UsageError, UserError, unknown_name
 
@@ -102,6 +102,7 @@ def bench(
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     from benchmarks.cli.execution import execute
     from benchmarks.cli.plan import show_plan
+    from benchmarks.results.published.tables import table1_methods
     from benchmarks.suites.checks import check_engine, check_training_images
     from benchmarks.suites.cost import forecast_runs
     from benchmarks.suites.outputs import make_outputs
@@ -123,6 +124,8 @@ def bench(
     plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
+    if flags.methods in METHOD_GROUPS:
+        note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_ignored_flags(plan, flags)
     remote = RemoteResults.of(runtime)
@@ -193,6 +196,8 @@ def plan_suite(
         changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
     given = parse_options(flags.option or (), changes.get("methods", suite.methods))
+    if "methods" in changes:
+        changes["methods"] = trainable_methods(flags.methods, changes["methods"], profile.options, given)
     options = suite.options(
         profile,
         quick=flags.quick,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
+from benchmarks.console.output import note
 from benchmarks.console.parse import (
+    METHOD_GROUPS,
     parse_assignments,
     parse_datasets,
     parse_integers,
@@ -49,6 +51,8 @@ def selected_runs(
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
     options = parse_options(recipe.option or (), methods)
+    kept = trainable_methods(selection.methods, methods, options)
+    note_left_out(selection.methods, methods, kept)
     shots = parse_shot_count(selection.shots or "16")
     samples = samples_digest(recipe.few_shot_samples, datasets, shots)
     return [
@@ -69,9 +73,36 @@ def selected_runs(
             data=data,
         )
         for dataset in datasets
-        for method in methods
+        for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+
+
+def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Leave out methods of the group `text`, such as "all", for which `options` lack one that their training needs.
+
+    Methods that are named one by one are kept: their training says what is missing.
+    """
+    from procap.methods import method_class
+
+    if text not in METHOD_GROUPS:
+        return tuple(methods)
+    needed = {method: method_class(method).required_option for method in methods}
+    return tuple(
+        method
+        for method, name in needed.items()
+        if not name or any(given.get(method, {}).get(name) for given in options)
+    )
+
+
+def note_left_out(text: str, methods: Iterable[str], kept: Container[str]) -> None:
+    """Note the methods that `trainable_methods` has left out, with the option that includes each."""
+    from procap.methods import method_class
+
+    for method in methods:
+        if method not in kept:
+            option = f"--option {method}.{method_class(method).required_option}=..."
+            note(f"--methods {text} leaves out {method}, whose training needs {option} (docs/methods.md)")
 
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:

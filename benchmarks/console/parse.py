@@ -10,6 +10,9 @@ from typing import Any
 from benchmarks.console.output import quote
 from procap.errors import UsageError
 
+METHOD_GROUPS = ("all", "table1")
+"""Names of groups of methods."""
+
 
 def split_names(text: str) -> list[str]:
     """Split a comma list; duplicates are dropped and the order is kept."""
@@ -53,7 +56,8 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
     known = list(method_paths())
     if not split_names(text):
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
-    chosen = {"all": known, "table1": list(table1)}.get(text) or split_names(text)
+    groups = dict(zip(METHOD_GROUPS, (known, list(table1)), strict=True))
+    chosen = groups.get(text) or split_names(text)
     for name in chosen:
         # Methods of this program are known to work, and importing one imports torch.
         if name not in METHODS:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from benchmarks.runtime.data import synthetic_case
 from benchmarks.suites.cost import FLOPS_FILE
 from procap.clip import CLIP
+from procap.methods import METHODS, method_class
 from procap.methods.method import Method
 from shards.rng import generator
 
@@ -33,9 +36,10 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     ),
 }
 BACKBONES = ("mini", "ViT-B-16", "ViT-B-32", "ViT-L-14")
-METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
 IMAGES, CLASSES = (1, 2), (10, 110)
-"""Sizes that are counted; operations are bilinear in both."""
+"""Sizes that are counted; operations are bilinear in images and encoded classes."""
+STAGE_STEPS = 1000
+"""Steps of a training whose stages are weighed."""
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
@@ -76,25 +80,37 @@ def without_fused_kernels() -> Iterator[None]:
 
 
 def count_step(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Count operations of the forward and backward pass of one training step."""
+    """Count operations of the forward and backward pass of one training step, averaged over the stages of a training.
+
+    What is computed once in a training, such as the features of a text teacher, is left out.
+    """
     noise = tuple(one.to(images.device) for one in method.draw(generator(1, "noise", 0)))
+    starts = (*method.stage_starts(STAGE_STEPS), STAGE_STEPS)
 
     def step() -> None:
         sum(method.loss(images, labels, noise).values(), torch.zeros((), device=images.device)).backward()
 
-    total = count_flops(step, compute=True)
-    method.zero_grad(set_to_none=True)
+    total = 0.0
+    for stage, (first, end) in enumerate(pairwise(starts)):
+        method.begin_stage(stage)
+        step()
+        total += count_flops(step, compute=True) * (end - first) / STAGE_STEPS
+        method.zero_grad(set_to_none=True)
     return total
 
 
 def count_evaluation(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Count operations of one evaluated batch and its class features; tokenizing reads numbers."""
-    return count_flops(lambda: method.classifier()(images), method, compute=True)
+    """Count operations of one evaluated batch and its class features; tokenizing reads numbers.
+
+    The classes are written in capitals: they have the tokens of those trained on, but are others for the method.
+    """
+    space = replace(method.space, classnames=tuple(name.upper() for name in method.space.classnames))
+    return count_flops(lambda: method.classifier(space)(images), method, compute=True)
 
 
-def bilinear(clip: CLIP, name: str, count: Callable[..., float]) -> list[float]:
-    """Fit the coefficients of 1, B, C and B C to counts of B images and C classes."""
-    rows = [[1.0, b, c, b * c] for b in IMAGES for c in CLASSES]
+def bilinear(clip: CLIP, name: str, count: Callable[..., float], encoded: Callable[[int], float]) -> list[float]:
+    """Fit the coefficients of 1, B, E and B E to counts of B images and C classes; `encoded` maps C to E."""
+    rows = [[1.0, b, encoded(c), b * encoded(c)] for b in IMAGES for c in CLASSES]
     counts = [count(*synthetic_case(clip, name, c, b)) for b in IMAGES for c in CLASSES]
     solved = torch.linalg.solve(torch.tensor(rows, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64))
     return [max(0.0, float(f"{value:.6g}")) for value in solved]
@@ -109,8 +125,10 @@ def main() -> int:
     table = {
         backbone: {
             name: {
-                "step": [0.0] * 4 if name == "zeroshot" else bilinear(clip, name, count_step),
-                "eval": bilinear(clip, name, count_evaluation),
+                "step": [0.0] * 4
+                if name == "zeroshot"
+                else bilinear(clip, name, count_step, method_class(name).classes_per_step),
+                "eval": bilinear(clip, name, count_evaluation, float),
                 "learnables": sum(weight.numel() for weight in synthetic_case(clip, name, 10, 1)[0].parameters()),
             }
             for name in METHODS

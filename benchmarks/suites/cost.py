@@ -26,6 +26,7 @@ from benchmarks.suites.planning import count_images, read_state
 from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
+from procap.methods import method_class
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import format_duration
 from runner.results import RunFolder, find_runs
@@ -94,8 +95,8 @@ def load_flops() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(FLOPS_FILE.read_text(encoding="utf-8"))
 
 
-def flops(coefficients: Sequence[float], images: float, classes: int) -> float:
-    """Compute the operations on `images` images and `classes` classes."""
+def flops(coefficients: Sequence[float], images: float, classes: float) -> float:
+    """Compute the operations on `images` images and `classes` encoded classes."""
     terms = (1.0, images, classes, images * classes)
     return sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True))
 
@@ -139,7 +140,8 @@ class CostModel:
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
-            step = flops(counted["step"], min(batch, images), classes) / pace / self.processes
+            encoded = method_class(config.method).classes_per_step(classes)
+            step = flops(counted["step"], min(batch, images), encoded) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
             again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)

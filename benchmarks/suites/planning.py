@@ -14,7 +14,7 @@ from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import RunFolder, find_runs
+from runner.results import RunFolder, TrainResult, find_runs
 from runner.run_collection import Collection
 from shards.dataset import Dataset
 from shards.errors import DataError
@@ -80,10 +80,20 @@ def read_state(
     if training is not None:
         results = {target: folder.evaluation(target) for target in targets}
         current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
+        if training.files and _has_changed_file(config, training):
+            # Not done: the training refuses it and says what to do.
+            current = set()
         return RunState("finished", 1.0, [target for target in targets if target not in current])
     progress = folder.progress() if is_started else None
     trained = progress.step / progress.steps if progress and progress.steps else 0.0
     return RunState("resume" if is_started else "new", trained, [*targets])
+
+
+def _has_changed_file(config: RunConfig, training: TrainResult) -> bool:
+    # This imports torch.
+    from runner.setup import changed_file
+
+    return bool(changed_file(config, training.files))
 
 
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:

@@ -9,6 +9,7 @@ Shapes: B images, C classes, P sentences per class, E joint embedding.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,6 +75,7 @@ class CoPrompt(Method):
     summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
     public_layout = PublicLayout("MultiModalPromptLearner", unused=("model_distill.",))
     views = 2
+    required_option = "sentences"
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
@@ -105,6 +107,13 @@ class CoPrompt(Method):
         check_task(task)
         found = PUBLISHED.get(dataset.lower())
         return dict(zip(("depth", "n_ctx", "weight"), found, strict=True)) if found else {}
+
+    @classmethod
+    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
+        assert isinstance(options, CoPromptOptions)
+        if options.sentences in ("", TEMPLATES):
+            return {}
+        return {"sentences": hashlib.sha256(read_sentence_file(options, dataset)).hexdigest()}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
@@ -191,12 +200,11 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
             'own: give --option sentences=FILE, JSON as {"class name": ["sentence", ...]}, or sentences=templates for '
             "hand-written templates instead, a variant without published results"
         )
-    file = Path(options.sentences.replace("{dataset}", space.dataset)).expanduser()
+    file = sentence_file(options, space.dataset)
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no JSON ({error})"
-        raise UserError(f"sentences of coprompt: {file}: {reason}") from error
+        content: Any = json.loads(read_sentence_file(options, space.dataset))
+    except ValueError as error:
+        raise UserError(f"sentences of coprompt: {file}: no JSON ({error})") from error
     found = content if isinstance(content, dict) else {}
     if missing := [name for name in space.names() if not isinstance(found.get(name), list) or not found[name]]:
         more = f" and {len(missing) - 3} more classes" * (len(missing) > 3)
@@ -209,3 +217,17 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
             "every class needs equally many"
         )
     return sentences
+
+
+def sentence_file(options: CoPromptOptions, dataset: str) -> Path:
+    """Return the path of the sentences about the classes of `dataset`."""
+    return Path(options.sentences.replace("{dataset}", dataset)).expanduser()
+
+
+def read_sentence_file(options: CoPromptOptions, dataset: str) -> bytes:
+    """Return the bytes of the sentences about the classes of `dataset`. Raises UserError if they cannot be read."""
+    file = sentence_file(options, dataset)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"sentences of coprompt: {file}: {error.strerror}") from error

@@ -62,9 +62,14 @@ class Method(nn.Module):
 
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
+    required_option: an option without a default that training needs.
+    added_options: options that the method got later; at their defaults they are no part of a run's configuration, so
+    that older runs keep their identity.
     """
 
     Options: ClassVar[type[BaseModel]]
+    required_option: ClassVar[str] = ""
+    added_options: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str]
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
@@ -128,6 +133,19 @@ class Method(nn.Module):
         """Return the options of the published recipe for `task` that differ from the defaults."""
         check_task(task)
         return {}
+
+    @classmethod
+    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
+        """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file.
+
+        Raises UserError for a file that cannot be read.
+        """
+        return {}
+
+    @classmethod
+    def classes_per_step(cls, classes: int) -> float:
+        """Return how many of the class prompts a training step encodes on average, with default options."""
+        return classes
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only."""

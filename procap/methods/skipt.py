@@ -118,6 +118,10 @@ class SkipT(Method):
         check_task(task)
         return {"keep_labels": False}
 
+    @classmethod
+    def classes_per_step(cls, classes: int) -> float:
+        return float(keep_odds(classes, SkipTOptions()).nan_to_num().sum())
+
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(template_of(space))))
 

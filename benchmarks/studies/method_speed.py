@@ -1,0 +1,240 @@
+"""Measure every method's training step and evaluation in fast mode against reference mode, and against plain CLIP.
+
+    python -m benchmarks.studies.method_speed --backbone mini --classes 5,20 --rounds 2     a rehearsal, a minute
+    python -m benchmarks.studies.method_speed --write                  ViT-B/16, random weights; about 20 minutes
+
+The modes are those of `benchmarks.runtime.workload`; they take the same batch in turns in one process, and a ratio is
+the median over rounds. `counted` is the ratio of counted operations. For the last number of classes, whose reference
+takes longest, there is one round, and within `--budget` seconds only. `--write` writes docs/results/method_speed.json
+and replaces the tables in docs/methods.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.console.output import note, show
+from benchmarks.console.parse import parse_integers, parse_methods
+from runner.environment import library_defaults
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.runtime.workload import Kind, Models, ModeName
+    from procap.methods.method import Method
+
+PLAIN = "zeroshot"
+ONE_IMAGE = ("cocoop",)
+"""Methods that train with one image at a time, because they encode all classes for each image."""
+TEACHERS = ("promptsrc", "mmlop")
+"""Methods that once compute features of 60 templates; a step takes the same time with any others."""
+PAGE, DATA = Path("docs/methods.md"), Path("docs/results/method_speed.json")
+MARKS = "<!-- speed: begin -->\n", "<!-- speed: end -->\n"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """batch: images of a step and of an evaluated batch in both modes; images: of a batch compared with plain CLIP."""
+
+    classes: tuple[int, ...]
+    batch: int
+    images: int
+    rounds: int
+
+
+def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float) -> dict[str, Any]:
+    """Measure all methods; returns plain JSON with a row for each method and number of classes."""
+    from runner.environment import environment
+
+    began, rows = time.perf_counter(), []
+    for count in sizes.classes:
+        is_last = count == sizes.classes[-1] and len(sizes.classes) > 1
+        for name in methods:
+            in_time = not is_last or time.perf_counter() - began < budget
+            row = _measure_modes(models, name, count, sizes.batch, 1 if is_last else sizes.rounds, in_time)
+            if not is_last:
+                row["of_plain"] = _compare_with_plain(models, name, count, sizes)
+            rows.append({"method": name, "classes": count, **row})
+            note(f"{time.perf_counter() - began:6.0f} s  {rows[-1]}")
+            gc.collect()
+    return {
+        "backbone": models["fast"].name,
+        "batch": sizes.batch,
+        "images": sizes.images,
+        "rounds": sizes.rounds,
+        "seconds": time.perf_counter() - began,
+        "load_average": round(os.getloadavg()[0], 2),
+        "environment": environment(models["fast"].device),
+        "rows": rows,
+    }
+
+
+def _build(models: Models, name: str, classes: int, batch: int, mode: ModeName) -> tuple[Method, Any, torch.Tensor]:
+    """Build a method, its configuration with the published recipe, and images."""
+    import torch
+    from torch.nn.functional import normalize
+
+    from benchmarks.runtime.data import synthetic_case
+    from benchmarks.runtime.settings import METHOD_OPTIONS
+    from runner.config import plan_run
+
+    method, images, _ = synthetic_case(models[mode], name, classes, batch)
+    if name in TEACHERS:
+        made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
+        method.constant("teacher", lambda: made)
+    config = plan_run(method=name, dataset="shapes", classes="all", options=METHOD_OPTIONS.get(name, {}))
+    return method, config, images
+
+
+def _measure_modes(
+    models: Models, name: str, classes: int, batch: int, rounds: int, with_reference: bool
+) -> dict[str, Any]:
+    """Measure seconds of a step and of an evaluated batch in both modes, in turns, and count their operations."""
+    from benchmarks.runtime.workload import MODES
+
+    modes = MODES if with_reference else MODES[1:]
+    row: dict[str, Any] = {}
+    kinds: tuple[Kind, ...] = ("eval",) if name == PLAIN else ("train", "eval")
+    for kind in kinds:
+        images = 1 if name in ONE_IMAGE else batch
+        works = {mode: _work(models, name, classes, images, kind, mode) for mode in MODES}
+        row[kind] = {"images": images, "flops": {mode: flops for mode, (_, flops) in works.items()}}
+        # The first run computes what never changes, and would count as slow.
+        works["fast"][0]()
+        taken: dict[str, list[float]] = {mode: [] for mode in modes}
+        for _ in range(rounds):
+            for mode in modes:
+                taken[mode].append(_seconds(works[mode][0]))
+            taken["fast"].append(_seconds(works["fast"][0]))
+        row[kind]["seconds"] = {mode: statistics.median(found) for mode, found in taken.items()}
+    return row
+
+
+def _work(
+    models: Models, name: str, classes: int, batch: int, kind: Kind, mode: ModeName
+) -> tuple[Callable[[], object], float]:
+    """Make the call to time, and count its operations."""
+    import torch
+
+    from benchmarks.runtime.flops import count_flops
+    from benchmarks.runtime.workload import Evaluation, Training
+    from runner.acceleration import Acceleration
+
+    method, config, images = _build(models, name, classes, batch, mode)
+    if kind == "eval":
+        evaluation = Evaluation(method, config, mode, Acceleration())
+        evaluation.update_classifier()
+        return lambda: evaluation(images), count_flops(lambda: evaluation(images), method)
+    training = Training(method, config, mode, Acceleration())
+    # With a rate of zero the optimizer does all its work, but the weights never change.
+    training.engine.set_rate(0.0)
+    step = training.batch(images, torch.arange(batch) % classes, 0)
+    flops = count_flops(lambda: training.engine.terms(step).sum().backward())
+    method.zero_grad(set_to_none=True)
+    return lambda: training(step), flops
+
+
+def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -> dict[str, float]:
+    """Measure images per second of fast evaluation, as a share of plain CLIP's, by the median over rounds."""
+    own, plain = (_work(models, one, classes, sizes.images, "eval", "fast") for one in (name, PLAIN))
+    own[0](), plain[0]()
+    pairs = [(_seconds(plain[0]), _seconds(own[0])) for _ in range(2 * sizes.rounds + 1)]
+    return {"measured": statistics.median(first / mine for first, mine in pairs), "counted": plain[1] / own[1]}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def format_tables(found: dict[str, Any]) -> str:
+    """Format the measurements as two Markdown tables."""
+    counts = list(dict.fromkeys(row["classes"] for row in found["rows"]))
+    methods = list(dict.fromkeys(row["method"] for row in found["rows"]))
+    rows = {(row["method"], row["classes"]): row for row in found["rows"]}
+    lines = []
+    for kind, what in (("train", "training step, s"), ("eval", "evaluated batch, s")):
+        head = [f"{what}: {count} classes" for count in counts]
+        lines += [f"| method | {' | '.join(f'{title} | ratio | counted' for title in head)} |"]
+        if kind == "eval":
+            lines[-1] += " of plain CLIP | counted |"
+        lines += ["| --- |" + " ---: |" * (3 * len(counts) + 2 * (kind == "eval"))]
+        for name in methods:
+            if kind not in rows[name, counts[0]]:
+                continue
+            cells = [cell for count in counts for cell in _mode_cells(rows[name, count][kind])]
+            if kind == "eval":
+                cells += [f"{rows[name, counts[0]]['of_plain'][key]:.2f}" for key in ("measured", "counted")]
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        lines.append("")
+    cpu = found["environment"]["cpu"]
+    lines.append(
+        f"{found['backbone']} with random weights, float32, {cpu['name']}, {cpu['threads']} threads, load "
+        f"{found['load_average']} at the end; batch {found['batch']} ({', '.join(ONE_IMAGE)}: 1), {found['images']} "
+        f"images against plain CLIP; seconds are reference / fast."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _mode_cells(one: dict[str, Any]) -> list[str]:
+    """Format seconds in both modes, the measured and the counted ratio."""
+    seconds, flops = one["seconds"], one["flops"]
+    slow, fast = seconds.get("reference"), seconds["fast"]
+    counted = f"{flops['reference'] / flops['fast']:.2f}"
+    if slow is None:
+        return [f"- / {fast:.2f}", "-", counted]
+    return [f"{slow:.2f} / {fast:.2f}", f"{slow / fast:.2f}", counted]
+
+
+def write_page(tables: str, page: Path = PAGE) -> None:
+    """Replace what is between the marks in `page`."""
+    from runner.results import write_bytes
+
+    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    write_bytes(page, f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}".encode())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, measure, print."""
+    library_defaults()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.studies.method_speed", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--methods", default="all")
+    parser.add_argument("--backbone", default="ViT-B/16", help="with random weights")
+    parser.add_argument("--classes", default="51,500", help="numbers of classes")
+    parser.add_argument("--batch", type=int, default=4, help="images of a step and of an evaluated batch")
+    parser.add_argument("--images", type=int, default=8, help="images of a batch that is compared with plain CLIP")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=1200.0, help="seconds after which references are left out")
+    parser.add_argument("--write", action="store_true", help=f"write {DATA} and the tables in {PAGE}")
+    arguments = parser.parse_args(argv)
+
+    from benchmarks.runtime.workload import models_by_mode
+    from procap.weights.loading import load_clip
+    from runner.acceleration import Acceleration
+    from runner.results import write_json
+
+    models = models_by_mode(load_clip(arguments.backbone, "random"), Acceleration())
+    counts = tuple(parse_integers(arguments.classes, "--classes", "51,500"))
+    sizes = Sizes(counts, arguments.batch, arguments.images, arguments.rounds)
+    found = measure(models, parse_methods(arguments.methods), sizes, arguments.budget)
+    tables = format_tables(found)
+    show(tables)
+    if arguments.write:
+        write_json(DATA, found)
+        write_page(tables)
+
+
+if __name__ == "__main__":
+    main()
