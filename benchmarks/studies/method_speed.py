@@ -77,21 +77,18 @@ def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float)
     }
 
 
-def _build(models: Models, name: str, classes: int, batch: int, mode: ModeName) -> tuple[Method, Any, torch.Tensor]:
-    """Build a method, its configuration with the published recipe, and images."""
-    import torch
-    from torch.nn.functional import normalize
+@dataclass(frozen=True)
+class Work:
+    """A call to time, and one that counts its operations and must come after the first `run` of a method."""
 
-    from benchmarks.runtime.data import synthetic_case
-    from benchmarks.runtime.settings import METHOD_OPTIONS
-    from runner.config import plan_run
+    run: Callable[[], object]
+    count: Callable[[], float]
 
-    method, images, _ = synthetic_case(models[mode], name, classes, batch)
-    if name in TEACHERS:
-        made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
-        method.constant("teacher", lambda: made)
-    config = plan_run(method=name, dataset="shapes", classes="all", options=METHOD_OPTIONS.get(name, {}))
-    return method, config, images
+    def seconds(self) -> float:
+        """Run once and return the wall seconds."""
+        began = time.perf_counter()
+        self.run()
+        return time.perf_counter() - began
 
 
 def _measure_modes(
@@ -100,60 +97,76 @@ def _measure_modes(
     """Measure seconds of a step and of an evaluated batch in both modes, in turns, and count their operations."""
     from benchmarks.runtime.workload import MODES
 
-    modes = MODES if with_reference else MODES[1:]
     row: dict[str, Any] = {}
     kinds: tuple[Kind, ...] = ("eval",) if name == PLAIN else ("train", "eval")
     for kind in kinds:
         images = 1 if name in ONE_IMAGE else batch
-        works = {mode: _work(models, name, classes, images, kind, mode) for mode in MODES}
-        row[kind] = {"images": images, "flops": {mode: flops for mode, (_, flops) in works.items()}}
+        works = _make_works(models, name, classes, images, kind)
         # The first run computes what never changes, and would count as slow.
-        works["fast"][0]()
+        works["fast"].run()
+        modes = MODES if with_reference else MODES[1:]
         taken: dict[str, list[float]] = {mode: [] for mode in modes}
         for _ in range(rounds):
             for mode in modes:
-                taken[mode].append(_seconds(works[mode][0]))
-            taken["fast"].append(_seconds(works["fast"][0]))
-        row[kind]["seconds"] = {mode: statistics.median(found) for mode, found in taken.items()}
+                taken[mode].append(works[mode].seconds())
+            taken["fast"].append(works["fast"].seconds())
+        row[kind] = {
+            "images": images,
+            "flops": {mode: works[mode].count() for mode in MODES},
+            "seconds": {mode: statistics.median(found) for mode, found in taken.items()},
+        }
     return row
 
 
-def _work(
-    models: Models, name: str, classes: int, batch: int, kind: Kind, mode: ModeName
-) -> tuple[Callable[[], object], float]:
-    """Make the call to time, and count its operations."""
+def _make_works(models: Models, name: str, classes: int, batch: int, kind: Kind) -> dict[ModeName, Work]:
+    """Make the work of both modes, on the same parameters."""
+    import torch
+    from torch.nn.functional import normalize
+
+    from benchmarks.runtime.data import synthetic_case
+    from benchmarks.runtime.workload import MODES
+
+    method, images, _ = synthetic_case(models["fast"], name, classes, batch)
+    if name in TEACHERS:
+        made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
+        method.constant("teacher", lambda: made)
+    return {mode: _make_work(method.with_clip(models[mode]), name, images, kind, mode) for mode in MODES}
+
+
+def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode: ModeName) -> Work:
     import torch
 
     from benchmarks.runtime.flops import count_flops
+    from benchmarks.runtime.settings import METHOD_OPTIONS
     from benchmarks.runtime.workload import Evaluation, Training
     from runner.acceleration import Acceleration
+    from runner.config import plan_run
 
-    method, config, images = _build(models, name, classes, batch, mode)
+    config = plan_run(method=name, dataset="shapes", classes="all", options=METHOD_OPTIONS.get(name, {}))
     if kind == "eval":
         evaluation = Evaluation(method, config, mode, Acceleration())
         evaluation.update_classifier()
-        return lambda: evaluation(images), count_flops(lambda: evaluation(images), method)
+        return Work(lambda: evaluation(images), lambda: count_flops(lambda: evaluation(images), method))
     training = Training(method, config, mode, Acceleration())
     # With a rate of zero the optimizer does all its work, but the weights never change.
     training.engine.set_rate(0.0)
-    step = training.batch(images, torch.arange(batch) % classes, 0)
-    flops = count_flops(lambda: training.engine.terms(step).sum().backward())
-    method.zero_grad(set_to_none=True)
-    return lambda: training(step), flops
+    step = training.batch(images, torch.arange(len(images)) % len(method.space.classnames), 0)
+
+    def count() -> float:
+        flops = count_flops(lambda: training.engine.terms(step).sum().backward())
+        method.zero_grad(set_to_none=True)
+        return flops
+
+    return Work(lambda: training(step), count)
 
 
-def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -> dict[str, float]:
-    """Measure images per second of fast evaluation, as a share of plain CLIP's, by the median over rounds."""
-    own, plain = (_work(models, one, classes, sizes.images, "eval", "fast") for one in (name, PLAIN))
-    own[0](), plain[0]()
-    pairs = [(_seconds(plain[0]), _seconds(own[0])) for _ in range(2 * sizes.rounds + 1)]
-    return {"measured": statistics.median(first / mine for first, mine in pairs), "counted": plain[1] / own[1]}
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -> float:
+    """Measure images per second of fast evaluation, as a share of plain CLIP's: the median over rounds."""
+    own, plain = (_make_works(models, one, classes, sizes.images, "eval")["fast"] for one in (name, PLAIN))
+    own.run()
+    plain.run()
+    pairs = [(plain.seconds(), own.seconds()) for _ in range(2 * sizes.rounds + 1)]
+    return statistics.median(first / mine for first, mine in pairs)
 
 
 def format_tables(found: dict[str, Any]) -> str:
@@ -173,7 +186,8 @@ def format_tables(found: dict[str, Any]) -> str:
                 continue
             cells = [cell for count in counts for cell in _mode_cells(rows[name, count][kind])]
             if kind == "eval":
-                cells += [f"{rows[name, counts[0]]['of_plain'][key]:.2f}" for key in ("measured", "counted")]
+                first, plain = rows[name, counts[0]], rows.get((PLAIN, counts[0]))
+                cells += [f"{first['of_plain']:.2f}", f"{_counted(plain) / _counted(first):.2f}" if plain else "-"]
             lines.append(f"| `{name}` | {' | '.join(cells)} |")
         lines.append("")
     cpu = found["environment"]["cpu"]
@@ -183,6 +197,11 @@ def format_tables(found: dict[str, Any]) -> str:
         f"images against plain CLIP; seconds are reference / fast."
     )
     return "\n".join(lines) + "\n"
+
+
+def _counted(row: dict[str, Any]) -> float:
+    """Return the operations of fast evaluation, per image."""
+    return row["eval"]["flops"]["fast"] / row["eval"]["images"]
 
 
 def _mode_cells(one: dict[str, Any]) -> list[str]:

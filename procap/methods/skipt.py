@@ -120,7 +120,7 @@ class SkipT(Method):
 
     @classmethod
     def classes_per_step(cls, classes: int) -> float:
-        return float(keep_odds(classes, SkipTOptions()).nan_to_num().sum())
+        return float(keep_odds(classes, SkipTOptions.model_validate({})).nan_to_num().sum())
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(template_of(space))))
