@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_results import put_config, put_score
+from made_results import made, put_config, put_score, table_of
 
 from benchmarks.cli import main
 from benchmarks.results.metrics import Metric
@@ -26,7 +26,7 @@ from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
-from benchmarks.tables.check import MISSING, OK, OUTSIDE, check_metrics, check_table, list_published
+from benchmarks.tables.check import MISSING, OK, OUTSIDE, CheckedMetric, check_metrics, check_table, list_published
 from procap.errors import UserError
 from runner.results import harmonic_mean, write_json
 from runner.run_collection import Collection, write_collection
@@ -54,6 +54,7 @@ def check(results: Path, *flags: str, suite: str = "base-to-novel") -> int:
     return main(["table", suite, "--results", str(results), "--check", *flags])
 
 
+PROCAP_ON_EUROSAT = {("EuroSAT", "Base"): 98.21, ("EuroSAT", "Novel"): 84.74, ("EuroSAT", "HM"): 90.98}
 DTD = ("--profile", "paper", "--datasets", "dtd", "--methods", "zeroshot,procap", "--seeds", "1,2,3")
 CHOSEN: dict[str, Any] = {"datasets": ("dtd",), "methods": ("zeroshot", "procap")}
 
@@ -114,9 +115,30 @@ def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world
     assert said.out == "" and len(said.err.splitlines()) == 1 and why in said.err
 
 
-def test_a_suite_without_published_numbers_cannot_be_checked(tmp_path, capsys):
-    assert check(tmp_path, suite="few-shot") == 1
-    assert "the paper prints no numbers of it" in capsys.readouterr().err
+@pytest.mark.parametrize(("methods", "datasets"), [("procap", "dtd,eurosat"), ("maple", "imagenet")])
+def test_a_curve_without_a_printed_point_is_answered_in_one_line(tmp_path, capsys, methods, datasets):
+    """MaPLe's recipe for few-shot is not that of the transfer tables."""
+    flags = ("--methods", methods, "--profile", "paper", "--datasets", datasets)
+    assert check(tmp_path, *flags, suite="few-shot") == 1
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert "the paper prints no numbers of it, and no published number is of what was chosen" in said.err
+
+
+@pytest.mark.parametrize(
+    ("suite", "chosen", "points"),
+    [
+        ("few-shot", {"datasets": ("imagenet", "dtd")}, {("ImageNet", "Accuracy"): 72.14}),
+        ("prompt-length", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
+        ("sensitivity", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
+    ],
+)
+def test_points_of_curves_that_are_runs_of_the_papers_tables_are_checked(tmp_path, suite, chosen, points):
+    done = made(tmp_path, suite, PAPER, methods=("procap",), **chosen)
+    checks = check_metrics(done)
+    assert {(one.where, one.metric): one.published for one in checks} == points
+    assert all(one.ours is not None for one in checks)
+    assert any("draws curves of this suite without numbers" in note for note in check_table(done, checks).notes)
 
 
 def test_missing_numbers_are_counted_and_named_and_never_agree(tmp_path, capsys):
@@ -222,7 +244,13 @@ def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     assert {one.method for one in check_metrics(done)} == {"ProCAP"}
 
 
-def contest(results: Path, *, whole: bool = True, load: float = 0.0, backbone: str = "ViT-B-16") -> SuiteResults:
+ACCURACIES = {("oxford-flowers", "maple"): 95.0, ("oxford-flowers", "procap"): 97.0, ("ucf101", "maple"): 60.0}
+
+
+def contest(
+    results: Path, *, whole: bool = True, load: float = 0.0, backbone: str = "ViT-B-16", weights: str | None = None,
+    classes: str = "base",
+) -> SuiteResults:  # fmt: skip
     """Runtime measured in both modes on the paper's data sets, on a CPU. The paper: 169.1 / 112.6 s, 278.8 / 415.9."""
 
     def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
@@ -230,7 +258,8 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, backbone: s
         unknown = {"train": None, "eval": None}
         return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "fp32",
                 "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed, "first_loss": None,
-                "steps": 512, "steps_measured": 512 if whole else 3, "accuracy": None, "accuracy_note": "",
+                "steps": 512, "steps_measured": 512 if whole else 3,
+                "accuracy": None if weights else ACCURACIES.get((dataset, method)), "accuracy_note": "",
                 "extrapolated": not whole and method != "zeroshot", "test_images": 9, "test_images_all": 9,
                 "start_seconds": {}, "step_seconds": None,
                 "flops_per_second": unknown, "share_of_peak": unknown, "peak_bytes": unknown}  # fmt: skip
@@ -242,8 +271,8 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, backbone: s
         for mode in ("reference", "fast"):
             rows.append(row(name, "maple", mode, 10.0, 100.0))
         rows += [row(name, "procap", "reference", seconds, fps), row(name, "procap", "fast", 10.0, 100.0)]
-    own = {"pretrained": "random", "precisions": ["fp32"], "epochs": 10, "batch": 32, "test_batch": 100,
-           "accelerations": {"graphs": False}}  # fmt: skip
+    own = {"pretrained": weights, "classes": classes, "precisions": ["fp32"], "epochs": 10, "batch": 32,
+           "test_batch": 100, "accelerations": {"graphs": False}}  # fmt: skip
     cpu = {"name": "some CPU", "threads": 2, "cores": 2}
     report = {"schema": SCHEMA, "backbone": {"name": backbone, "weights": None}, "settings": own,
               "environment": {"gpu": None, "cpu": cpu, "packages": {}}, "load_average": [load, load],
@@ -252,14 +281,41 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, backbone: s
     return SuiteResults.read(suite, options, results)
 
 
-def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
-    verdicts = {(one.where, one.metric): one.verdict for one in check_metrics(contest(tmp_path))}
+def test_runtime_is_checked_by_ratio_and_accuracy_in_reference_mode(tmp_path):
+    def name(one: CheckedMetric) -> str:
+        return f"Accuracy of {one.method}" if one.metric == "Accuracy" else one.metric
+
+    verdicts = {(one.where, name(one)): one.verdict for one in check_metrics(contest(tmp_path))}
     assert verdicts == {
         ("Flowers102", "training s"): OK,
         ("Flowers102", "FPS"): OK,
         ("UCF101", "training s"): OK,
         ("UCF101", "FPS"): OUTSIDE,
+        ("Flowers102", "Accuracy of MaPLe-style"): OK,
+        ("Flowers102", "Accuracy of ProCAP (Full)"): OK,
+        ("UCF101", "Accuracy of MaPLe-style"): OUTSIDE,
+        ("UCF101", "Accuracy of ProCAP (Full)"): MISSING,
     }
+    rows = [row for row in table_of(contest(tmp_path), "runtime").rows if row.source == "ours"]
+    beside = {(row.labels[0], cell.mean, cell.published) for row in rows for cell in row.cells
+              if isinstance(cell, Metric) and cell.published}  # fmt: skip
+    assert beside == {("Flowers102", 95.0, 95.25), ("Flowers102", 97.0, 97.39), ("UCF101", 60.0, 85.21)}
+
+
+def test_accuracies_of_random_weights_are_missing_from_the_check_of_runtime(tmp_path):
+    checks = check_metrics(contest(tmp_path, weights="random"))
+    assert {one.verdict for one in checks if one.metric == "Accuracy"} == {MISSING}
+    assert {one.verdict for one in checks if one.metric == "training s"} == {OK}
+
+
+def test_runtime_of_all_classes_is_another_reading_and_not_compared(tmp_path):
+    done = contest(tmp_path, classes="all")
+    assert not done.suite.tables(done), "the suite is of base classes unless --classes says otherwise"
+    every = replace(done, options=replace(done.options, classes="all"))
+    [note] = [note for note in table_of(every, "runtime").notes if "published ones" in note]
+    assert "of all classes, another reading of the paper" in note
+    with pytest.raises(UserError, match=r"runtime: nothing to check, .* of all classes"):
+        check_metrics(every)
 
 
 def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of_runtime(tmp_path):
@@ -321,7 +377,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
         (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
         (["--profile", "mini"], "--profile needs a suite"),
         (["base-to-novell"], "did you mean base-to-novel"),
-        (["stability", "--classes", "all"], "a suite has its own"),
+        (["stability", "--classes", "all"], "stability has its own classes to train on, base alone"),
         (["stability", "--shots", "4,8"], "stability takes one number"),
         (["stability", "--format", "xml"], "unknown format"),
     ],

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_results import made, table_of
 from PIL import Image
 
 from benchmarks.plots.style import image_of
-from benchmarks.qualitative.pictures import compare, make_pictures
+from benchmarks.qualitative.pictures import accuracy_texts, compare, make_pictures
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import count_kinds, select_images
-from benchmarks.results.profiles import find_profile
+from benchmarks.results.profiles import PAPER, find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.outputs import remove_outdated
+from benchmarks.tables.check import check_metrics
 from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
@@ -35,7 +37,7 @@ from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
 
-TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe", "procap": "ProCAP"}
+TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe-style", "procap": "ProCAP"}
 PAIR = ("maple", "procap")
 
 
@@ -46,16 +48,46 @@ def place(few_digits, tmp_path_factory) -> RuntimeConfig:
 
 @pytest.fixture(scope="module")
 def done(tiny_checkpoint, place) -> SuiteResults:
-    """The suite on the digits with a tiny CLIP, before anything was run."""
+    """The suite on all classes of the digits with a tiny CLIP, before anything was run."""
     quick = {"epochs": 1, "batch_size": 20, "lr": 0.02, "warmup": "none", "test_batch_size": 16}
     suite = suite_named("qualitative")
     more: dict[str, Any] = {
         "datasets": ("digits",),
+        "classes": "all",
         "methods": tuple(TITLES),
         "backbone": str(tiny_checkpoint),
         "overrides": quick,
     }
     return SuiteResults.read(suite, suite.options(find_profile("mini"), **more), place.results)
+
+
+def test_pictured_runs_are_of_base_classes_and_maple_has_the_tokens_and_recipe_of_procap(tmp_path):
+    done = made(tmp_path, "qualitative", PAPER)
+    runs = {(run.dataset, run.spec.config.method): run.spec for run in done.runs}
+    assert {spec.config.classes for spec in runs.values()} == {"base"}
+    assert {target for spec in runs.values() for target in spec.targets} == {
+        "oxford-flowers:base:test",
+        "eurosat:base:test",
+    }
+    maple, procap = (runs["eurosat", method].config for method in PAIR)
+    assert maple.options["n_ctx"] == procap.options["n_ctx"] == 4 and maple.recipe == procap.recipe
+
+
+def test_the_picture_of_prompts_prints_accuracies_beside_those_of_the_paper(tmp_path):
+    done = made(tmp_path, "qualitative", PAPER)
+    ours = {variant.name: done.metric(variant, "eurosat", Target("eurosat", "base")) for variant in done.variants}
+    texts = accuracy_texts(done, "eurosat")
+    for (title, metric), paper in zip(ours.items(), ("96.86", "98.43"), strict=True):
+        assert metric is not None
+        assert texts[title] == f"{metric.mean:.2f} % on base classes (published: {paper} %)"
+    rows = table_of(done, "qualitative-accuracy").rows
+    assert [row.cells[0].mean for row in rows if row.source == "published"] == [96.86, 98.43]
+    checks = {(one.where, one.method): (one.ours, one.published) for one in check_metrics(done)}
+    assert checks == {("EuroSAT", title): (ours[title].mean, paper) for title, paper in
+                      (("MaPLe-style", 96.86), ("ProCAP", 98.43))}  # fmt: skip
+    every = made(tmp_path, "qualitative", PAPER, classes="all")
+    assert not any("published" in text for text in accuracy_texts(every, "eurosat").values())
+    assert any("of all classes, another reading" in note for note in table_of(every, "qualitative-accuracy").notes)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +156,7 @@ def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
         assert (entry["correct"], entry["checkpoint_sha256"]) == (result.correct, result.checkpoint_sha256)
     maple, procap = (right[method] for method in PAIR)
     assert pair["agreement"] == {
-        "only MaPLe right": int((maple & ~procap).sum()),
+        "only MaPLe-style right": int((maple & ~procap).sum()),
         "only ProCAP right": int((~maple & procap).sum()),
         "both right": int((maple & procap).sum()),
         "both wrong": int((~maple & ~procap).sum()),
@@ -160,7 +192,7 @@ def test_the_pictures_and_the_record_are_there(pair, place):
         assert min(Image.open(picture).size) > 300
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     assert pair["seconds"] > 0 and pair["environment"]["cpu"]["name"]
-    assert "MaPLe, ProCAP" in pair["pictures"]["predictions"]["alt"]
+    assert "MaPLe-style, ProCAP" in pair["pictures"]["predictions"]["alt"]
     assert "digits" in pair["pictures"]["predictions"]["caption"]
 
 
@@ -197,7 +229,7 @@ def test_any_methods_can_be_compared(run, place):
         maps = {title: np.array(cam["map"]) for title, cam in pick["eigencam"].items()}
         assert all(grid.shape == (2, 2) and grid.min() == 0 and grid.max() == 1 for grid in maps.values())
         assert (maps["CLIP"] == maps["CoOp"]).all() and (maps["CLIP"] == maps["CoCoOp"]).all()
-        assert (maps["CLIP"] != maps["MaPLe"]).any()
+        assert (maps["CLIP"] != maps["MaPLe-style"]).any()
     assert [len(read_prompts(*one)["stages"]) for one in runs.items()] == [0, 1, 1, 1, 2]
 
 
@@ -258,7 +290,7 @@ def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):
     """Pictures beside numbers of the same name must be of the images that the numbers were counted on."""
     runs = {TITLES[m]: load_trained(run(m), place) for m in PAIR}
     with pytest.raises(UsageError, match="two methods"):
-        compare({"MaPLe": runs["MaPLe"]}, Target("digits"), place)
+        compare({"MaPLe-style": runs["MaPLe-style"]}, Target("digits"), place)
     with pytest.raises(UserError, match="no finished training"):
         make_pictures(dataclasses.replace(done, results=tmp_path), dataclasses.replace(place, results=tmp_path))
     assert not any(tmp_path.iterdir())

@@ -106,6 +106,13 @@ def test_phases_and_rates_are_those_of_the_measured_steps(report):
         assert row["share_of_peak"] == pytest.approx({kind: rate / peak for kind, rate in rates.items()})
 
 
+def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, runtime):
+    assert {(row["class_choice"], row["classes"]) for row in report["rows"]} == {("base", 5)}
+    assert "16 shots of base classes" in Path(report["folder"], "runtime.md").read_text()
+    every = load_case_data("digits", runtime.data, runtime.results, make_settings(runtime, CPU, classes="all").classes)
+    assert len(every.space.classnames) == 10 and len(every.test.images) == 60
+
+
 def test_sizes_are_measured_in_both_modes(report):
     sizes = {(one["point"]["kind"], one["point"]["classes"]) for one in report["scaling"]}
     assert sizes == {(kind, classes) for kind in ("train", "eval") for classes in (5, 10)}
@@ -340,6 +347,7 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
     [
         (("--precision", "fp8"), "fp32, bf16"),
         (("--methods", "mapel"), "maple"),
+        (("--classes", "novel"), "base, all"),
         (("--budget", "nan"), "--budget nan"),
         (("--budget", "-5"), "--budget -5"),
         (("--scaling", "0x4"), "--scaling 0x4"),
@@ -355,6 +363,7 @@ def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
 def test_photographs_have_the_size_of_their_name(tmp_path):
     data = load_case_data("photographs-3", tmp_path / "data", tmp_path / "made")
     assert (len(data.fewshot.train), len(data.test.images), len(data.space.classnames)) == (48, 12, 3)
+    assert data.classes == "all", "as many as the name says, also where base classes are chosen"
     assert data.synthetic and data.fewshot.train.image(0).size in ((500, 375), (375, 500))
 
 

@@ -178,12 +178,15 @@ def plan_suite(
     """Plan `suite` with the options given by the flags.
 
     The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
-    several: planned together with other suites; --datasets then does not apply to a suite with its own list.
+    several: planned together with other suites; --datasets then does not apply to a suite with its own list, nor
+    --classes to one without a choice.
     """
     from benchmarks.results.profiles import MINI, PAPER, find_profile
     from benchmarks.suites.planning import SuitePlan
 
     changes = suite_changes(flags, data)
+    if flags.classes and (suite.class_choices or not several):
+        changes["classes"] = flags.classes
     named = set(changes.get("datasets", ()))
     if flags.profile:
         profile = find_profile(flags.profile)

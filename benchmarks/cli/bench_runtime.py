@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Backbone, MethodNames, OutputFlags, RuntimeFlags, Weights, flag, flat, switch
+from benchmarks.cli.flags import (
+    Backbone,
+    MethodNames,
+    OutputFlags,
+    RuntimeFlags,
+    SuiteClasses,
+    Weights,
+    flag,
+    flat,
+    switch,
+)
 from benchmarks.cli.selection import runtime_config
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show, show_json
@@ -29,6 +39,7 @@ class MeasureFlags:
 
     methods: MethodNames = METHODS
     datasets: Annotated[str, flag("A,B", "photographs-102: made-up images, as many as in 16-shot Flowers102")] = ""
+    classes: SuiteClasses = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Annotated[str, flag("fp32,bf16", "one or both [default: fp32]")] = ""

@@ -38,6 +38,7 @@ DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls
 Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
 Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
+SuiteClasses = Annotated[str, flag("base|all", "trained on in runtime and qualitative [default: base]")]
 MethodOptions = Annotated[list[str] | None, flag("KEY=VALUE", "of the method, see `procap ls methods --json`")]
 Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
@@ -115,6 +116,7 @@ class SuiteFlags(ChoiceFlags):
 
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper with --data]")] = ""
     recipe: Recipe = ""
+    classes: SuiteClasses = ""
     option: MethodOptions = None
     quick: Annotated[bool, switch("--quick", "short schedules: does everything run here?")] = False
     epochs: Epochs = None

@@ -94,15 +94,14 @@ def _suite_tables(
     from runner.run_collection import COLLECTIONS, read_collection
     from shards.default_paths import data_root
 
-    if selection.classes:
-        raise UsageError("--classes is for tables without a suite: a suite has its own")
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
     suite = suite_named(name)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
-    changes = suite_changes(selection, data) | ({"recipe": flags.recipe} if flags.recipe else {})
+    given = {"recipe": flags.recipe, "classes": selection.classes}
+    changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
     options = replace(recorded, **changes)
     done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
     for path, why in done.unreadable.items():

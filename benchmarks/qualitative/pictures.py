@@ -21,6 +21,7 @@ from benchmarks.qualitative.plots import CAM_LOOK, draw_eigencam, draw_predictio
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
+from benchmarks.tables.qualitative import pictured_accuracy
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError, UserError
@@ -52,7 +53,8 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
         plots["eigencam"] = partial(draw_eigencam, record, pixels)
     else:
         note("one method alone: pictures of predictions and attention are left out")
-    record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
+    described = [read_prompts(title, run) for title, run in runs[last].items()]
+    record["prompts"] = record_prompts(described, accuracy_texts(results, last))
     if record["prompts"]["random"]:
         plots["prompts"] = partial(draw_prompts, record["prompts"], last)
     written = save_plots(results.folder, plots)
@@ -169,6 +171,19 @@ class _Predictor:
     def pixels(self, place: int) -> NDArray[np.uint8]:
         """Return an image [S, S, 3] as the model sees it, before it is normalised."""
         return np.asarray(self.transform.crop(self.selection.images.image(place)))
+
+
+def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:
+    """Describe the accuracy of every variant on the classes trained on, by title, beside the published one."""
+    [target] = results.suite.targets(results.options, dataset)
+    found = {}
+    for variant in results.variants:
+        metric = pictured_accuracy(results, variant, dataset)
+        if metric is not None:
+            paper = "" if metric.published is None else f" (published: {metric.published:.2f} %)"
+            limited = " of the first images" * metric.limited
+            found[variant.name] = f"{metric.mean:.2f} % on {target.classes} classes{limited}{paper}"
+    return found
 
 
 def describe_pictures(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -152,6 +152,8 @@ class SuiteResults:
             return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
         if self.options.quick:
             return "the schedules are the short ones of --quick"
+        if self.options.classes not in ("", self.suite.classes):
+            return f"they are of {self.options.classes} classes, another reading of the paper than the default"
         if self.options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             return f"the shots are {self.options.shots[0] or 'all'}, not {SHOTS}"
         if self.options.overrides:

@@ -58,7 +58,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Options that a user may choose for any suite; empty ones take the suite's or the profile's. shots: 0 is all."""
+    """Options that a user may choose for any suite; empty ones take the suite's or the profile's.
+
+    shots: 0 is all. classes: those trained on, in suites that offer a choice.
+    """
 
     profile: Profile
     datasets: tuple[str, ...]
@@ -70,6 +73,7 @@ class SuiteOptions:
     backbone: str = ""
     pretrained: str | None = None
     precision: str = ""
+    classes: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Path | None = None
@@ -156,5 +160,6 @@ class SuiteDefinition(Protocol):
     @property
     def published(self) -> str: ...
     def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
+    def trained_classes(self, options: SuiteOptions) -> str: ...
     def plan(self, options: SuiteOptions) -> list[SuiteRun]: ...
     def command(self, options: SuiteOptions, results: str | Path) -> str: ...

@@ -76,7 +76,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     load = os.getloadavg()[0]
     # Pack data sets before the time budget starts.
     made = runtime.results / "runtime" / "data"
-    datasets = [load_case_data(name, runtime.data, made) for name in settings.datasets]
+    datasets = [load_case_data(name, runtime.data, made, settings.classes) for name in settings.datasets]
     clock = Clock(settings.budget)
     peaks = {precision: matmul_peak(device, precision) for precision in settings.precisions}
     note(", ".join(f"matrix products at {rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in peaks.items()))

@@ -123,6 +123,7 @@ class Case:
             "mode": self.mode,
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),
+            "class_choice": self.data.classes,
             "train_images": len(self.data.fewshot.train),
             "batch": self.settings.batch,
             "test_batch": batch,

@@ -42,10 +42,14 @@ THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid"
 
 @dataclass(frozen=True)
 class CaseData:
-    """One data set of all cases. synthetic: images without content. load_seconds: for opening and checking hashes."""
+    """One data set of all cases.
+
+    classes: trained and tested on. synthetic: images without content. load_seconds: for opening and checking hashes.
+    """
 
     name: str
     root: Path
+    classes: str
     synthetic: bool
     fewshot: FewShot
     test: Selection
@@ -62,10 +66,14 @@ def class_names(count: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:count]
 
 
-def load_case_data(name: str, data: Path, made: Path) -> CaseData:
-    """Open data set `name`, packed if needed, and draw its few-shot samples; synthetic ones are packed into `made`."""
+def load_case_data(name: str, data: Path, made: Path, classes: str = "base") -> CaseData:
+    """Open data set `name`, packed if needed, and draw few-shot samples of its `classes`.
+
+    Synthetic data sets are packed into `made`; all of their classes are used, as many as their name says.
+    """
     synthetic = SYNTHETIC.fullmatch(name) is not None
     root = made if synthetic else data
+    classes = "all" if synthetic else classes
     if not synthetic:
         name = resolve_dataset(name, data).name
         ensure_packed([name], data)
@@ -73,13 +81,14 @@ def load_case_data(name: str, data: Path, made: Path) -> CaseData:
         pack_one(photograph_source(name), made)
     began = time.perf_counter()
     shards = open_dataset(root, name)
-    fewshot = load_few_shot(shards, SHOTS, SEED, "all")
+    fewshot = load_few_shot(shards, SHOTS, SEED, classes)
     return CaseData(
         name=name,
         root=root,
+        classes=classes,
         synthetic=synthetic,
         fewshot=fewshot,
-        test=evaluation_split(shards, "all"),
+        test=evaluation_split(shards, classes),
         space=label_space(shards.manifest, fewshot.classnames),
         load_seconds=time.perf_counter() - began,
     )

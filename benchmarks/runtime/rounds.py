@@ -49,9 +49,10 @@ def run_cases(
 ) -> list[dict[str, Any]]:
     """Train and evaluate all cases of a data set; returns rows. ends: shares of the clock's budget for both parts."""
     cases = [
-        Case(run_config(method, precision, settings, dataset=data.name, data=data.root), data, models, mode, settings)
+        Case(config, data, models, mode, settings)
         for precision in settings.precisions
         for method in settings.methods
+        for config in [run_config(method, precision, settings, dataset=data.name, data=data.root, classes=data.classes)]
         for mode in MODES
     ]
     _train([case for case in cases if case.trains], settings, clock, ends[0])

@@ -91,7 +91,7 @@ def metrics_of(done: SuiteResults) -> dict[str, float]:
     """Average each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`; incomplete ones are left out."""
     metrics: dict[str, float] = {}
     for variant, name in zip(done.variants, short_names(done.variants), strict=True):
-        if done.suite.classes == "all":
+        if done.suite.trained_classes(done.options) == "all":
             means = {
                 "all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.options.datasets])
             }

@@ -46,7 +46,8 @@ class Suite:
 
     name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
-    classes: the classes trained on. task: whose published recipes count, see `plan_run`.
+    classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
+    task: whose published recipes count, see `plan_run`.
     held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
     variants: the variants of a method. targets: the evaluation targets of a run on a data set.
     tables, plots: make its tables and plots.
@@ -64,6 +65,7 @@ class Suite:
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
+    class_choices: tuple[str, ...] = ()
     held_out: bool = False
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
@@ -96,8 +98,16 @@ class Suite:
         given = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **own | given, quick=quick)
 
+    def trained_classes(self, options: SuiteOptions) -> str:
+        """Return the classes trained on. Raises UsageError for a choice that the suite does not offer."""
+        if options.classes and options.classes not in self.class_choices:
+            known = f"one of {', '.join(self.class_choices)}" if self.class_choices else f"{self.classes} alone"
+            raise UsageError(f"--classes {options.classes}: {self.name} has its own classes to train on, {known}")
+        return options.classes or self.classes
+
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""
+        chosen = self.trained_classes(options)
         variants = [variant for method in options.methods for variant in self.variants(options, method)]
         if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
             listed = ",".join(map(str, options.shots))
@@ -107,7 +117,7 @@ class Suite:
                 raise UsageError(f"two variants are called '{one.name}': give each a title or a key of its own")
         runs: list[SuiteRun] = []
         for dataset in options.datasets:
-            trainings = {self.classes: tuple(map(str, self.targets(options, dataset)))}
+            trainings = {chosen: tuple(map(str, self.targets(options, dataset)))}
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):
@@ -130,7 +140,7 @@ class Suite:
         for name in ("datasets", "methods", "seeds", "shots"):
             chosen = getattr(options, name)
             words += [f"--{name}", ",".join(map(str, chosen))] if chosen != getattr(own, name) else []
-        for name in ("recipe", "backbone", "pretrained", "precision"):
+        for name in ("recipe", "classes", "backbone", "pretrained", "precision"):
             words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
         for method, own_options in options.options.items():
             for key, value in own_options.items():

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.results.frame import TITLES
 from benchmarks.results.metrics import Metric
+from benchmarks.results.published.tables import PROMPT_PICTURE, display_name
 from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
+from benchmarks.tables.notes import suite_notes
+from benchmarks.tables.rows import mark_reproduced, published_group, published_row
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
@@ -13,10 +18,37 @@ def qualitative_tables(suite: SuiteResults) -> list[Table]:
     """Make the tables from the data saved with the pictures; none if no pictures were made of these runs."""
     record = suite.pictures
     try:
-        return [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
+        tables = [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
     except (KeyError, TypeError):
         # Written by another version of this program; running the suite again replaces it.
+        tables = []
+    return [*tables, *_accuracies(suite)]
+
+
+def pictured_accuracy(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
+    """Return the accuracy of a variant on the classes trained on, with what the paper's caption prints of it."""
+    [target] = suite.suite.targets(suite.options, dataset)
+    metric = suite.metric(variant, dataset, target)
+    return suite.with_published(variant, [dataset], metric, PROMPT_PICTURE.get(dataset, {}).get(variant.method))
+
+
+def _accuracies(suite: SuiteResults) -> list[Table]:
+    """Make the accuracies of the pictured runs, beside those in the caption of the figure of prompts."""
+    if suite.frame.empty:
         return []
+    rows: list[Row] = []
+    for dataset in suite.options.datasets:
+        name = display_name(dataset)
+        for method, number in (PROMPT_PICTURE.get(dataset, {}) if suite.in_paper else {}).items():
+            title = {"maple": "trained baseline"}.get(method, TITLES[method])
+            rows.append(published_row((name, f"{title} (published)"), [number], group=published_group(suite, name)))
+        for variant in suite.variants:
+            cells = (pictured_accuracy(suite, variant, dataset),)
+            rows.append(Row((name, mark_reproduced(variant.name, cells)), cells, group=name))
+    classes = suite.suite.trained_classes(suite.options)
+    title = f"Accuracy of the pictured runs on {classes} classes"
+    columns = (Column(f"{classes.capitalize()} classes"),)
+    return [Table(f"{suite.name}-accuracy", title, ("Data set", "Method"), columns, tuple(rows), suite_notes(suite))]
 
 
 def _words(record: dict[str, Any], name: str) -> list[Table]:

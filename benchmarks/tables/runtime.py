@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,11 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     rows: list[Row] = []
     for dataset in suite.options.datasets:
         rows += _published_rows(dataset) if suite.in_paper else ()
-        rows += _measured_rows(report, dataset)
+        rows += _measured_rows(report, dataset, printed_accuracies(suite, report, dataset))
     others = ("GFLOP/s", "MB:", "Phases:", *(() if suite.in_paper else ("published:",)))
     notes = tuple(note for note in list_notes(report) if not note.startswith(others))
+    if suite.in_paper and (why := suite.why_incomparable or why_unlike(report)):
+        notes += (f"These results do not compare with published ones, which are rows of their own: {why}.",)
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
     tables = [Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True).without_empty_columns()]
     if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
@@ -116,15 +118,18 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 
 
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
-    """Find the newest measurement with every data set and method of the suite, on its backbone."""
+    """Find the newest measurement with every data set and method of the suite, on its backbone and classes."""
     from procap.weights.loading import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
+    classes = suite.suite.trained_classes(suite.options)
     found: list[tuple[float, str, Measurement]] = []
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         complete = sets >= set(suite.options.datasets) and methods >= set(suite.options.methods)
-        if report["backbone"]["name"] == backbone and complete:
+        # Reports of earlier versions are of all classes.
+        same = report["backbone"]["name"] == backbone and report["settings"].get("classes", "all") == classes
+        if same and complete:
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 
@@ -148,6 +153,14 @@ def published_ratios(dataset: str) -> tuple[float, float] | None:
         return None
     own, other = (by_method[key] for key in RATIO)
     return own.train_seconds / other.train_seconds, own.images_per_second / other.images_per_second
+
+
+def printed_accuracies(suite: SuiteResults, report: Measurement, dataset: str) -> dict[str, float]:
+    """Return the published accuracy of each method on a data set; empty if what was measured does not compare."""
+    other_weights = report["settings"]["pretrained"] is not None
+    if not suite.in_paper or suite.why_incomparable or why_unlike(report) or other_weights:
+        return {}
+    return {one.key: one.accuracy for one in published.runtime() if one.dataset == dataset}
 
 
 def why_unlike(report: Measurement) -> str:
@@ -182,13 +195,16 @@ def _published_rows(dataset: str) -> Iterator[Row]:
             yield Row((name, title, "-"), (*cells, *rest), "published", f"{name} {one.method}")
 
 
-def _measured_rows(report: Measurement, dataset: str) -> Iterator[Row]:
+def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
+    """Make the rows of one data set. printed: published accuracies by method, to stand beside ours."""
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
             seconds = _metric(row["train_seconds"])
             limited = row["test_images"] < row["test_images_all"]
             accuracy = None if row["accuracy"] is None else Metric(row["accuracy"], seeds=(1,), limited=limited)
+            if accuracy and not limited:
+                accuracy = replace(accuracy, published=(printed or {}).get(row["method"]))
             counted = (("flops_per_second", 1e-9), ("share_of_peak", 100))
             cells = (
                 *([None, seconds] if row["extrapolated"] else [seconds, None]),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 EXTRAPOLATED = "≈"
-WARNINGS = ("THE MACHINE WAS BUSY", EXTRAPOLATED, "†", "FAILED", "published:")
-"""Prefixes of the notes that also concern ratios between methods."""
+WARNINGS = ("THE MACHINE WAS BUSY", EXTRAPOLATED, "Accuracy is left out", "†", "FAILED", "published:")
+"""Prefixes of the notes that also concern what is compared with published numbers."""
 BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
 
@@ -22,9 +22,9 @@ def list_notes(report: dict[str, Any]) -> list[str]:
     notes = [
         f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {where}; torch "
         f"{machine['packages'].get('torch', '?')}; load of the machine before and after: {before} and {after}.",
-        f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of all classes, seed 1, batch "
-        f"{settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the same "
-        "order; MaPLe-style has 4 tokens, as ProCAP.",
+        f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
+        f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
+        "same order; MaPLe-style has 4 tokens, as ProCAP.",
         "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
         "images decoded in every epoch. fast: the same numbers up to rounding without that work.",
         "FPS encoder: batches that are on the device already; end to end: all test images from packed bytes, class "
@@ -68,6 +68,16 @@ def list_warnings(report: dict[str, Any]) -> list[str]:
 def describe_case(row: dict[str, Any]) -> str:
     """Describe a row: `digits ProCAP fast fp32`."""
     return f"{row['dataset']} {row['title']} {row['mode']} {row['precision']}"
+
+
+def _describe_classes(rows: Sequence[dict[str, Any]]) -> str:
+    """Describe the classes trained and tested on, by data set if they differ; older reports are of all classes."""
+    chosen: dict[str, dict[str, None]] = {}
+    for row in rows:
+        chosen.setdefault(f"{row.get('class_choice', 'all')} classes", {})[row["dataset"]] = None
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return " and ".join(f"{classes} ({', '.join(datasets)})" for classes, datasets in chosen.items())
 
 
 def _describe_accelerations(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
