@@ -26,6 +26,8 @@ NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
 PUBLISHED = "published"
 """Name given instead of a suite to print the paper's own tables."""
+CLAIMS = "claims"
+"""Name given instead of a suite to print the verdicts on the paper's claims."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TableFlags:
         "procap table --methods coop,procap --format latex > table.tex",
         "procap table base-to-novel --results /shared/results",
         "procap table base-to-novel --check --data /shared/shards",
+        "procap table claims",
     )
 )
 @flat
@@ -53,7 +56,7 @@ def table(
     output: OutputFlags,
     flags: TableFlags,
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
+        str, typer.Argument(metavar="SUITE", help="a suite, `claims` or `published` [default: one table of all runs]")
     ] = "",
     results: Results = "results",
     form: Annotated[str, flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
@@ -71,6 +74,10 @@ def table(
 
         _show_tables(suite, published_tables(), form, output)
         return 0
+    if suite == CLAIMS:
+        if given := command_line(selection, replace(flags, data="")):
+            raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
+        return _claims(results, form, output, flags)
     if suite:
         return _suite_tables(suite, selection, results, form, output, flags)
     if given := command_line(replace(flags, data="")):
@@ -121,6 +128,21 @@ def _suite_tables(
     if further:
         note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
     return 1 if done.unreadable else 0
+
+
+def _claims(results: str, form: str, output: OutputFlags, flags: TableFlags) -> int:
+    from benchmarks.report.claims import read_claims
+    from benchmarks.report.started_suites import find_suites
+    from shards.default_paths import data_root
+
+    root, data = find_results(results), data_root(flags.data)
+    if not root.is_dir():
+        raise UserError(f"no results folder at {results}; make one: procap bench all --results {quote(results)}")
+    started, problems = find_suites(root, data)
+    for name, why in problems:
+        note(f"procap: {name} is left out: {why}")
+    _show_tables(CLAIMS, [read_claims(root, started, shown=results, data=data)], form, output)
+    return 1 if problems else 0
 
 
 def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:

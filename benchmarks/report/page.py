@@ -58,13 +58,17 @@ class Section:
 
 @dataclass(frozen=True)
 class PageContents:
-    """The contents of the page. caveats: what a reader has to know before any number, and a short form or ""."""
+    """The contents of the page. caveats: what a reader has to know before any number, and a short form or "".
+
+    claims: a sentence and the table of the paper's claims.
+    """
 
     lead: str
     state: str
     shown: str
     sections: Sequence[Section]
     headline: tuple[Table, Picture | None] | None
+    claims: tuple[str, Table] | None
     problems: Sequence[Problem]
     caveats: Sequence[tuple[str, str]]
     cost: Sequence[str]

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
+from benchmarks.report.claims import read_claims
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
 from benchmarks.report.links import find_links
 from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
@@ -118,6 +119,8 @@ def build_report(
         pictures = [one for one in main.pictures if one is not plot]
         rest = replace(main, tables=main.tables[1:], pictures=pictures, leads=True)
         sections[sections.index(main)] = rest
+    read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
+    claims = _attempt(problems, "claims", "the table of claims", read, None) if suites else None
     jobs = read_jobs(suites)
     return PageContents(
         lead=_describe_dates(suites),
@@ -125,6 +128,7 @@ def build_report(
         shown=shown,
         sections=sections,
         headline=headline,
+        claims=(claims.notes[0], replace(claims, notes=claims.notes[1:])) if claims and claims.rows else None,
         problems=problems,
         caveats=list_caveats(suites),
         cost=describe_cost(jobs, price),
@@ -156,18 +160,20 @@ def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
     return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
 
 
+def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T], otherwise: T) -> T:
+    """Make a part of the page; an error becomes a problem, so that the others are still shown."""
+    try:
+        return make()
+    except Exception as error:
+        expected = isinstance(error, UserError | DataError | OSError)
+        text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
+        problems.append((name, f"{what}: {text}"))
+        return otherwise
+
+
 def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem]) -> Section:
-    """Make the section of a suite. A part that fails becomes a problem, so that the others are still shown."""
-
-    def attempt(what: str, make: Callable[[], T], otherwise: T) -> T:
-        try:
-            return make()
-        except Exception as error:
-            expected = isinstance(error, UserError | DataError | OSError)
-            text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
-            problems.append((one.name, f"{what}: {text}"))
-            return otherwise
-
+    """Make the section of a suite."""
+    attempt = partial(_attempt, problems, one.name)
     suite, results = one.suite, one.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
     plots: Plots = {}

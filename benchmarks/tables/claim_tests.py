@@ -1,0 +1,288 @@
+"""Test a claim of the paper on results, or on the numbers that the paper prints, both read into one kind of frame.
+
+`Scores`: a row per task (tested data set) and seed, a column per variant and metric. A variant is called by its method
+and the values of its key: "procap", "procap 4", "procap w/o KL".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from benchmarks.results.frame import TITLES
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tables import AVERAGE
+from benchmarks.results.statistics import sign_flip_p
+from benchmarks.results.suite import SuiteResults
+from benchmarks.tables.runtime import newest_measurement, rows_by_mode
+from benchmarks.tables.table import format_number
+from benchmarks.tables.targets import list_targets
+from runner.config import Target
+from shards.rng import stream_seed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HALVES = ("base", "novel", "hm")
+MEASURED = {"train_seconds": "step_seconds", "images_per_second": "end_to_end_fps"}
+"""Columns of the paper's runtime table, by the measurement in a runtime report."""
+SHOWN = 5
+"""Number of contrasts that a result lists; of more it lists the lowest and the highest."""
+Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
+
+
+class UntestedError(Exception):
+    """Raise if results do not suffice to test a claim; the text is the reason."""
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % interval. p: two-sided, None without a test. test: its name, n and p."""
+
+    mean: float
+    low: float
+    high: float
+    p: float | None
+    test: str
+
+
+Contrasts = Mapping[str, "pd.Series | Estimate"]
+"""Differences by task and seed that a claim says are positive, or an estimate of them, by name."""
+
+
+@dataclass(frozen=True)
+class ClaimTest:
+    """How a claim is tested.
+
+    contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: how
+    many of n data sets must be won in all contrasts; then means do not count. printed: other contrasts for the paper's
+    own table. unit: of the differences.
+    """
+
+    contrasts: Callable[[pd.DataFrame], Contrasts] | None
+    above: float = 0.0
+    wins: Callable[[int], int] | None = None
+    printed: Callable[[pd.DataFrame], Contrasts] | None = None
+    unit: str = "points"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper: quoted, or paraphrased without quotation marks. suite: of the data it is tested on."""
+
+    name: str
+    section: str
+    suite: str
+    text: str
+    measure: str
+    test: ClaimTest
+
+
+class Outcome(NamedTuple):
+    """The verdict on a claim, texts for a table, and the estimate that decided."""
+
+    verdict: Verdict
+    result: str
+    interval: str | None = None
+    test: str | None = None
+    decisive: Estimate | None = None
+
+
+def read_scores(suite: SuiteResults) -> pd.DataFrame:
+    """Read a suite's results; a variant with a missing evaluation has no column. HM is computed for each seed.
+
+    Where other data sets are tested, "source" is the accuracy on the one trained on.
+    """
+    if suite.suite.published == "runtime":
+        return _read_runtime(suite)
+    cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+    incomplete = set()
+    several = len(suite.options.datasets) > 1
+    for variant, dataset in product(suite.variants, suite.options.datasets):
+        label = " ".join(map(str, (variant.method, *variant.key.values())))
+        if suite.suite.classes == "base":
+            halves = suite.halves(variant, dataset)
+            found = [(metric, dataset, cell) for metric, cell in zip(HALVES, halves, strict=True)]
+        else:
+            others = list_targets(suite, dataset)
+            own = "source" if others else "accuracy"
+            found = [(own, dataset, suite.metric(variant, dataset, Target(dataset)))]
+            for name in others:
+                task = f"{dataset} to {name}" if several else name
+                found.append(("accuracy", task, suite.metric(variant, dataset, Target(name))))
+        for metric, task, cell in found:
+            values = zip(cell.seeds, cell.values, strict=True) if cell else ()
+            cells.setdefault((label, metric), {}).update({(task, seed): value for seed, value in values})
+            incomplete |= set() if cell else {(label, metric)}
+    return _make_frame({column: own for column, own in cells.items() if column not in incomplete})
+
+
+def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
+    """Read lowest, median and highest (in place of seeds) of repeated measurements in reference mode.
+
+    Of an accuracy they are the accuracy and the ends of its 95 % binomial interval over test images.
+    """
+    from scipy.stats import binomtest
+
+    report = newest_measurement(suite)
+    cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+    for dataset in suite.options.datasets if report else ():
+        assert report is not None
+        modes = rows_by_mode(report, dataset)
+        for row in next((rows for mode, rows in modes.items() if mode.startswith("reference")), []):
+            spreads = {name: row[key] and [*row[key].values()][:3] for name, key in MEASURED.items()}
+            if row["accuracy"] is not None:
+                interval = binomtest(row["correct"], row["test_images"]).proportion_ci()
+                spreads["accuracy"] = [row["accuracy"], 100 * interval.low, 100 * interval.high]
+            for metric, values in spreads.items():
+                numbered = {(dataset, place): value for place, value in enumerate(values or ())}
+                cells.setdefault((row["method"], metric), {}).update(numbered)
+    return _make_frame({column: own for column, own in cells.items() if own})
+
+
+def read_printed(suite: str) -> pd.DataFrame:
+    """Read the paper's table of a suite, with 0 as seed; empty if it has none. "mean hm" is the printed average."""
+    cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+
+    def put(label: object, metric: str, values: Mapping[str, float]) -> None:
+        own = cells.setdefault((str(label), metric), {})
+        own.update({(task, 0): value for task, value in values.items()})
+
+    table = {"stability": "seed_stability", "duration": "training_duration"}.get(suite, suite.replace("-", "_"))
+    for row in published.halves_rows(table):
+        label = row.key or row.method
+        for metric in HALVES:
+            mean = "mean " * (row.dataset == AVERAGE and not row.epochs)
+            put(f"{label} {row.epochs}" if row.epochs else label, mean + metric, {row.dataset: getattr(row, metric)})
+            if suite == "stability":
+                put(label, f"{mean}{metric} sd", {row.dataset: getattr(row, f"{metric}_std")})
+    for row in getattr(published, table)() if table in ("cross_dataset", "domain_generalization") else ():
+        put(row.key or row.method, "source", {"imagenet": row.source})
+        put(row.key or row.method, "accuracy", row.targets)
+    for row in published.ablation() if suite == "ablation" else ():
+        put(f"{published.METHOD_KEYS.get(row.variant, 'procap')} {row.variant}", "hm", row.hm)
+    for row in published.runtime() if suite == "runtime" else ():
+        for metric in (*MEASURED, "accuracy"):
+            put(row.key, metric, {row.dataset: getattr(row, metric)})
+    return _make_frame(cells)
+
+
+def _make_frame(cells: Mapping[tuple[str, str], Mapping[tuple[str, int], float]]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame({column: dict(own) for column, own in cells.items()})
+    return frame.rename_axis(index=["task", "seed"]) if len(frame) else frame
+
+
+def column_of(scores: pd.DataFrame, label: str, metric: str) -> pd.Series:
+    """Return the values of one variant. Raises UntestedError if there are none."""
+    if (label, metric) not in scores:
+        raise UntestedError(f"{title_of(label)} was not run, or not to the end")
+    return scores[label, metric].dropna()
+
+
+def title_of(label: str) -> str:
+    """Return a variant as a table prints it: its key if that is a text, else its method and key."""
+    method, _, key = label.partition(" ")
+    return key if key and not key[0].isdigit() else f"{TITLES.get(method, method)} {key}".strip()
+
+
+def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
+    """Decide whether a claim holds; it is undecided if the 95 % interval of a contrast contains `above`."""
+    if claim.test.contrasts is None:
+        return Outcome("not tested", "a picture, for readers to judge")
+    if scores.empty:
+        return Outcome("not tested", "no results")
+    try:
+        found = claim.test.contrasts(scores)
+        if claim.test.wins:
+            return _judge_wins(claim, find_wins(found), len(found) + 1, claim.test.wins)
+        estimates = {name: _estimate(one, claim.test.above) for name, one in found.items()}
+    except UntestedError as error:
+        return Outcome("not tested", str(error))
+    decisive = min(estimates, key=lambda name: estimates[name].low)
+    refuted = min(estimates, key=lambda name: estimates[name].high)
+    verdict: Verdict = "holds" if estimates[decisive].low > claim.test.above else "undecided"
+    if estimates[refuted].high <= claim.test.above:
+        verdict, decisive = "does not hold", refuted
+    own = estimates[decisive]
+    names = sorted(estimates, key=lambda name: estimates[name].mean) if len(estimates) > SHOWN else [*estimates]
+    shown = [names[0], names[-1]] if len(estimates) > SHOWN else names
+    listed = "; ".join(f"{name} {format_number(estimates[name].mean, 2, '+')}" for name in shown)
+    more = f" (lowest and highest of {len(estimates)})" if len(estimates) > SHOWN else ""
+    result = f"{claim.measure}: {listed} {claim.test.unit}{more}"
+    interval = f"{format_number(own.low, 2, '+')} to {format_number(own.high, 2, '+')}"
+    return Outcome(verdict, result, interval + f" ({decisive})" * (len(estimates) > 1), own.test, own)
+
+
+def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
+    """Estimate a mean over tasks, each averaged over its seeds; of a single task over its seeds."""
+    from scipy.stats import t
+
+    if isinstance(values, Estimate):
+        return values
+    tasks = values.groupby("task").mean()
+    sample, unit = (tasks, "data sets") if len(tasks) > 1 else (values, "seeds")
+    n = len(sample)
+    if n < 2 or sample.isna().any():
+        raise UntestedError("one data set with one seed gives no interval (--seeds 1,2,3)")
+    mean, error = float(sample.mean()), float(sample.std(ddof=1)) / n**0.5
+    half = float(t.isf(0.025, n - 1)) * error
+    p = float(2 * t.sf(abs(mean - above) / error, n - 1)) if error else float(np.isclose(mean, above))
+    flipped = sign_flip_p(sample - above, np.random.default_rng(stream_seed(0, "claims", "signs")))
+    test = f"t, n = {n} {unit}: p = {p:.2g}; signs flipped: p = {flipped:.2g}"
+    if len(values) > n:
+        test += f"; {(values > above).sum()} of {len(values)} pairs of data set and seed above {above:g}"
+    return Estimate(mean, mean - half, mean + half, p, test)
+
+
+def find_wins(contrasts: Contrasts) -> pd.Series:
+    """Find on which tasks all contrasts are positive."""
+    import pandas as pd
+
+    means = {
+        name: one.groupby("task", sort=False).mean() for name, one in contrasts.items() if isinstance(one, pd.Series)
+    }
+    frame = pd.DataFrame(means)
+    return ((frame > 0) | frame.isna()).all(axis=1)
+
+
+def _judge_wins(claim: Claim, won: pd.Series, variants: int, needed: Callable[[int], int]) -> Outcome:
+    """Decide whether enough data sets are won; undecided if as many are likely among variants that are equally good."""
+    from scipy.stats import binomtest
+
+    wins, n = int(won.sum()), len(won)
+    p = float(binomtest(wins, n, 1 / variants, alternative="greater").pvalue)
+    share = binomtest(wins, n).proportion_ci()
+    lost = f"; not on {', '.join(won.index[~won])}" if 0 < wins < n else ""
+    result = f"{claim.measure}: on {wins} of {n} data sets, to be {needed(n)}{lost}"
+    test = f"binomial against 1 in {variants}, n = {n} data sets: p = {p:.2g}"
+    own = Estimate(wins / n, float(share.low), float(share.high), p, test)
+    verdict: Verdict = "holds" if p <= 0.05 else "undecided"
+    interval = f"{100 * own.low:.0f} to {100 * own.high:.0f} % of data sets"
+    return Outcome(verdict if wins >= needed(n) else "does not hold", result, interval, test, own)
+
+
+def describe_printed(claim: Claim, scores: pd.DataFrame) -> str | None:
+    """Describe whether a claim is true of the numbers that the paper prints: yes, no, or partly; None without any."""
+    make = claim.test.printed or claim.test.contrasts
+    if make is None or scores.empty:
+        return None
+    try:
+        found = make(scores)
+    except UntestedError:
+        return None
+    if claim.test.wins:
+        won = find_wins(found)
+        return f"{'yes' if won.sum() >= claim.test.wins(len(won)) else 'no'}: {won.sum()} of {len(won)}"
+    means = {
+        name: one.mean if isinstance(one, Estimate) else one.groupby("task").mean().mean()
+        for name, one in found.items()
+    }
+    lowest = min(means, key=lambda name: means[name])
+    true = [round(mean, 6) > claim.test.above for mean in means.values()]
+    named = f" ({lowest}, lowest of {len(means)})" if len(means) > 1 else ""
+    return f"{'yes' if all(true) else 'partly' if any(true) else 'no'}: {format_number(means[lowest], 2, '+')}{named}"

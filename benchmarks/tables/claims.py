@@ -1,0 +1,386 @@
+"""List the checkable sentences of the paper with their tests, and make the table of their verdicts.
+
+Sentences about how a number is computed are not listed: tests of this program hold those.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.results.suite import SuiteResults
+from benchmarks.tables.claim_tests import (
+    HALVES,
+    Claim,
+    ClaimTest,
+    Contrasts,
+    Estimate,
+    UntestedError,
+    Verdict,
+    column_of,
+    describe_printed,
+    find_wins,
+    judge,
+    read_printed,
+    read_scores,
+    title_of,
+)
+from benchmarks.tables.grid import paper_weights
+from benchmarks.tables.table import Column, Row, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MARGIN = 1.0
+"""Percentage points within which accuracies count as competitive, stable or preserved; a reading of ours."""
+FEW = 4
+"""The most shots of the low-shot regime ("1--4 shots")."""
+FULL, SENSITIVE = "procap Full ProCAP", ("dtd", "eurosat", "fgvc-aircraft")
+FINE_GRAINED = ("oxford-pets", "stanford-cars", "oxford-flowers", "food101", "fgvc-aircraft")
+STAND_INS: Mapping[str, str] = {
+    "dtd": "textures",
+    "eurosat": "tiles",
+    "oxford-pets": "petals",
+    "oxford-flowers": "petals",
+    "caltech101": "shapes",
+    "ucf101": "glyphs",
+}
+"""Generated data sets in the place of the paper's, as in the lists of the suites."""
+
+Differences = Mapping[str, "pd.Series"]
+Make = Callable[["pd.DataFrame"], Differences]
+
+
+def versus(*others: str, metric: str = "hm", own: str = "procap") -> Make:
+    """Subtract the values of other variants from those of one, by default ProCAP; of all others if none is named."""
+
+    def make(scores: pd.DataFrame) -> Differences:
+        every = [label for label, kind in scores if kind == metric and label != own]
+        if not (others or every):
+            raise UntestedError("no other method was run, or not to the end")
+        values = column_of(scores, own, metric)
+        return {title_of(other): (values - column_of(scores, other, metric)).dropna() for other in others or every}
+
+    return make
+
+
+def split(values: pd.Series, names: Sequence[str]) -> tuple[pd.Series, pd.Series]:
+    """Split values into those of the named data sets, or of those in their place, and the others."""
+    wanted = [*names, *(STAND_INS[name] for name in names if name in STAND_INS)]
+    mask = values.index.get_level_values("task").isin(wanted)
+    if not mask.any():
+        raise UntestedError(f"none of {', '.join(names)} was run")
+    return values[mask], values[~mask]
+
+
+def on(make: Make, *names: str) -> Make:
+    """Restrict differences to the named data sets."""
+    return lambda scores: {title: split(own, names)[0] for title, own in make(scores).items()}
+
+
+def more_on(make: Make, *names: str) -> Make:
+    """Subtract from differences on the named data sets their mean over all others, seed by seed."""
+
+    def compared(scores: pd.DataFrame) -> Differences:
+        parts = {title: split(own, names) for title, own in make(scores).items()}
+        return {title: own - others.groupby("seed").mean() for title, (own, others) in parts.items()}
+
+    return compared
+
+
+def by_task(make: Make) -> Make:
+    """Make a contrast of each data set, to be tested over its seeds."""
+
+    def divided(scores: pd.DataFrame) -> Differences:
+        found = make(scores)
+        return {
+            f"{title} on {task}" if len(found) > 1 else str(task): part
+            for title, own in found.items()
+            for task, part in own.groupby("task", sort=False)
+        }
+
+    return divided
+
+
+def minus(first: Make, second: Make) -> Make:
+    """Subtract contrasts that come in the same order."""
+    return lambda scores: {
+        name: one - other for (name, one), other in zip(first(scores).items(), second(scores).values(), strict=True)
+    }
+
+
+def list_keys(scores: pd.DataFrame) -> list[int]:
+    """List ProCAP's numbers of shots, tokens or epochs."""
+    keys = sorted({int(label.split()[1]) for label, _ in scores if label.startswith("procap ")})
+    if len(keys) < 2:
+        raise UntestedError("ProCAP was run with one value only")
+    return keys
+
+
+def gains(pairs: Callable[[list[int]], Sequence[tuple[int, int]]], *metrics: str) -> Make:
+    """Subtract ProCAP's values with the first key of each pair (shots, tokens or epochs) from those with the second."""
+
+    def make(scores: pd.DataFrame) -> Differences:
+        found = {}
+        for before, after in pairs(list_keys(scores)):
+            for metric in metrics:
+                name = f"{before} to {after}" + f" {metric}" * (len(metrics) > 1)
+                first, second = (column_of(scores, f"procap {key}", metric) for key in (before, after))
+                found[name] = second - first
+        return found
+
+    return make
+
+
+def best_at(key: int) -> Callable[[list[int]], list[tuple[int, int]]]:
+    return lambda keys: [(other, key) for other in keys if other != key]
+
+
+def ends(keys: list[int]) -> list[tuple[int, int]]:
+    return [(keys[0], keys[-1])]
+
+
+def adjacent(keys: list[int]) -> list[tuple[int, int]]:
+    return [*pairwise(keys)]
+
+
+def advantage(combine: Callable[[pd.DataFrame, pd.DataFrame], pd.Series]) -> Make:
+    """Combine ProCAP's advantage over its best trained rival by shots, and the rival's accuracies, into one value."""
+
+    def make(scores: pd.DataFrame) -> Differences:
+        import pandas as pd
+
+        shots = list_keys(scores)
+        rivals = sorted({label.split()[0] for label, _ in scores} - {"procap", "zeroshot"})
+        if not rivals:
+            raise UntestedError("no other trained method was run, or not to the end")
+        if not shots[0] <= FEW < shots[-1]:
+            raise UntestedError(f"needs numbers of shots up to {FEW} and above")
+
+        def of(method: str) -> pd.DataFrame:
+            return pd.concat({count: column_of(scores, f"{method} {count}", "accuracy") for count in shots}, axis=1)
+
+        best = max(rivals, key=lambda name: float(of(name).mean().mean()))
+        return {f"over {title_of(best)}": combine(of("procap") - of(best), of(best))}
+
+    return make
+
+
+def low(values: pd.DataFrame) -> pd.Series:
+    """Average over the numbers of shots up to FEW."""
+    return values.loc[:, :FEW].mean(axis=1)
+
+
+def top_two(scores: pd.DataFrame) -> Differences:
+    """Subtract at each number of shots the second best other method there from ProCAP."""
+    found = {}
+    for count in list_keys(scores):
+        means = {
+            label: float(own.mean()) for (label, _), own in scores.items() if label.split()[1] in ("0", str(count))
+        }
+        others = sorted(means.keys() - {f"procap {count}"}, key=lambda label: -means[label])
+        if len(others) < 2:
+            raise UntestedError("fewer than two other methods were run, or not to the end")
+        first, second = (column_of(scores, label, "accuracy") for label in (f"procap {count}", others[1]))
+        found[f"{count} shots"] = first - second
+    return found
+
+
+def without(part: str, metric: str = "hm") -> Make:
+    return versus(f"procap w/o {part}", metric=metric, own=FULL)
+
+
+def order_of_drops(scores: pd.DataFrame) -> Differences:
+    """Subtract HM without the first component of a pair from that without the second, whose loss is to be smaller."""
+    pairs = (("Gaussian", "InfoNCE"), ("InfoNCE", "Cross-Attn"), ("Cross-Attn", "KL"), ("Cross-Attn", "L2"))
+    columns = {name: column_of(scores, f"procap w/o {name}", "hm") for name in ("L2", *dict(pairs), "KL")}
+    return {f"{first} over {second}": columns[second] - columns[first] for first, second in pairs}
+
+
+def deviation(scores: pd.DataFrame, label: str, metric: str) -> pd.Series:
+    """Return standard deviations over seeds by data set, computed or printed, with 0 as seed."""
+    if (label, f"{metric} sd") in scores:
+        return column_of(scores, label, f"{metric} sd")
+    found = column_of(scores, label, metric).groupby("task", sort=False).std(ddof=1)
+    if found.isna().any():
+        raise UntestedError("one seed has no deviation (--seeds 1,2,3)")
+    return found.to_frame("sd").assign(seed=0).set_index("seed", append=True).sd
+
+
+def varied(reference: str) -> Make:
+    """Subtract the mean or max deviation of the other data sets from each of the named ones."""
+
+    def make(scores: pd.DataFrame) -> Differences:
+        parts = {metric: split(deviation(scores, "procap", metric), SENSITIVE) for metric in HALVES}
+        return {metric: values - others.agg(reference) for metric, (values, others) in parts.items()}
+
+    return make
+
+
+def grid(sign: int) -> Make:
+    """Subtract from HM of every point of the grid that of the paper's values, or with sign -1 the reverse."""
+
+    def make(scores: pd.DataFrame) -> Differences:
+        (weight, beta), temperature = paper_weights()
+        found = versus(own=f"procap {weight} {beta} {temperature}")(scores)
+        return {"λ {}, β {}, τ {}".format(*name.split()[1:]): -sign * own for name, own in found.items()}
+
+    return make
+
+
+def measured(metric: str, sign: int = 1, *, percent: bool = True) -> Callable[[pd.DataFrame], Contrasts]:
+    """Compare ProCAP's measurements with MaPLe-style's; the interval is from one's lowest to the other's highest."""
+
+    def make(scores: pd.DataFrame) -> Contrasts:
+        own, other = column_of(scores, "procap", metric), column_of(scores, "maple", metric)
+        found = {}
+        for task, values in own.groupby("task", sort=False):
+            theirs = other[task]
+            ends = ((values.median(), theirs.median()), (values.min(), theirs.max()), (values.max(), theirs.min()))
+            middle, low, high = (sign * (100 * (a / b - 1) if percent else a - b) for a, b in ends)
+            test = "ranges of repeated measurements" if percent else "binomial intervals over test images"
+            found[str(task)] = Estimate(middle, min(low, high), max(low, high), None, test)
+        return found
+
+    return make
+
+
+def printed_share(metric: str) -> Callable[[int], int]:
+    """Require the share of data sets on which the paper's main table has ProCAP as the best method."""
+
+    def needed(n: int) -> int:
+        won = find_wins(versus(metric=metric)(read_printed("base-to-novel")))
+        return math.ceil(n * won.mean())
+
+    return needed
+
+
+MAPLE_HM, ACCURACY = versus("maple"), versus(metric="accuracy")
+TESTS: Mapping[str, ClaimTest] = {
+    "average": ClaimTest(versus(), printed=versus(metric="mean hm")),
+    "maple": ClaimTest(MAPLE_HM),
+    "nearly-all": ClaimTest(MAPLE_HM, wins=lambda n: max(1, n - 1)),
+    "texture-shift": ClaimTest(by_task(more_on(MAPLE_HM, "eurosat", "dtd"))),
+    "fine-grained": ClaimTest(by_task(on(MAPLE_HM, "oxford-pets", "caltech101"))),
+    "base-kept": ClaimTest(versus(metric="base"), -MARGIN, printed=versus(metric="mean base")),
+    "novel": ClaimTest(versus("maple", metric="novel")),
+    "balance": ClaimTest(versus("coop", "cocoop", "maple"), wins=lambda n: min(3, n)),
+    **{f"best-{metric}": ClaimTest(versus(metric=metric), wins=printed_share(metric)) for metric in HALVES},
+    "eurosat-base": ClaimTest(by_task(on(versus("maple", metric="base"), "eurosat"))),
+    "stable": ClaimTest(lambda scores: {half: MARGIN - deviation(scores, "procap", half) for half in HALVES}),
+    "most-varied": ClaimTest(varied("mean"), printed=by_task(varied("max"))),
+    "transfer-average": ClaimTest(ACCURACY),
+    "transfer-strong": ClaimTest(on(ACCURACY, "dtd", "eurosat", "sun397", "ucf101"), wins=lambda n: n),
+    "shifts-competitive": ClaimTest(ACCURACY, -MARGIN),
+    "shifts-maple": ClaimTest(versus("maple", metric="accuracy")),
+    "source": ClaimTest(versus(metric="source")),
+    "monotonic": ClaimTest(gains(adjacent, "accuracy")),
+    "low-shot": ClaimTest(advantage(lambda gaps, _: low(gaps) - gaps.loc[:, FEW + 1 :].mean(axis=1))),
+    "narrows": ClaimTest(advantage(lambda gaps, _: gaps.iloc[:, 0] - gaps.iloc[:, -1])),
+    "top": ClaimTest(top_two),
+    "challenging": ClaimTest(
+        more_on(advantage(lambda gaps, theirs: low(100 * gaps / theirs)), *FINE_GRAINED, "dtd", "eurosat"), unit="%"
+    ),
+    "flowers": ClaimTest(on(versus("maple 16", metric="accuracy", own="procap 16"), "oxford-flowers")),
+    "cross-attention": ClaimTest(without("Cross-Attn")),
+    "gaussian": ClaimTest(without("Gaussian")),
+    "kl": ClaimTest(without("KL")),
+    "l2": ClaimTest(without("L2")),
+    "infonce": ClaimTest(without("InfoNCE")),
+    "largest-drop": ClaimTest(order_of_drops),
+    "maple-style": ClaimTest(versus("maple MaPLe-style", own=FULL)),
+    "overfitting": ClaimTest(without("Gaussian", "novel")),
+    "steadier": ClaimTest(
+        lambda scores: {"HM": deviation(scores, "procap w/o Gaussian", "hm") - deviation(scores, FULL, "hm")}
+    ),
+    "four-tokens": ClaimTest(gains(best_at(4), "hm")),
+    "two-to-four": ClaimTest(gains(lambda keys: [(2, 4)], *HALVES)),
+    "longer-lower": ClaimTest(gains(lambda keys: [(8, 4), (16, 4)], "hm")),
+    "longer-overfit": ClaimTest(
+        minus(gains(lambda keys: [(4, 8), (4, 16)], "base"), gains(lambda keys: [(4, 8), (4, 16)], "novel"))
+    ),
+    "broad": ClaimTest(grid(1), -MARGIN),
+    "chosen": ClaimTest(grid(-1)),
+    "longer-base": ClaimTest(gains(ends, "base")),
+    "primarily-base": ClaimTest(
+        minus(gains(ends, "base"), gains(ends, "novel")),
+        printed=minus(gains(adjacent, "base"), gains(adjacent, "novel")),
+    ),
+    "novel-kept": ClaimTest(gains(ends, "novel"), -MARGIN),
+    "longest-best": ClaimTest(lambda scores: gains(best_at(list_keys(scores)[-1]), "hm")(scores)),
+    "slower-training": ClaimTest(measured("train_seconds"), unit="%"),
+    "slower-inference": ClaimTest(measured("images_per_second", -1), unit="%"),
+    "accuracy-gain": ClaimTest(measured("accuracy", percent=False)),
+    "attention": ClaimTest(None),
+}
+"""How each claim of claims.csv is tested; `versus` and the others make the differences that must be positive."""
+
+
+@functools.cache
+def load_claims() -> list[Claim]:
+    """Load the claims in the order of claims.csv."""
+    with Path(__file__).with_name("claims.csv").open(encoding="utf-8", newline="") as file:
+        return [Claim(**row, test=TESTS[row["name"]]) for row in csv.DictReader(file)]
+
+
+def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]) -> Table:
+    """Make a row for each claim of some suites. commands: those that make the results of each suite, if they lack."""
+    scores = {name: read_scores(suite) for name, suite in suites.items()}
+    tables = {name: read_printed(name) for name in suites}
+    rows, verdicts = [], {}
+    for claim in load_claims():
+        if claim.suite not in suites:
+            continue
+        outcome = judge(claim, scores[claim.suite])
+        verdicts[claim.name] = outcome.verdict
+        own = outcome.decisive
+        if outcome.verdict == "not tested":
+            outcome = outcome._replace(result=f"{outcome.result}: {commands[claim.suite]}")
+        printed = describe_printed(claim, tables[claim.suite]) or "not printed"
+        numbers = [None] * 4 if own is None else [own.mean, own.low, own.high, own.p]
+        details = [None if number is None else f"{number:.6g}" for number in numbers]
+        cells = outcome.verdict, claim.text, outcome.result, outcome.interval, outcome.test, printed, claim.section
+        rows.append(Row((claim.suite, claim.name), (*cells, *details)))
+    titles = ("Verdict", "The paper", "Our results", "95 % interval", "Test", "Printed numbers", "Section")
+    columns = [Column(title, "") for title in titles]
+    columns += [Column(title, "", detail=True) for title in ("estimate", "low", "high", "p")]
+    tested = {claim.suite for claim in load_claims() if verdicts.get(claim.name, "not tested") != "not tested"}
+    why = dict.fromkeys(suites[name].why_incomparable for name in suites if name in tested)
+    changed = sorted({dataset for name in tested for dataset in suites[name].changed_sets})
+    reasons = [*filter(None, why), *([f"changed data sets are among them ({', '.join(changed)})"] if changed else [])]
+    title = "Claims of the paper, tested on our results"
+    title += f", which do not apply to the paper's data: {'; '.join(reasons)}" if reasons else ""
+    notes = [describe_verdicts(verdicts), *NOTES]
+    if any(suites[name].frame.limited.any() for name in tested):
+        notes.append("LIMITED: some results are of the first images of a test set only.")
+    return Table("claims", title, ("Suite", "Claim"), tuple(columns), tuple(rows), tuple(notes), wide=True)
+
+
+def describe_verdicts(verdicts: Mapping[str, Verdict]) -> str:
+    """Describe how many claims have each verdict, and name those that do not hold."""
+    counts = Counter(verdicts.values())
+    words: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
+    words["not tested"] = "are not tested"
+    listed = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
+    refuted = ", ".join(name for name, verdict in verdicts.items() if verdict == "does not hold")
+    return f"Of {len(verdicts)} claims {listed}.{f' Those that do not hold: {refuted}.' if refuted else ''}"
+
+
+NOTES = (
+    "Result: every difference that the claim says is positive. A claim holds if all 95 % intervals are above 0 (or "
+    "above the limit in its text), does not hold if one is wholly below, and is undecided otherwise. Interval and test "
+    "are those of the difference that decides; they are not corrected for the number of claims.",
+    "t: Student's t over data sets, each the mean over its seeds, or over the seeds of one data set. Signs flipped: "
+    "permutation test of the same differences. Binomial: so many data sets won by chance among equally good methods. "
+    "All p but the binomial are two-sided. Runtime: from the lowest to the highest of repeated measurements.",
+    "HM is of each seed and data set, its average the mean of HMs. The advantage in few-shot learning is that over the "
+    "trained method that is the best over all shots.",
+    "Printed numbers: whether the claim is true of the paper's own tables, with the lowest difference there.",
+    f"In the place of the paper's data sets: {', '.join(f'{new} ({old})' for old, new in STAND_INS.items())}.",
+)

@@ -1,0 +1,182 @@
+"""The paper's claims: each has a verdict from results, with its interval, and one from the paper's own numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_results import put_config, put_score
+from report_pages import Page, begin, put_entry, tables, words_of
+
+from benchmarks.cli import main
+from benchmarks.report.report import write_report
+from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteRun
+from benchmarks.suites import SUITES, suite_named
+from benchmarks.tables.claims import TESTS, claims_table, load_claims
+
+TITLES = ("verdict", "text", "result", "interval", "test", "printed", "section", "estimate", "low", "high", "p")
+SETS = ("shapes", "petals", "tiles", "textures")
+
+
+def put_suite(results: Path, name: str, accuracy: Callable[[SuiteRun, str], float], **chosen: object) -> SuiteResults:
+    """A finished suite with a chosen accuracy of each run and target, of 1,000 images each."""
+    suite = suite_named(name)
+    options = suite.options(MINI, **{"datasets": SETS, **chosen})
+    for entry in suite.plan(options):
+        put_config(results, entry.spec.config)
+        for target in entry.spec.targets:
+            put_score(results, entry.spec.config, target, round(10 * accuracy(entry, target)), 1000)
+    return SuiteResults.read(suite, options, results)
+
+
+def judge_all(*suites: SuiteResults) -> dict[str, dict[str, str]]:
+    """The cells of every claim of these suites by name."""
+    table = claims_table({one.name: one for one in suites}, {one.name: f"procap bench {one.name}" for one in suites})
+    return {row.labels[1]: dict(zip(TITLES, row.cells, strict=True)) for row in table.rows}
+
+
+def jitter(entry: SuiteRun) -> float:
+    """A small difference between data sets and seeds, the same for all methods but not for their differences."""
+    return SETS.index(entry.dataset) * (1.0 if entry.variant.method == "procap" else 0.8) + 0.3 * entry.seed
+
+
+def test_every_claim_has_a_test_and_a_suite() -> None:
+    assert [claim.name for claim in load_claims()] == [*TESTS]
+    assert {claim.suite for claim in load_claims()} <= {*SUITES}
+    assert all(claim.text and claim.section for claim in load_claims())
+
+
+def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path: Path) -> None:
+    """ProCAP is far better on base classes and worse on novel ones; its advantage over CoOp depends on the data set."""
+
+    def accuracy(entry: SuiteRun, target: str) -> float:
+        gain = {"procap": (10, -5), "maple": (0, 0), "coop": ((-10, 10, -10, 10)[SETS.index(entry.dataset)], -20)}
+        return 60 + gain[entry.variant.method][target.endswith("novel")] + jitter(entry)
+
+    found = judge_all(put_suite(tmp_path, "base-to-novel", accuracy, methods=("coop", "maple", "procap")))
+    assert found["novel"]["verdict"] == "does not hold" and float(found["novel"]["high"]) < 0
+    assert re.search(r"n = 4 data sets: p = .*; 0 of 12 pairs", found["novel"]["test"])
+    assert found["base-kept"]["verdict"] == "undecided"
+    low, estimate, high = (float(found["base-kept"][name]) for name in ("low", "estimate", "high"))
+    assert low < -1 < estimate < high and f"{low:+.2f} to {high:+.2f} (CoOp)" == found["base-kept"]["interval"]
+    assert found["maple"]["verdict"] == "holds" and float(found["maple"]["low"]) > 0
+    assert found["best-base"]["verdict"] == "holds" and "on 4 of 4 data sets, to be 2" in found["best-base"]["result"]
+
+
+def test_intervals_are_students_over_data_sets(tmp_path: Path) -> None:
+    from scipy.stats import ttest_1samp
+
+    gains = dict(zip(SETS, (2.0, 3.0, 5.0, 9.0), strict=True))
+    made = put_suite(
+        tmp_path,
+        "base-to-novel",
+        lambda entry, target: 50 + (gains[entry.dataset] if entry.variant.method == "procap" else 0.0),
+        methods=("maple", "procap"),
+        seeds=(1, 2),
+    )
+    cells = judge_all(made)["novel"]
+    expected = ttest_1samp([*gains.values()], 0.0)
+    low, high = expected.confidence_interval()
+    numbers = [float(cells[name]) for name in ("estimate", "low", "high", "p")]
+    assert numbers == pytest.approx([4.75, low, high, expected.pvalue], rel=1e-5)
+
+
+def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_path: Path) -> None:
+    made = put_suite(tmp_path, "base-to-novel", lambda entry, target: 60 + jitter(entry), methods=("maple", "procap"))
+    assert judge_all(made)["balance"]["verdict"] == "not tested"
+    assert judge_all(made)["balance"]["result"] == "CoOp was not run, or not to the end: procap bench base-to-novel"
+    assert judge_all(made)["balance"]["printed"] == "yes: 10 of 11"
+    one = put_suite(tmp_path, "few-shot", lambda *_: 50.0, methods=("procap",), datasets=("tiles",), seeds=(1,))
+    assert "one data set with one seed" in judge_all(one)["monotonic"]["result"]
+    assert "no other trained method" in judge_all(one)["low-shot"]["result"]
+
+
+def test_few_shot_claims(tmp_path: Path) -> None:
+    """Accuracy rises with shots, and the advantage of ProCAP with it, against the paper."""
+
+    def accuracy(entry: SuiteRun, target: str) -> float:
+        shots = entry.variant.key["shots"]
+        return 40 + shots * (2.0 if entry.variant.method == "procap" else 1.0) + jitter(entry)
+
+    found = judge_all(put_suite(tmp_path, "few-shot", accuracy, methods=("zeroshot", "maple", "procap"), seeds=(1, 2)))
+    assert {name: found[name]["verdict"] for name in ("monotonic", "low-shot", "narrows", "top")} == {
+        "monotonic": "holds",
+        "low-shot": "does not hold",
+        "narrows": "does not hold",
+        "top": "holds",
+    }
+    assert "4 to 8 +8.00" in found["monotonic"]["result"] and "over MaPLe -" in found["low-shot"]["result"]
+    assert {cells["printed"] for cells in found.values()} == {"not printed"}
+
+
+def test_a_component_that_changes_nothing_does_not_help(tmp_path: Path) -> None:
+    drops = {"w/o Cross-Attn": 6.0, "w/o Gaussian": 9.0, "w/o KL": 0.0, "w/o InfoNCE": 7.5}
+
+    def accuracy(entry: SuiteRun, target: str) -> float:
+        return 80 - drops.get(entry.variant.name, 3.0) * (entry.variant.name != "Full ProCAP")
+
+    found = judge_all(put_suite(tmp_path, "ablation", accuracy))
+    assert found["kl"]["verdict"] == "does not hold" and found["kl"]["interval"] == "+0.00 to +0.00"
+    assert {found[name]["verdict"] for name in ("gaussian", "infonce", "cross-attention", "largest-drop")} == {"holds"}
+    assert "one seed" in found["steadier"]["result"]
+
+
+def test_the_papers_own_numbers_are_judged(tmp_path: Path) -> None:
+    """What follows from the printed tables, without any result."""
+    names = list(dict.fromkeys(claim.suite for claim in load_claims()))
+    suites = [SuiteResults.read(suite_named(name), suite_named(name).options(PAPER), tmp_path) for name in names]
+    found = judge_all(*suites)
+    assert {cells["verdict"] for cells in found.values()} == {"not tested"}
+    printed = {name: cells["printed"] for name, cells in found.items() if cells["printed"] != "not printed"}
+    assert printed["average"] == "yes: +0.22 (SkipT, lowest of 17)"
+    assert printed["base-kept"] == "yes: -0.12 (2SFS, lowest of 17)"
+    assert printed["nearly-all"] == "yes: 10 of 11"
+    assert [printed[f"best-{metric}"] for metric in ("base", "novel", "hm")] == [
+        "yes: 4 of 11",
+        "yes: 2 of 11",
+        "yes: 3 of 11",
+    ]
+    assert printed["transfer-strong"] == "yes: 4 of 4"
+    assert printed["shifts-competitive"].startswith("yes: -0.28 (MPCLe")
+    assert printed["gaussian"] == "yes: +0.94"
+    # Flowers102 varies more than FGVCAircraft on novel classes, and from 10 to 25 epochs novel accuracy gains more.
+    assert printed["most-varied"].startswith("partly: -0.13 (novel on fgvc-aircraft")
+    assert printed["primarily-base"] == "partly: -0.52 (10 to 25, lowest of 2)"
+    assert not {"monotonic", "four-tokens", "broad", "attention"} & printed.keys()
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation")
+    for number, entry in enumerate(entries):
+        put_entry(root, entry, 0.8 - 0.01 * (number % 7))
+    return root
+
+
+def test_the_command_prints_the_claims(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "claims", "--results", str(results), "--format", "json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    assert "do not apply to the paper's data: they are of generated data sets" in table["title"]
+    assert table["notes"][0].startswith(f"Of {len(TESTS)} claims ")
+    rows = {row["labels"][1]: row["cells"] for row in table["rows"]}
+    assert "procap bench few-shot --profile mini --quick" in rows["monotonic"][2]
+    for form in ("md", "csv", "latex", "html"):
+        assert main(["table", "claims", "--results", str(results), "--format", form]) == 0
+        assert "largest-drop" in capsys.readouterr().out
+    assert main(["table", "claims", "--results", str(results), "--seeds", "1"]) == 2
+    assert "no --seeds" in capsys.readouterr().err
+
+
+def test_the_report_has_a_section_of_claims(results: Path, tmp_path: Path) -> None:
+    for wanted, count in (((), len(TESTS)), (("ablation",), 9)):
+        page = write_report(results, tmp_path / "page", wanted=wanted, shown="results")
+        [section] = [one for one in Page(page.read_text()).root.all("section") if one.attributes["id"] == "claims"]
+        assert f"Of {count} claims" in words_of(section)
+        [table] = tables(section).values()
+        assert len([row for row in table.all("tr") if row.all("td")]) == count
