@@ -17,6 +17,7 @@ from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES, suite_named
+from benchmarks.tables.claim_tests import HALVES
 from benchmarks.tables.claims import TESTS, claims_table, load_claims
 
 TITLES = ("verdict", "text", "result", "interval", "test", "printed", "section", "estimate", "low", "high", "p")
@@ -56,7 +57,7 @@ def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path: Path) -> 
 
     def accuracy(entry: SuiteRun, target: str) -> float:
         gain = {"procap": (10, -5), "maple": (0, 0), "coop": ((-10, 10, -10, 10)[SETS.index(entry.dataset)], -20)}
-        return 60 + gain[entry.variant.method][target.endswith("novel")] + jitter(entry)
+        return 60 + gain[entry.variant.method][":novel" in target] + jitter(entry)
 
     found = judge_all(put_suite(tmp_path, "base-to-novel", accuracy, methods=("coop", "maple", "procap")))
     assert found["novel"]["verdict"] == "does not hold" and float(found["novel"]["high"]) < 0
@@ -136,11 +137,7 @@ def test_the_papers_own_numbers_are_judged(tmp_path: Path) -> None:
     assert printed["average"] == "yes: +0.22 (SkipT, lowest of 17)"
     assert printed["base-kept"] == "yes: -0.12 (2SFS, lowest of 17)"
     assert printed["nearly-all"] == "yes: 10 of 11"
-    assert [printed[f"best-{metric}"] for metric in ("base", "novel", "hm")] == [
-        "yes: 4 of 11",
-        "yes: 2 of 11",
-        "yes: 3 of 11",
-    ]
+    assert [printed[f"best-{half}"] for half in HALVES] == ["yes: 4 of 11", "yes: 2 of 11", "yes: 3 of 11"]
     assert printed["transfer-strong"] == "yes: 4 of 4"
     assert printed["shifts-competitive"].startswith("yes: -0.28 (MPCLe")
     assert printed["gaussian"] == "yes: +0.94"
@@ -166,9 +163,8 @@ def test_the_command_prints_the_claims(results: Path, capsys: pytest.CaptureFixt
     assert table["notes"][0].startswith(f"Of {len(TESTS)} claims ")
     rows = {row["labels"][1]: row["cells"] for row in table["rows"]}
     assert "procap bench few-shot --profile mini --quick" in rows["monotonic"][2]
-    for form in ("md", "csv", "latex", "html"):
-        assert main(["table", "claims", "--results", str(results), "--format", form]) == 0
-        assert "largest-drop" in capsys.readouterr().out
+    assert main(["table", "claims", "--results", str(results), "--format", "csv"]) == 0
+    assert "largest-drop" in capsys.readouterr().out
     assert main(["table", "claims", "--results", str(results), "--seeds", "1"]) == 2
     assert "no --seeds" in capsys.readouterr().err
 
