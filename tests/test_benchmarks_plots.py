@@ -313,8 +313,7 @@ def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_p
 def test_dollars_in_a_name_are_no_formula(halves):
     name = r"a$\foo$b "
     runs = tuple(replace(run, variant=replace(run.variant, title=name + run.variant.name)) for run in halves.done.runs)
-    for draw in halves.done.suite.plots(replace(halves.done, runs=runs)).values():
-        figure = draw()
+    for figure in filter(None, (draw() for draw in halves.done.suite.plots(replace(halves.done, runs=runs)).values())):
         figure.draw_without_rendering()
         assert name + "ProCAP" in [text.get_text() for text in figure.legends[0].get_texts()]
 

@@ -14,7 +14,7 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
-from benchmarks.tables.runs import run_tables
+from benchmarks.tables.runs import calibration_of_runs, run_tables
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ PUBLISHED = "published"
 """Name given instead of a suite to print the paper's own tables."""
 CLAIMS = "claims"
 """Name given instead of a suite to print the verdicts on the paper's claims."""
+CALIBRATION = "calibration"
+"""Name given instead of a suite to print how well the probabilities of all runs fit."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class TableFlags:
         "procap table base-to-novel --results /shared/results",
         "procap table base-to-novel --check --data /shared/shards",
         "procap table claims",
+        "procap table calibration --datasets shapes",
     )
 )
 @flat
@@ -56,14 +59,18 @@ def table(
     output: OutputFlags,
     flags: TableFlags,
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="a suite, `claims` or `published` [default: one table of all runs]")
+        str,
+        typer.Argument(
+            metavar="SUITE", help="a suite, `claims`, `published` or `calibration` [default: one table of all runs]"
+        ),
     ] = "",
     results: Results = "results",
     form: Annotated[str, flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 
-    Every number is computed from the integer counts of the result files.
+    Every accuracy is computed from the integer counts of the result files. `procap table calibration` prints how well
+    the probabilities of all runs fit, and the classes with the lowest accuracies.
     """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
@@ -78,7 +85,7 @@ def table(
         if given := command_line(selection, replace(flags, data="")):
             raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
         return _claims(results, form, output, flags)
-    if suite:
+    if suite and suite != CALIBRATION:
         return _suite_tables(suite, selection, results, form, output, flags)
     if given := command_line(replace(flags, data="")):
         raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
@@ -87,7 +94,10 @@ def table(
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    _show_tables(None, run_tables(frame), form, output)
+    tables = calibration_of_runs(frame) if suite else run_tables(frame)
+    if not tables:
+        raise UserError(f"no evaluation below {results} has recorded its calibration: procap eval --force repeats it")
+    _show_tables(suite or None, tables, form, output)
     return 0
 
 

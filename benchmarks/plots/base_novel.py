@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import style
+from benchmarks.plots.calibration import reliability
 from benchmarks.plots.style import OTHER, Look, Plots, styled
 from benchmarks.results.frame import dataset_order
 from benchmarks.results.metrics import Halves, Metric
@@ -30,6 +31,7 @@ def halves_plots(suite: SuiteResults) -> Plots:
         "hm-radar": partial(hm_radar, suite),
         "learning-curves": partial(learning_curves, suite),
         "accuracy-speed": partial(accuracy_speed, suite),
+        "reliability": partial(reliability, suite),
     }
 
 

@@ -12,6 +12,7 @@ from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
+from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import list_means, note_average, suite_notes
 from benchmarks.tables.rows import (
@@ -35,7 +36,8 @@ def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
     title = suite.suite.heading
     main = _halves_table(suite, suite.name, title, printed="base_to_novel")
     tables = [_averages(suite, title)] if len(suite.options.datasets) > 1 else []
-    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite, title), *comparison_tables(suite)]
+    fits = calibration_tables({title: suite.rows(one) for title, one in suite.by_title.items()}, suite.name)
+    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite, title), *fits, *comparison_tables(suite)]
 
 
 def stability_tables(suite: SuiteResults) -> list[Table]:

@@ -21,6 +21,7 @@ from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import SPEEDS
+from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import list_means, note_changed, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
@@ -42,6 +43,13 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
     if not half.all():
         tables.append(_targets_table(_add_titles(frame[~half]), left_out))
     return tables
+
+
+def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
+    """Make the tables of calibration of all runs; see `calibration_tables`."""
+    frame, left_out = _one_per_seed(frame)
+    titled = _add_titles(frame).sort_values("order", kind="stable")
+    return calibration_tables({str(title): own for title, own in titled.groupby("title", sort=False)}, notes=left_out)
 
 
 def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
