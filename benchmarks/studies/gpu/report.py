@@ -1,0 +1,106 @@
+"""Format the results of the GPU study as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables.render import markdown_grid
+
+
+def format_report(out: Path, stages: Iterable[str]) -> str:
+    """Format the tables of all stages that have results in `out`, with device, versions and command."""
+    sections = []
+    for stage in stages:
+        file = out / f"{stage}.json"
+        if file.exists():
+            record = json.loads(file.read_text(encoding="utf-8"))
+            rows = {part: found for part, found in record["parts"].items() if "error" not in found}
+            failed = {part: found["error"] for part, found in record["parts"].items() if "error" in found}
+            lines = [f"## {stage.capitalize()}", f"`{record['command']}` on {_describe(record['environment'])}"]
+            lines += [FORMATS.get(stage, _plain)(rows)] if rows else []
+            lines += [f"- FAILED {part}: {error.splitlines()[-1]}" for part, error in failed.items()]
+            sections.append("\n\n".join(lines))
+    return "# GPU study\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _describe(environment: dict[str, Any]) -> str:
+    packages = environment["packages"]
+    return f"{environment.get('gpu') or environment['cpu']['name']}, torch {packages['torch']}"
+
+
+def _plain(parts: dict[str, Any]) -> str:
+    """Format every part as one row of its numbers."""
+    numbers = {
+        part: {name: value for name, value in found.items() if isinstance(value, int | float)}
+        for part, found in parts.items()
+    }
+    names = list(dict.fromkeys(name for found in numbers.values() for name in found))
+    rows = [[part, *[_number(found.get(name)) for name in names]] for part, found in numbers.items()]
+    return markdown_grid(["part", *names], rows, left=1)
+
+
+def _sizes(parts: dict[str, Any]) -> str:
+    headers = ["work", "fast, ms", "reference, ms", "ratio", "counted", "images/s", "TFLOP/s"]
+    headers += ["memory, GB", "reference, GB", "start, s"]
+    rows = []
+    for part, found in parts.items():
+        seconds = {mode: found["seconds"][mode]["median"] for mode in ("fast", "reference")}
+        numbers = (
+            1e3 * seconds["fast"],
+            1e3 * seconds["reference"],
+            found["ratio"],
+            found["counted"],
+            found["point"]["batch"] / seconds["fast"],
+            found["flops"]["fast"] / seconds["fast"] / 1e12,
+            found["peaks"]["fast"] / 1e9,
+            found["peaks"]["reference"] / 1e9,
+            found["starts"]["fast"],
+        )
+        rows.append([part, *map(_number, numbers)])
+    return markdown_grid(headers, rows, left=1)
+
+
+def _training(parts: dict[str, Any]) -> str:
+    headers = ["method", "mode", "ten epochs, s", "step, ms", "FPS encoder", "FPS end to end", "peak share", "start, s"]
+    rows = [
+        [
+            row["title"],
+            row["mode"],
+            _number(row["train_seconds"]),
+            _number(row["step_seconds"] and 1e3 * row["step_seconds"]["median"]),
+            _number(row["encoder_fps"]["median"]),
+            _number(row["end_to_end_fps"]["median"]),
+            _number(row["share_of_peak"]["train"]),
+            _number(row["start_seconds"]["train"]),
+        ]
+        for found in parts.values()
+        for row in found["rows"]
+    ]
+    targets = [
+        f"- {target['what']}: wanted {target['wanted']:g}, found {_number(target['found'])}"
+        for found in parts.values()
+        for target in found["targets"]
+        if target["found"] is not None
+    ]
+    return "\n".join([markdown_grid(headers, rows, left=1), "", *targets])
+
+
+def _profiles(parts: dict[str, Any]) -> str:
+    sections = []
+    for part, found in parts.items():
+        rows = [[name, _number(count), _number(ms)] for name, count, ms in found["kernels"]]
+        head = f"{part}: {found['step_ms']:.2f} ms per step, of which the device is busy {found['busy_ms']:.2f} ms"
+        sections.append(f"{head}\n\n{markdown_grid(('kernel', 'calls', 'ms'), rows, left=1)}")
+    return "\n\n".join(sections)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+FORMATS = {"sizes": _sizes, "accelerations": _sizes, "training": _training, "profiles": _profiles}

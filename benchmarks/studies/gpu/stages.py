@@ -1,0 +1,280 @@
+"""Define the stages of the GPU study: each yields its parts, as names and functions that measure them.
+
+A function gets the seconds that are left and returns plain JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.runtime.benchmark import measure
+from benchmarks.runtime.measure import DTYPES, matmul_peak, timed
+from benchmarks.runtime.settings import Settings, make_settings, run_config
+from benchmarks.runtime.sizes import Size, measure_sizes
+from benchmarks.runtime.targets import list_targets
+from benchmarks.runtime.workload import Models, Training, models_by_mode
+from benchmarks.studies.gpu.parity import compare_captured, compare_modes
+from procap.methods import METHODS
+from procap.weights.loading import load_clip
+from runner.acceleration import NAMES, Acceleration
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from shards.default_paths import data_root
+
+Part = tuple[str, Callable[[float], dict[str, Any]]]
+COMPARED = ("zeroshot", "coop", "maple", "procap")
+"""The methods measured at every size; the others at two."""
+CLASSES, BATCHES = (51, 102, 500, 1000), (4, 32, 100)
+PRECISIONS = ("fp32", "bf16")
+ROW_SEEDS, ROW_EPOCHS = 3, 50
+
+
+class Laboratory:
+    """The device, the folder of the results, and loaded models. quick: mini, few methods and sizes."""
+
+    def __init__(self, device: torch.device, out: Path, *, quick: bool = False) -> None:
+        self.device, self.out, self.quick = device, out, quick
+        self.backbone, self.weights = ("mini", "") if quick else ("ViT-B/16", "random")
+        self.methods = ("maple", "procap") if quick else tuple(METHODS)
+        self._models: dict[Acceleration, Models] = {}
+        if device.type == "cuda":
+            # Public code leaves torch's defaults; here --precision alone decides.
+            torch.backends.cudnn.allow_tf32 = False
+
+    def runtime(self) -> RuntimeConfig:
+        return RuntimeConfig(
+            results=self.out / "results", data=data_root(""), device=str(self.device), tracking_uri="off"
+        )
+
+    def settings(self, accelerate: str = "auto", **more: Any) -> Settings:
+        settings = make_settings(
+            self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, scaling="off", **more
+        )
+        return replace(settings, accelerations=Acceleration.of(accelerate, self.device))
+
+    def models(self, accelerations: Acceleration) -> Models:
+        """Return the CLIP of both modes, loaded once for each set of accelerations that changes it."""
+        key = Acceleration(compile=accelerations.compile)
+        if key not in self._models:
+            clip = load_clip(self.backbone, self.weights or None).to(self.device)
+            self._models[key] = models_by_mode(clip, key)
+        return self._models[key]
+
+
+def list_tests(laboratory: Laboratory) -> Iterator[Part]:
+    """The tests marked `gpu`, one part for each file."""
+    if laboratory.device.type != "cuda":
+        return
+    for file in sorted(Path("tests").glob("test_*.py")):
+        if "mark.gpu" in file.read_text(encoding="utf-8"):
+            yield file.stem, partial(_run_tests, file)
+
+
+def _run_tests(file: Path, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-n", "0", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=max(60.0, seconds), check=False)
+    lines = ended.stdout.strip().splitlines()
+    # Exit code 5: no test of the file was collected, for example because none runs on this device.
+    if ended.returncode not in (0, 5):
+        print("\n".join([*lines[-60:], ended.stderr[-2000:]]), file=sys.stderr)
+        raise RuntimeError(
+            "; ".join(line for line in lines if line.startswith("FAILED")) or f"exit code {ended.returncode}"
+        )
+    return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|deselected)", lines[-1])}
+
+
+def list_parity(laboratory: Laboratory) -> Iterator[Part]:
+    """Fast against reference mode, eager and compiled, and captured against eager steps, for every method."""
+    on_gpu = laboratory.device.type == "cuda"
+    ways = ("off", "compile") if on_gpu else ("off",)
+    for method, precision, way in product(laboratory.methods, PRECISIONS, ways):
+
+        def compare(seconds: float, method: str = method, precision: str = precision, way: str = way) -> dict[str, Any]:
+            settings = laboratory.settings(way)
+            models = laboratory.models(settings.accelerations)
+            found: dict[str, Any] = compare_modes(models, method, precision, settings)
+            if on_gpu and method != "zeroshot":
+                captured = compare_captured(models, method, precision, settings)
+                found |= {f"captured {kind}": value for kind, value in captured.items()}
+            return found
+
+        if method != "zeroshot" or way == "off":
+            yield f"{method} {precision} {way}", compare
+
+
+def list_sizes(laboratory: Laboratory) -> Iterator[Part]:
+    """Training steps and evaluated batches over methods, classes and images, fast beside reference mode."""
+    classes, batches = ((5,), (4,)) if laboratory.quick else (CLASSES, BATCHES)
+    # The sizes that decide come first, since the time on a device may end.
+    order = sorted(product(laboratory.methods, classes, batches), key=lambda one: one[0] not in COMPARED)
+    for method, count, batch in order:
+        if method not in COMPARED and not laboratory.quick and (count, batch) not in ((51, 4), (500, 4)):
+            continue
+        for precision, kind in product(reversed(PRECISIONS), ("train", "eval")):
+            if method != "zeroshot" or kind == "eval":
+                size = Size(kind, count, batch, precision)  # type: ignore[arg-type]
+                yield f"{method} {kind} {count} x {batch} {precision}", partial(_measure_size, laboratory, method, size)
+
+
+def _measure_size(laboratory: Laboratory, method: str, size: Size, seconds: float) -> dict[str, Any]:
+    settings = laboratory.settings()
+    [found] = measure_sizes(laboratory.models(settings.accelerations), method, [size], settings, 5, seconds)
+    return found
+
+
+def list_peaks(laboratory: Laboratory) -> Iterator[Part]:
+    """The peak rate of matrix products of each precision, the limit of everything else."""
+    for precision in DTYPES:
+        yield precision, partial(_measure_peak, laboratory, precision)
+
+
+def _measure_peak(laboratory: Laboratory, precision: str, seconds: float) -> dict[str, Any]:
+    return {"flops_per_second": matmul_peak(laboratory.device, precision)}
+
+
+def list_accelerations(laboratory: Laboratory) -> Iterator[Part]:
+    """A training step with each acceleration alone, without any, and with all; start-up seconds apart."""
+    ways = ["off", *NAMES, ",".join(NAMES)] if laboratory.device.type == "cuda" else ["off"]
+    for method, way in product(("maple", "procap"), ways):
+        for size in (Size("train", 102, 32, "bf16"), Size("eval", 102, 100, "bf16")):
+
+            def accelerate(seconds: float, method: str = method, way: str = way, size: Size = size) -> dict[str, Any]:
+                settings = laboratory.settings(way)
+                models = laboratory.models(settings.accelerations)
+                small = replace(size, classes=5, batch=4) if laboratory.quick else size
+                [found] = measure_sizes(models, method, [small], settings, 5, seconds)
+                return found
+
+            yield f"{method} {size.kind} {way}", accelerate
+
+
+def list_training(laboratory: Laboratory) -> Iterator[Part]:
+    """Ten epochs of 16-shot training on 102 classes and evaluation, with the targets of the device."""
+    for method in ("procap", "maple", "zeroshot"):
+
+        def train(seconds: float, method: str = method) -> dict[str, Any]:
+            settings = laboratory.settings(
+                methods=method,
+                datasets="digits" if laboratory.quick else "photographs-102",
+                precision="fp32" if laboratory.quick else "bf16",
+                budget=10.0 if laboratory.quick else max(30.0, 0.8 * seconds),
+            )
+            report = measure(settings, laboratory.runtime(), laboratory.device)
+            if report["failed"]:
+                raise RuntimeError(str(report["failed"]))
+            return {"rows": report["rows"], "targets": [asdict(target) for target in list_targets(report)]}
+
+        yield method, train
+
+
+def list_row(laboratory: Laboratory) -> Iterator[Part]:
+    """Whole runs of ProCAP, trained on base classes and evaluated on both halves, as `procap train` does it."""
+    for name in ("digits",) if laboratory.quick else ("photographs-102", "photographs-37"):
+        yield name, partial(_run_whole, laboratory, name)
+
+
+def _run_whole(laboratory: Laboratory, name: str, seconds: float) -> dict[str, Any]:
+    """Time one run; images and steps are in the result, from which the time of all data sets can be computed."""
+    from benchmarks.runtime.data import load_case_data
+    from runner.evaluate import evaluate
+    from runner.results import TrainResult
+    from runner.train import train
+
+    runtime = replace(laboratory.runtime(), quiet=True)
+    data = load_case_data(name, runtime.data, laboratory.out / "data")
+    runtime = replace(runtime, data=data.root)
+    config: RunConfig = plan_run(
+        method="procap", dataset=name, seed=1, backbone=laboratory.backbone, pretrained=laboratory.weights or None,
+        precision="fp32" if laboratory.quick else "bf16", data=data.root,
+        overrides={"epochs": 1 if laboratory.quick else ROW_EPOCHS},
+    )  # fmt: skip
+    with timed(laboratory.device) as training:
+        trained = train(config, runtime, force=True)
+        assert isinstance(trained, TrainResult)
+    with timed(laboratory.device) as testing:
+        results = [evaluate(config, Target(name, half), runtime, force=True) for half in ("base", "novel")]
+    return {
+        "steps": trained.steps,
+        "train_seconds": training.seconds,
+        "phases": trained.phases,
+        "use": trained.use.model_dump(mode="json"),
+        "eval_seconds": testing.seconds,
+        "test_images": sum(one.total for one in results),
+        "eval": [{"target": one.target, "seconds": one.seconds, "phases": one.phases} for one in results],
+    }
+
+
+def list_profiles(laboratory: Laboratory) -> Iterator[Part]:
+    """The kernels that take the most time of a training step."""
+    for method, classes, batch in (("procap", 102, 32), ("maple", 102, 32), ("procap", 1000, 32)):
+        yield f"{method} {classes} x {batch}", partial(_profile, laboratory, method, classes, batch)
+
+
+def _profile(laboratory: Laboratory, name: str, classes: int, batch: int, seconds: float) -> dict[str, Any]:
+    from torch.profiler import ProfilerActivity, profile
+
+    from benchmarks.runtime.data import synthetic_case
+
+    if laboratory.quick:
+        classes, batch = 5, 4
+    settings = laboratory.settings()
+    device, on_gpu = laboratory.device, laboratory.device.type == "cuda"
+    method, images, labels = synthetic_case(laboratory.models(settings.accelerations)["fast"], name, classes, batch)
+    training = Training(method, run_config(name, "bf16", settings, batch=batch), "fast", settings.accelerations)
+    training.engine.set_rate(0.0)
+    prepared = training.prepare(images, labels)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as profiled, timed(device) as whole:
+        for _ in range(10):
+            training(training.batch(images, labels, 0))
+    kind = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    events = sorted(profiled.key_averages(), key=lambda event: -float(getattr(event, kind)))
+    rows = [[event.key[:120], event.count / 10, float(getattr(event, kind)) / 10_000] for event in events[:25]]
+    busy = sum(float(getattr(event, kind)) for event in events) / 10_000
+    return {"step_ms": 100 * whole.seconds, "busy_ms": busy, "flops": prepared.flops, "kernels": rows}
+
+
+def list_input(laboratory: Laboratory) -> Iterator[Part]:
+    """Images per second of the input pipeline alone: evaluation batches and training crops on all cores."""
+    for workers in sorted({0, min(8, os.cpu_count() or 1), os.cpu_count() or 1}):
+        yield f"{workers} workers", partial(_decode, laboratory, workers)
+
+
+def _decode(laboratory: Laboratory, workers: int, seconds: float) -> dict[str, Any]:
+    from benchmarks.runtime.data import load_case_data
+    from shards.loader import evaluation_batches
+    from shards.transforms import eval_transform
+
+    data = load_case_data("digits" if laboratory.quick else "photographs-37", data_root(""), laboratory.out / "data")
+    clip = laboratory.models(Acceleration())["fast"]
+    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    began, images = time.perf_counter(), 0
+    for pixels, _, _ in evaluation_batches(data.test.images, transform, 100, workers):
+        images += len(pixels)
+        if time.perf_counter() - began > min(10.0, seconds):
+            break
+    return {"workers": workers, "images": images, "images_per_second": images / (time.perf_counter() - began)}
+
+
+STAGES: dict[str, Callable[[Laboratory], Iterator[Part]]] = {
+    "tests": list_tests,
+    "peaks": list_peaks,
+    "parity": list_parity,
+    "training": list_training,
+    "accelerations": list_accelerations,
+    "sizes": list_sizes,
+    "input": list_input,
+    "row": list_row,
+    "profiles": list_profiles,
+}
