@@ -81,7 +81,7 @@ def same_weights(one: Path, other: Path) -> None:
     for mine, its in zip(ours, theirs, strict=True):
         weights, expected = read_checkpoint(mine.checkpoint_file)[0], read_checkpoint(its.checkpoint_file)[0]
         for name, weight in weights.items():
-            assert (weight - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
+            assert (weight - expected[name]).norm() <= 3e-2 * expected[name].norm(), name
 
 
 def the_run(place: Path) -> RunFolder:
