@@ -5,6 +5,8 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,3 +61,21 @@ class Classifier:
         """Compute logits [B, C] of image features [B, E] that `encode` returned."""
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * unit(features) @ self.class_features.t()
+
+
+class SampledClassifier:
+    """Images [B, 3, H, W] to log-probabilities [B, C]: the logarithm of the mean of several classifiers' probabilities.
+
+    They serve as logits, because their softmax is that mean. The image tower runs once for each classifier.
+    """
+
+    depends_on_image = False
+
+    def __init__(self, classifiers: Sequence[Classifier]) -> None:
+        self.classifiers = tuple(classifiers)
+        self.num_classes = self.classifiers[0].num_classes
+
+    def __call__(self, images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            every = torch.stack([torch.log_softmax(classifier(images), dim=1) for classifier in self.classifiers])
+            return torch.logsumexp(every, dim=0) - math.log(len(every))

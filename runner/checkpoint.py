@@ -31,6 +31,8 @@ SCHEMA = 1
 KEPT_STATES = 2
 STATE_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{16}\.safetensors")
 """Names of saved states: the step, and the beginning of the file's SHA-256."""
+SCALER_STATE = {"scaler/scale": "scale", "scaler/growth_tracker": "_growth_tracker"}
+"""Names of a gradient scaler's state in a saved state, and in the scaler's own state dict."""
 
 
 class CheckpointCard(FrozenModel):
@@ -104,9 +106,11 @@ class TrainState:
     meter: dict[str, Any] = field(default_factory=dict)
     resumed: int = 0
     stage: int = 0
+    epoch_skipped: int = 0
 
-    def count(self, images: int, terms: Mapping[str, float]) -> None:
-        """Add one step."""
+    def count(self, images: int, terms: Mapping[str, float], skipped: bool = False) -> None:
+        """Add one step. skipped: whether its gradients overflowed, so that nothing was updated."""
+        self.epoch_skipped += skipped
         self.step += 1
         self.step_in_epoch += 1
         self.images += images
@@ -119,8 +123,17 @@ class TrainState:
         seconds = clock - self.epoch_began
         means = {name: value / self.step_in_epoch for name, value in self.term_sums.items()}
         rate = self.epoch_images / seconds if seconds > 0 else None
-        self.epochs.append(EpochLog(epoch=self.epoch, lr=lr, terms=means, seconds=seconds, images_per_second=rate))
-        self.epoch, self.step_in_epoch, self.epoch_images = self.epoch + 1, 0, 0
+        self.epochs.append(
+            EpochLog(
+                epoch=self.epoch,
+                lr=lr,
+                terms=means,
+                seconds=seconds,
+                images_per_second=rate,
+                skipped=self.epoch_skipped,
+            )
+        )
+        self.epoch, self.step_in_epoch, self.epoch_images, self.epoch_skipped = self.epoch + 1, 0, 0, 0
         self.term_sums, self.epoch_began = {}, clock
 
 
@@ -184,10 +197,13 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
             raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
 
 
-def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Collect the learned tensors and the optimizer's slots, on the CPU."""
+def training_tensors(method: nn.Module, slots: Mapping[str, Tensor], scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
+    """Collect the learned tensors, the optimizer's slots and, of an fp16 run, the scaler's state, on the CPU."""
     tensors = {f"param/{name}": value for name, value in _learned_tensors(method).items()}
-    return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
+    tensors |= {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
+    state = scaler.state_dict()
+    # The scale is a float32 number on the device, so that nothing is rounded here.
+    return tensors | {name: torch.tensor(state[key]) for name, key in SCALER_STATE.items() if key in state}
 
 
 def split_training_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -223,6 +239,12 @@ def fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: M
         state.setdefault(order.index(name), {})[slot] = value.clone()
     # The optimizer's own loader puts each slot on the device and in the type that the slot needs.
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def fill_scaler(scaler: torch.amp.GradScaler, tensors: Mapping[str, Tensor]) -> None:
+    """Load the scaler's state from the result of `training_tensors`; a disabled scaler has none."""
+    state = {key: tensors[name].item() for name, key in SCALER_STATE.items() if name in tensors}
+    scaler.load_state_dict(scaler.state_dict() | state)
 
 
 def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:

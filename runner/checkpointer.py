@@ -75,7 +75,7 @@ class Checkpointer:
         """Go on with `stage` of the training, in a new engine for what it learns."""
         self.engine.close()
         with self.meter.phase("compile", rated=False):
-            with autocast(self.config, self.meter.device):
+            with autocast(self.config.precision, self.meter.device):
                 self.setup.method.begin_stage(stage)
             self.setup = replace(self.setup, engine=self.setup.make_engine())
         self.state.stage = stage

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,7 +20,7 @@ from shards.fewshot import Classes, parse_classes
 IDENTITY_SCHEMA = 1
 
 RecipeName = Literal["published", "procap", "custom"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class FrozenModel(BaseModel):
@@ -104,6 +104,58 @@ class RunConfig(FrozenModel):
         return f"{self.classes}/{self.dataset}/{self.method}/{backbone}/{shots}/seed{self.seed}-{self.hash}"
 
 
+class EvalSettings(FrozenModel):
+    """How a trained run is evaluated; no part of its identity. Results under other settings have files of their own."""
+
+    precision: Precision | None = Field(default=None, description="of the arithmetic; None: that of the training")
+    resize: Literal["crop", "squash"] = Field(
+        default="crop", description="shorter side to the input size and centre crop, or the whole image squashed"
+    )
+    samples: int = Field(
+        default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
+    )
+
+    def of(self, config: RunConfig) -> EvalSettings:
+        """Return these settings for a run, with its own precision as None.
+
+        Raises UsageError for samples of a method without Gaussian tokens.
+        """
+        if self.samples:
+            _check_samples(self.samples, config)
+        return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
+
+    @property
+    def label(self) -> str:
+        """What differs from the default, as `fp32, squash, 8 samples`; empty if nothing does."""
+        samples = f"{self.samples} sample{'s' * (self.samples > 1)}" if self.samples else ""
+        return ", ".join(filter(None, (self.precision, self.resize * (self.resize != "crop"), samples)))
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that differ from the default, in a fixed order: the canonical JSON of the settings."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of `procap eval` and `procap bench` that give these settings."""
+        names = {"precision": "--eval-precision", "resize": "--eval-resize", "samples": "--samples"}
+        return [word for name, value in self.changes.items() for word in (names[name], str(value))]
+
+
+def _check_samples(samples: int, config: RunConfig) -> None:
+    from procap.methods import METHODS, method_class
+
+    kind = method_class(config.method)
+    if not kind.has_gaussians(kind.Options.model_validate(config.options)):
+        others = (method_class(name) for name in METHODS)
+        able = [name for name, one in zip(METHODS, others, strict=True) if one.has_gaussians(one.Options())]
+        off = " with these options" if config.method in able else ""
+        raise UsageError(
+            f"--samples {samples}: {config.method}{off} has no Gaussian tokens to draw from; "
+            f"methods that have: {', '.join(able)}"
+        )
+
+
 @dataclass(frozen=True)
 class Target:
     """What a trained run is tested on: classes of a data set, and a split."""
@@ -131,9 +183,10 @@ class Target:
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
         return cls(name, parse_classes(rest[0]) if rest else "all", rest[1] if len(rest) == 2 else "test")
 
-    @property
-    def file(self) -> str:
-        return f"{self.dataset}-{self.classes}-{self.split}.json"
+    def file(self, settings: EvalSettings) -> str:
+        """Name the file of a result, as `digits-base-test.json` or `digits-base-test.fp32-squash-8-samples.json`."""
+        label = settings.label.replace(", ", "-").replace(" ", "-")
+        return f"{self.dataset}-{self.classes}-{self.split}{label and '.'}{label}.json"
 
     def __str__(self) -> str:
         return f"{self.dataset}:{self.classes}:{self.split}"
@@ -145,11 +198,12 @@ ENGINES = ("ddp", "deepspeed")
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Where and how a run is executed; no field changes its results beyond rounding.
+    """Where and how a run is executed; no field changes its training, and only two its evaluations.
 
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
     features: folder of `runner.features`; None computes image features for every evaluation.
     accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
+    limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
@@ -161,6 +215,7 @@ class RuntimeConfig:
     workers: int | None = None
     checkpoint_seconds: float = 30.0
     limit: int | None = None
+    evaluation: EvalSettings = field(default_factory=EvalSettings)
     tracking_uri: str | None = None
     log_checkpoints: bool = False
     quiet: bool = False

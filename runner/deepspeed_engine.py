@@ -1,5 +1,8 @@
 """Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
 
+Autocast and loss scale are the run's own, as with DDP: DeepSpeed's fp16 mode would store learned tensors in float16,
+and its torch_autocast mode lets every rank decide about overflow from its own part of the gradients.
+
 At stages 1 and 2 DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank
 updates an equal part. A saved state is assembled from these parts, so that a training can resume at another stage, size
 or with DDP.
@@ -25,7 +28,14 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.methods.method import Method
-from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, split_training_tensors, training_tensors
+from runner.checkpoint import (
+    fill_optimizer,
+    fill_scaler,
+    load_into,
+    optimizer_slots,
+    split_training_tensors,
+    training_tensors,
+)
 from runner.config import RunConfig
 from runner.engine import Engine, learned_parameters
 
@@ -84,21 +94,60 @@ class DeepSpeedEngine(Engine):
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
-        self._deepspeed.backward(loss)
+        if self.stage and self.scaler.is_enabled():
+            # ZeRO multiplies the loss by this scale, and divides the gradients by it when it clips them.
+            self._deepspeed.optimizer.override_loss_scale(self.scaler.get_scale())
+            self._deepspeed.backward(loss)
+        else:
+            self._deepspeed.backward(self.scaler.scale(loss))
 
     def update(self) -> None:
-        """Take an optimizer step. Raises UserError if stage 1 or 2 finds gradients that are not finite."""
-        limit = self.objective.config.recipe.grad_clip
-        if not self.stage and limit is not None:
-            nn.utils.clip_grad_norm_(self._learnables, limit)
-        self._deepspeed.step()
-        if not self._deepspeed.was_step_applied():
-            raise UserError(f"the gradients of a step are not finite: try {self.objective.config.stability_hint}")
+        """Take an optimizer step; fp16 skips it if the gradients overflow.
+
+        Raises UserError if stage 1 or 2 finds gradients of another precision that are not finite.
+        """
+        if self.stage:
+            self._deepspeed.step()
+            skips = not self._deepspeed.was_step_applied()
+            if skips and not self.scaler.is_enabled():
+                raise UserError(f"the gradients of a step are not finite: try {self.objective.config.stability_hint}")
+            self._adjust_scale(skips)
+        else:
+            skips = self._update_whole()
+        self.skipped.fill_(skips)
+
+    def _update_whole(self) -> bool:
+        """Take a step of stage 0, where each rank has the whole gradients; returns whether it was skipped."""
+        limit, skips = self.objective.config.recipe.grad_clip, False
+        self.scaler.unscale_(self.optimizer)
+        if self.scaler.is_enabled():
+            gradients = [learnable.grad for learnable in self._learnables if learnable.grad is not None]
+            skips = not torch.isfinite(nn.utils.get_total_norm(gradients))
+        if skips:
+            self._deepspeed.zero_grad()
+        else:
+            if limit is not None:
+                nn.utils.clip_grad_norm_(self._learnables, limit)
+            self._deepspeed.step()
+        self.scaler.update()
+        return skips
+
+    def _adjust_scale(self, skipped: bool) -> None:
+        """Change the loss scale after a step of stage 1 or 2 by the rule of torch's scaler, which does not see it."""
+        if not self.scaler.is_enabled():
+            return
+        state = self.scaler.state_dict()
+        state["_growth_tracker"] += 1
+        if skipped:
+            state |= {"scale": state["scale"] * state["backoff_factor"], "_growth_tracker": 0}
+        elif state["_growth_tracker"] == state["growth_interval"]:
+            state |= {"scale": state["scale"] * state["growth_factor"], "_growth_tracker": 0}
+        self.scaler.load_state_dict(state)
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect all tensors that training changes, by name, on the CPU, unsharded; all ranks call this."""
         if not self.stage:
-            return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
+            return training_tensors(self.method, optimizer_slots(self.method, self.optimizer), self.scaler)
         names = {learnable: name for name, learnable in learned_parameters(self.method).items()}
         slots: dict[str, Tensor] = {}
         for group, vector in self._parts():
@@ -108,12 +157,13 @@ class DeepSpeedEngine(Engine):
                     # Adam's step count is one number for the whole vector here, but one per learned tensor with DDP.
                     values = [value] * len(group) if value.shape != vector.shape else _whole(value, group)
                     slots |= {f"{names[own]}/{slot}": each.clone() for own, each in zip(group, values, strict=True)}
-        return training_tensors(self.method, slots)
+        return training_tensors(self.method, slots, self.scaler)
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` of any engine returned. Raises UserError naming `source` if it is of another method."""
         learned, slots = split_training_tensors(tensors)
         load_into(self.method, learned, source)
+        fill_scaler(self.scaler, tensors)
         if not self.stage:
             fill_optimizer(self.method, self.optimizer, slots)
             return

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
-from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, split_training_tensors, training_tensors
-from runner.config import RunConfig
+from runner.checkpoint import (
+    fill_optimizer,
+    fill_scaler,
+    load_into,
+    optimizer_slots,
+    split_training_tensors,
+    training_tensors,
+)
+from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
 
 
@@ -74,9 +82,17 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
-def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context of a run's precision; parameters and optimizer are always float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return the autocast context of a precision; parameters and optimizer are always float32."""
+    return torch.autocast(device.type, dtype=AUTOCAST_TYPES[precision]) if precision != "fp32" else nullcontext()
+
+
+def make_scaler(config: RunConfig, device: torch.device) -> torch.amp.GradScaler:
+    """Make the gradient scaler of a run, which is disabled unless the precision is fp16."""
+    return torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
 
 class Objective(nn.Module):
@@ -90,19 +106,28 @@ class Objective(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
         """Compute the weighted loss terms [T], at the run's precision."""
-        with autocast(self.config, images.device):
+        with autocast(self.config.precision, images.device):
             terms = self.method.loss(images, labels, noise)
             self.names = tuple(terms)
             return torch.stack(list(terms.values()))
 
 
 class Engine:
-    """Method, optimizer and, in a group of several ranks, DistributedDataParallel over the learned tensors."""
+    """Method, optimizer and, in a group of several ranks, DistributedDataParallel over the learned tensors.
+
+    scaler: multiplies the loss of an fp16 run, so that small gradients are not rounded to zero; other runs have a
+        disabled one, which changes nothing. A step whose gradients overflow is skipped, and the next scale is smaller.
+    skipped: 1.0 on the device if the last step was skipped, else 0.0.
+    """
 
     def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
+        self.scaler = make_scaler(config, method.clip.device)
+        self.skipped = torch.zeros((), device=method.clip.device)
+        if self.scaler.is_enabled():
+            self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
         self._group = group or ProcessGroup()
         if self._group.size > 1:
@@ -140,15 +165,29 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss`, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        self.scaler.scale(loss).backward()
         # No other work overlaps with the wait after the last bucket was sent, so it counts as communication.
         self._group.end_waiting(self.method.clip.device)
 
     def update(self) -> None:
-        """Clip the gradients if the recipe does so, and take an optimizer step."""
-        if (limit := self.objective.config.recipe.grad_clip) is not None:
-            nn.utils.clip_grad_norm_(learned_parameters(self.method).values(), limit)
-        self.optimizer.step()
+        """Clip the gradients if the recipe does so, and take an optimizer step.
+
+        fp16 gradients are checked for overflow on the device: the host does not wait, and the check can be captured in
+        a CUDA graph.
+        """
+        recipe = self.objective.config.recipe
+        if recipe.grad_clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(learned_parameters(self.method).values(), recipe.grad_clip)
+        if self.scaler.is_enabled():
+            if recipe.optimizer == "sgd" and recipe.momentum and not self.optimizer.state:
+                # torch allocates the momentum in the first step, and leaves it uninitialized if that step is skipped.
+                for parameter in learned_parameters(self.method).values():
+                    self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            # An optimizer that is not fused is not called at all for a skipped step.
+            self.skipped.fill_(1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def close(self) -> None:
         """Release DDP before the process group is destroyed."""
@@ -156,13 +195,20 @@ class Engine:
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect all tensors that training changes, by name, on the CPU; all ranks call this."""
-        return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
+        return training_tensors(self.method, optimizer_slots(self.method, self.optimizer), self.scaler)
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
         learned, slots = split_training_tensors(tensors)
         load_into(self.method, learned, source)
         fill_optimizer(self.method, self.optimizer, slots)
+        fill_scaler(self.scaler, tensors)
+
+
+def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Copy the flag that a GradScaler hands to a fused optimizer during its step; no other optimizer gets one."""
+    found = getattr(optimizer, "found_inf", None)
+    skipped.zero_() if found is None else skipped.copy_(found)
 
 
 def _average(group: ProcessGroup, device: torch.device, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from procap.classifier import Classifier, SampledClassifier
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
+from procap.text import LabelSpace
 from runner.acceleration import Acceleration
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import FlagSync
@@ -35,6 +37,8 @@ from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
+from shards.rng import generator
+from shards.transfer import upload
 from shards.transforms import eval_transform
 
 
@@ -79,18 +83,19 @@ def evaluate(
     trained: TrainedRun | None = None,
     group: ProcessGroup | None = None,
 ) -> EvalResult:
-    """Count the correct images of a finished run on `target` and return the content of `eval/<target>.json`.
+    """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
     An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images. One
     process uses stored image features in `runtime.features` if the classifier has no prompts in the image tower and
-    `force` is not set: logits then differ by rounding at most, and speeds are None. Draws no random number.
+    `force` is not set: logits then differ by rounding at most, and speeds are None. `runtime.evaluation` sets the
+    precision, the resizing and the samples, which come from named streams of the run's seed; nothing else is random.
     trained: the loaded run, to evaluate several targets without loading it again.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when a data set has changed, and when a limited result would replace
     a whole one; DataError for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
-    folder = RunFolder(runtime.results / config.path)
+    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.of(config)
     store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
     training = _read_training(folder, group)
@@ -102,14 +107,14 @@ def evaluate(
     if group.ranks.first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
-            existing = folder.evaluation(target)
+            existing = folder.evaluation(target, settings)
         if existing and existing.checkpoint_sha256 != training.checkpoint_sha256:
             existing = None
     existing = group.broadcast_object(existing)
     if existing and force and not existing.limited and runtime.limit and runtime.limit < existing.total:
         raise UserError(
-            f"{folder.eval_file(target)} counts all {existing.total} images and --limit {runtime.limit} fewer: "
-            "leave out --limit, or name another --results"
+            f"{folder.eval_file(target, settings)} counts all {existing.total} images and --limit {runtime.limit} "
+            "fewer: leave out --limit, or name another --results"
         )
     if existing and not force and existing.is_current(training, runtime.limit):
         digest = existing.manifest_digest
@@ -118,9 +123,9 @@ def evaluate(
         return existing
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group)
-        result = _evaluate(target, runtime, trained, stop, group, read_features=not force)
+        result = _evaluate(target, settings, runtime, trained, stop, group, read_features=not force)
         if group.ranks.first:
-            write_json(folder.eval_file(target), result)
+            write_json(folder.eval_file(target, settings), result)
             store.push_run(config.path)
         result = group.broadcast_object(result)
         stop.check(f"evaluated {config.path} on {target}")
@@ -136,8 +141,24 @@ def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
     return training
 
 
+def make_classifier(
+    method: Method, config: RunConfig, space: LabelSpace, samples: int
+) -> Classifier | SampledClassifier:
+    """Make the classifier of a trained method, with the means of its Gaussian tokens or with `samples` draws of them.
+
+    The first draws are the same for any number of samples, and on every process and device.
+    """
+    if not samples:
+        return method.classifier(space)
+    draws = (method.draw(generator(config.seed, "samples", number)) for number in range(samples))
+    return method.sampled_classifier(
+        [tuple(upload(each, method.clip.device) for each in noise) for noise in draws], space
+    )
+
+
 def _evaluate(
     target: Target,
+    settings: EvalSettings,
     runtime: RuntimeConfig,
     trained: TrainedRun,
     stop: StopRequest,
@@ -153,19 +174,21 @@ def _evaluate(
     count = min(len(selection.images), runtime.limit or len(selection.images))
     images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    precision = settings.precision or config.precision
+    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, settings.resize)
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
-    with meter.phase("classes", rated=False), autocast(config, device):
-        classifier = trained.method.classifier(label_space(manifest, selection.classnames))
+    with meter.phase("classes", rated=False), autocast(precision, device):
+        space = label_space(manifest, selection.classnames)
+        classifier = make_classifier(trained.method, config, space, settings.samples)
     features = None
     if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
-            key = feature_key(manifest, target.split, backbone, transform, config.precision, device)
+            key = feature_key(manifest, target.split, backbone, transform, precision, device)
             features = FeatureStore(runtime.features, key, read=read_features)
     graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, images, features, graphs)
-    with meter.phase("warm-up", rated=False), autocast(config, device):
+    with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
         of_rank = -(-len(inference.to_encode) // group.size)
@@ -187,7 +210,8 @@ def _evaluate(
         limit=runtime.limit,
         dataset_size=len(selection.images),
         num_classes=len(selection.classnames),
-        precision=config.precision,
+        precision=precision,
+        settings=settings,
         batch_size=batch_size,
         workers=workers,
         device=str(device),
@@ -224,6 +248,7 @@ def _predict(
     Raises UserError if a logit is not finite, and Interrupted on all ranks if one has got a stop signal.
     """
     count, device = len(inference.images), inference.clip.device
+    precision = runtime.evaluation.precision or config.precision
     predictions, flag_sync, what = Predictions(inference.images.labels), FlagSync(group), f"{config.method} on {target}"
     with (
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
@@ -231,7 +256,7 @@ def _predict(
     ):
         for images, indices in meter.iterate("data", batches):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
-            with meter.phase("model"), autocast(config, device):
+            with meter.phase("model"), autocast(precision, device):
                 # All ranks have equally many images in a batch.
                 evaluated = group.size * predictions.add(inference(images, indices), indices)
             meter.step(evaluated)

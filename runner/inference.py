@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from procap.classifier import Classifier
+from procap.classifier import Classifier, SampledClassifier
 from procap.clip import CLIP
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.distributed.ranks import Ranks
@@ -36,7 +36,7 @@ class Inference:
     def __init__(
         self,
         clip: CLIP,
-        classifier: Classifier,
+        classifier: Classifier | SampledClassifier,
         images: Split,
         store: FeatureStore | None,
         graphs: CudaGraphs | None,
@@ -92,6 +92,7 @@ class Inference:
             else:
                 features = self._encode(pixels)
                 self.store.add(features, np.where(indices < 0, -1, self.images.positions[indices]))
+            assert isinstance(self.classifier, Classifier)
             return self.classifier.logits(features)
 
     @contextmanager

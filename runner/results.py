@@ -1,7 +1,7 @@
 """Read and write the files of a run: schemas, the run's folder, atomic writes.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
-                        eval/<target>.json  validation.json  state/ (while running)
+                        eval/<target>[.<settings>].json  validation.json  state/ (while running)
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from procap.errors import UserError
 from runner.calibration import Calibration
-from runner.config import FrozenModel, RunConfig, Target
+from runner.config import EvalSettings, FrozenModel, RunConfig, Target
 from shards.files import write_file
 from shards.locks import LockHeld, file_lock
 
 SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
+DEFAULT = EvalSettings()
 NO_RUNS = {"mlartifacts", "mlruns", "collections"}
 """Folders of results that hold no runs."""
 
@@ -49,6 +50,7 @@ class EpochLog(FrozenModel):
     terms: dict[str, float]
     seconds: float = Field(description="in steps: checkpoints excluded")
     images_per_second: float | None
+    skipped: int = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
 
 
 class PeakMemory(FrozenModel):
@@ -176,7 +178,7 @@ def harmonic_mean(base: float, novel: float) -> float:
 
 
 class EvalResult(FrozenModel):
-    """`eval/<target>.json`: integer counts, from which every table is computed."""
+    """A file in `eval`: integer counts on one target, from which every table is computed."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
@@ -189,6 +191,7 @@ class EvalResult(FrozenModel):
     dataset_size: int = Field(description="images of the target without a limit")
     num_classes: int
     precision: str
+    settings: EvalSettings = Field(default=EvalSettings(), description="what differs from the default")
     batch_size: int = Field(description="of the evaluation, on which its throughput depends")
     workers: int = Field(description="threads that decoded images; 0: the one that evaluates")
     device: str = Field(description="torch's name; `environment` says what it is")
@@ -328,8 +331,8 @@ class RunFolder:
     validation_file = _child("validation.json")
     state = _child("state")
 
-    def eval_file(self, target: Target) -> Path:
-        return self.path / "eval" / target.file
+    def eval_file(self, target: Target, settings: EvalSettings = DEFAULT) -> Path:
+        return self.path / "eval" / target.file(settings)
 
     def config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
@@ -346,14 +349,15 @@ class RunFolder:
         history = read_document(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
-    def evaluation(self, target: Target) -> EvalResult | None:
-        return read_document(self.eval_file(target), EvalResult)
+    def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
+        """Read the result on a target under `settings`, which `EvalSettings.of` has fitted to the run."""
+        return read_document(self.eval_file(target, settings), EvalResult)
 
     def eval_files(self) -> list[Path]:
         return sorted((self.path / "eval").glob("*.json"))
 
     def evaluations(self) -> list[EvalResult]:
-        """Read every evaluation of the run, in the order of their file names."""
+        """Read every evaluation of the run under any settings, in the order of their file names."""
         found = (read_document(path, EvalResult) for path in self.eval_files())
         return [result for result in found if result is not None]
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from procap.methods.method import Method
 from runner.cuda_graphs import WARMUP_RUNS, CudaGraphs, Part
-from runner.engine import Batch, Engine
+from runner.engine import Batch, Engine, make_scaler
 from runner.meters import Meter
 
 log = logging.getLogger(__name__)
@@ -53,13 +52,13 @@ class TrainStep:
     def _parts(self) -> tuple[Part, ...]:
         # Not stored in an attribute: bound methods would form a reference cycle, which keeps the graphs and their
         # memory until the next garbage collection.
-        return self._forward, lambda: self.engine.backward(self._loss), self.engine.update
+        return self._forward, lambda: self.engine.backward(self._loss), self._update
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
         assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
-        with self._graphs.side_stream(), _unchanged(self.engine.method, self.engine.optimizer):
+        with self._graphs.side_stream(), _unchanged(self.engine):
             for _ in range(WARMUP_RUNS):
                 for part in self._parts:
                     part()
@@ -67,9 +66,15 @@ class TrainStep:
                 self._replays = tuple(self._graphs.capture(part) for part in self._parts)
             except RuntimeError as error:
                 log.warning("steps are not captured as CUDA graphs: %s", str(error).partition("\n")[0])
+                # The scaler may be in the middle of a step.
+                engine = self.engine
+                engine.scaler = make_scaler(engine.objective.config, engine.method.clip.device)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step on `batch`; returns its weighted terms and their sum [T + 1], which the next step overwrites."""
+        """Take a step on `batch`; returns [T + 2], which the next step overwrites.
+
+        These are the weighted terms, their sum, and 1 if the step was skipped because of an overflow at fp16, else 0.
+        """
         with self._graphs.side_stream() if self._graphs else nullcontext():
             parts: Sequence[Part] = self._parts
             if self._replays and self._fixed is not None and self._fixed.takes(batch):
@@ -87,15 +92,21 @@ class TrainStep:
     def _forward(self) -> None:
         terms = self.engine.terms(self._batch)
         self._loss = terms.sum()
-        weighted = torch.cat([terms, self._loss[None]]).detach()
+        weighted = torch.cat([terms, self._loss[None], self.engine.skipped[None]]).detach()
         if self._terms is None:
             self._terms = torch.empty_like(weighted)
         self._terms.copy_(weighted)
 
+    def _update(self) -> None:
+        self.engine.update()
+        assert self._terms is not None
+        self._terms[-1].copy_(self.engine.skipped)
+
 
 @contextmanager
-def _unchanged(method: Method, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Restore weights and optimizer in place after the block; optimizer state that was created in it is zeroed."""
+def _unchanged(engine: Engine) -> Iterator[None]:
+    """Restore weights, optimizer and scaler in place after the block; optimizer state created in it is zeroed."""
+    method, optimizer, scale = engine.method, engine.optimizer, engine.scaler.state_dict()
     weights = [parameter.detach().clone() for parameter in method.parameters()]
     slots = {id(slot): slot.clone() for slot in _slots(optimizer)}
     try:
@@ -106,6 +117,7 @@ def _unchanged(method: Method, optimizer: torch.optim.Optimizer) -> Iterator[Non
                 parameter.copy_(before)
             for slot in _slots(optimizer):
                 slot.copy_(slots[id(slot)]) if id(slot) in slots else slot.zero_()
+        engine.scaler.load_state_dict(scale)
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -124,7 +136,7 @@ class AsyncLosses:
         return len(self._waiting)
 
     def send(self, terms: Tensor) -> None:
-        """Start the copy of terms [T + 1]."""
+        """Start the copy of terms [T + 2]."""
         if not self._on_gpu:
             self._waiting.append((terms.clone(), None))
             return

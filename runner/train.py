@@ -240,6 +240,12 @@ def _fit(
                     average.apply()
             last_rate = schedule.rates(schedule.first_step(epoch + 1) - 1, epoch)[0]
             state.close_epoch(last_rate, meter.step_seconds)
+            if skipped := state.epochs[-1].skipped:
+                steps = schedule.first_step(epoch + 1) - schedule.first_step(epoch)
+                display.print(
+                    f"{config.path}: fp16 gradients overflowed in {skipped} of {steps} steps of epoch {epoch + 1}, "
+                    f"which changed nothing; the loss scale is {checkpointer.engine.scaler.get_scale():g} now"
+                )
             validator.validate()
             if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
                 checkpointer.save()
@@ -253,8 +259,8 @@ def _fit(
 
 
 def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
-    """Add the next step over `images` to the state: its named loss terms, then their sum, which is returned."""
-    *each, loss = terms
+    """Add the next step over `images` to the state, from what a `TrainStep` returned; returns the loss."""
+    *each, loss, skipped = terms
     values, state, config = dict(zip(names, each, strict=True)), checkpointer.state, checkpointer.config
     if not math.isfinite(loss):
         checkpointer.write_progress("failed")
@@ -265,7 +271,7 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
             f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
             f"(epoch {state.epoch + 1}) is not finite: {shown}; {last}; try {config.stability_hint}"
         )
-    state.count(images, values)
+    state.count(images, values, bool(skipped))
     return loss
 
 

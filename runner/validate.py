@@ -111,7 +111,7 @@ class Validator:
     def _count(self, target: Target, space: LabelSpace, images: Split) -> tuple[int, int]:
         """Count the correct images of a target; also returns the signal that asks to stop, else 0."""
         config, clip, flag_sync, signum = self.checkpointer.config, self.method.clip, FlagSync(self.group), 0
-        with autocast(config, clip.device):
+        with autocast(config.precision, clip.device):
             classifier = self.method.classifier(space)
         inference, predictions = (
             Inference(clip, classifier, images, store=None, graphs=None),
@@ -120,7 +120,7 @@ class Validator:
         transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
         for pixels, indices in batches:
-            with autocast(config, clip.device):
+            with autocast(config.precision, clip.device):
                 predictions.add(inference(pixels, indices), indices)
             if signum := flag_sync.exchange(signum=self.stop.signum).signum:
                 break

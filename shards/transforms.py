@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -72,9 +73,21 @@ class EvalTransform:
         return self.normalise(self.crop(image), out)
 
 
-def eval_transform(image_size: int, mean: Sequence[float], std: Sequence[float]) -> EvalTransform:
-    """Make the test transform of CoOp and its successors for a backbone's image size and statistics."""
-    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)))
+@dataclass(frozen=True)
+class SquashTransform(EvalTransform):
+    """Resize the whole image to S x S pixels, which changes its proportions (bicubic, antialiased), normalise."""
+
+    def crop(self, image: Image) -> Image:
+        """Resize to the S x S pixels that the model sees; nothing is cropped."""
+        return image.resize((self.image_size, self.image_size), Resampling.BICUBIC)
+
+
+def eval_transform(
+    image_size: int, mean: Sequence[float], std: Sequence[float], resize: Literal["crop", "squash"] = "crop"
+) -> EvalTransform:
+    """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
+    kind = SquashTransform if resize == "squash" else EvalTransform
+    return kind(image_size, Normalise(tuple(mean), tuple(std)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from procap.errors import UsageError, UserError
 from procap.methods import ADDED_OPTIONS, method_options
 from procap.recipe import Recipe
-from runner.config import RunConfig, Target, plan_run
+from runner.config import EvalSettings, RunConfig, Target, plan_run
 from shards.errors import DataUsageError
 
 RECIPE = Recipe(lr=0.0035, epochs=5, batch_size=4)
@@ -131,7 +131,7 @@ def test_a_method_that_learns_nothing_keeps_zero_epochs():
         ({"options": {"nctx": 3}}, ["'nctx'", "did you mean n_ctx"]),
         ({"options": {"n_ctx": "four"}}, ["n_ctx", "integer"]),
         ({"recipe": "maple"}, ["recipe 'maple'", "published"]),
-        ({"precision": "fp16"}, ["precision = 'fp16'", "bf16"]),
+        ({"precision": "fp8"}, ["precision = 'fp8'", "bf16"]),
         ({"classes": "bas"}, ["'bas'", "did you mean base"]),
         ({"shots": -1}, ["shots = -1"]),
         ({"seed": "x"}, ["seed = 'x'"]),
@@ -156,7 +156,7 @@ def test_a_number_that_is_none_is_refused_alone_and_in_a_range(value):
 def test_targets_are_read_and_named():
     assert Target.parse("shapes:new") == Target("shapes", "novel", "test")
     assert str(Target.parse("Digits")) == "digits:all:test"
-    assert Target.parse("shapes:novel:test").file == "shapes-novel-test.json"
+    assert Target.parse("shapes:novel:test").file(EvalSettings()) == "shapes-novel-test.json"
     development = Target.parse("shapes:dev-novel:val")
     assert (development.classes, development.file) == ("dev-novel", "shapes-dev-novel-val.json")
     assert Target.parse_unchecked(str(development)) == development

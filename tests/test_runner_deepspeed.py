@@ -42,10 +42,11 @@ RUNS = {
     "adamw-clipped": {"optimizer": "adamw", "grad_clip": 0.05},
     "sgd-clipped": {"optimizer": "sgd", "grad_clip": 0.05},
     "adamw-bf16": {"optimizer": "adamw"},
+    "adamw-clipped-fp16": {"optimizer": "adamw", "grad_clip": 0.05},
     "two-rates": {"optimizer": "sgd", "vision_lr": 1e-4},
     "two-stages": {"optimizer": "sgd"},
 }
-COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "two-rates", "two-stages")
+COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "adamw-clipped-fp16", "two-rates", "two-stages")
 STAGES = (0, 1, 2)
 METHODS = {"two-rates": ("skipt", {"first_block": 2}), "two-stages": ("2sfs", {})}
 PROCAP = ("procap", {"depth": 2})
@@ -54,7 +55,7 @@ ROUNDING = 1e-5
 
 def planned(run="adamw", **changes):
     overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS[run], **changes}
-    precision = "bf16" if run.endswith("bf16") else "fp32"
+    precision = run[-4:] if run.endswith(("bf16", "fp16")) else "fp32"
     method, options = METHODS.get(run, PROCAP)
     return plan_run(
         method=method, dataset="digits", recipe="procap", overrides=overrides, options=options, precision=precision
@@ -105,8 +106,12 @@ class Worker:
         group, config = ProcessGroup(self.ranks) if self.ranks.size > 1 else None, planned(run)
         method = method or method_on(self.clip, self.space, group)
         if kind == "ddp":
-            return Engine(method, config, group)
-        return DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
+            engine = Engine(method, config, group)
+        else:
+            engine = DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
+        # At this scale the first step of fp16 overflows, and the last one does not.
+        engine.scaler.load_state_dict(engine.scaler.state_dict() | {"scale": 16384.0})
+        return engine
 
     def write(self, name, terms, tensors):
         save_file({"terms": terms, **tensors}, self.folder / f"{name}-{self.ranks.rank}.safetensors")
@@ -248,6 +253,8 @@ def test_steps_equal_those_of_ddp(finished, run, stage):
     reference = found(finished, f"{run}-ddp")
     for rank in range(2):
         agree(reference, found(finished, f"{run}-{stage}", rank), ROUNDING if stage else 0.0)
+    if run.endswith("fp16"):
+        assert reference["scaler/scale"] < 16384.0 and reference["scaler/growth_tracker"] > 0
 
 
 @pytest.mark.parametrize("run", ["adamw-clipped", "sgd-clipped"])

@@ -53,10 +53,11 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def training(clip, space, name, graphs=None, optimizer="adamw"):
-    config = plan_run(
-        method=name, dataset="digits", recipe="procap", overrides={"optimizer": optimizer, "grad_clip": 1.0, "lr": 1e-3}
-    )
+def training(clip, space, name, graphs=None, optimizer="adamw", **changes):
+    """An engine and its steps; `changes` are fields of the recipe, or the precision."""
+    precision = changes.pop("precision", "fp32")
+    overrides = {"optimizer": optimizer, "grad_clip": 1.0, "lr": 1e-3, **changes}
+    config = plan_run(method=name, dataset="digits", recipe="procap", overrides=overrides, precision=precision)
     method = build_method(name, clip, space, {}, seeded(1))
     engine = Engine(method, config)
     return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), graphs)
@@ -75,12 +76,14 @@ def learned(method, optimizer):
     return [tensor.detach().clone() for tensor in (*method.parameters(), *slots)]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", TRAINED)
-def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer):
+RECORDED = [*((name, optimizer, "fp32") for name in TRAINED for optimizer in ("adamw", "sgd")), ("coop", "sgd", "fp16")]
+
+
+@pytest.mark.parametrize(("name", "optimizer", "precision"), RECORDED)
+def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer, precision):
     graphs = Again()
-    plain = training(tiny_clip, tiny_space, name, optimizer=optimizer)
-    replayed = training(tiny_clip, tiny_space, name, graphs, optimizer)
+    plain = training(tiny_clip, tiny_space, name, optimizer=optimizer, precision=precision)
+    replayed = training(tiny_clip, tiny_space, name, graphs, optimizer, precision=precision)
     replayed[2].capture(batch_of(replayed[0], 99))
     for number in range(3):
         terms = []
@@ -91,6 +94,56 @@ def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer):
     assert graphs.recorded == 3 and graphs.replayed == 9
     for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
         assert torch.equal(one, other)
+    assert plain[2].engine.scaler.state_dict() == replayed[2].engine.scaler.state_dict()
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.01])
+def test_a_step_at_half_precision_is_one_at_full_precision_but_for_rounding(tiny_clip, tiny_space, grad_clip):
+    """Clipping measures gradients that are not scaled any more: scaled ones are 1024 times as long."""
+    found = []
+    for precision in ("fp32", "fp16"):
+        changes = {"precision": precision, "grad_clip": grad_clip}
+        method, _, step = training(tiny_clip, tiny_space, "maple", None, "sgd", **changes)
+        before = [parameter.detach().clone() for parameter in method.parameters()]
+        step.engine.set_rate(1.0)
+        # Gradients of this model overflow at the initial scale.
+        if precision == "fp16":
+            step.engine.scaler.load_state_dict(step.engine.scaler.state_dict() | {"scale": 1024.0})
+        terms = step(batch_of(method, 0)).clone()
+        change = [now.detach() - old for now, old in zip(method.parameters(), before, strict=True)]
+        found.append((terms, torch.cat([each.flatten() for each in change])))
+    (terms, change), (half_terms, half_change) = found
+    torch.testing.assert_close(half_terms, terms, rtol=2e-3, atol=0.0)
+    assert (half_change - change).norm() <= 2e-2 * change.norm() > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("grad_clip", [None, 1.0])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(
+    short_clip, tiny_space, optimizer, grad_clip, fused
+):
+    """And the steps after it are those of a training without it."""
+    changes = {"precision": "fp16", "grad_clip": grad_clip}
+    method, torch_optimizer, step = training(short_clip, tiny_space, "coop", None, optimizer, **changes)
+    plain, _, undisturbed = training(short_clip, tiny_space, "coop", None, optimizer, **changes)
+    if not fused:
+        torch_optimizer._step_supports_amp_scaling = False
+        torch_optimizer.param_groups[0]["fused"] = None
+    before = [parameter.detach().clone() for parameter in method.parameters()]
+    state = step.engine.scaler.state_dict() | {"scale": 1024.0}
+    undisturbed.engine.scaler.load_state_dict(state)
+    step.engine.scaler.load_state_dict(state | {"scale": 2.0**127})
+    assert step(batch_of(method, 0))[-1] == 1.0
+    assert all(torch.equal(now, old) for now, old in zip(method.parameters(), before, strict=True))
+    assert step.engine.scaler.get_scale() == 2.0**126
+    step.engine.scaler.load_state_dict(state)
+    for number in (1, 2):
+        mine, theirs = step(batch_of(method, number)).clone(), undisturbed(batch_of(plain, number))
+        assert mine[-1] == 0.0
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
+    for mine, theirs in zip(method.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
@@ -151,14 +204,15 @@ def gpu_clip(tiny_geometry):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatch, name, optimizer):
+def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatch, name, optimizer, precision):
     """And no step makes the host wait: torch raises where one would."""
     # Chosen by timing, plain and recorded steps may have different kernels; Adam makes much of a rounding near zero.
     monkeypatch.setenv("PROCAP_FUSED", "on")
-    plain = training(gpu_clip, tiny_space, name, optimizer=optimizer)
-    replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer)
+    plain = training(gpu_clip, tiny_space, name, optimizer=optimizer, precision=precision)
+    replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer, precision=precision)
     replayed[2].capture(batch_of(replayed[0], 99))
     # Prompts are laid out once, with help of the host.
     plain[2].engine.terms(batch_of(plain[0], 99))

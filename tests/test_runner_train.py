@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
@@ -186,6 +187,22 @@ def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, 
     assert counts.correct == pytest.approx(sum(correct), abs=2)
 
 
+def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bits(plan, runtime, tmp_path, capsys):
+    """Gradients of so large a term overflow at the initial scale, so that steps are skipped and counted."""
+    config = plan("procap", precision="fp16")
+    config = config.model_copy(update={"options": {**config.options, "nce_weight": 1e3}})
+    straight, paused = (dataclasses.replace(runtime, results=tmp_path / name) for name in ("straight", "paused"))
+    whole = train(config, dataclasses.replace(straight, quiet=False))
+    assert whole.epochs[0].skipped == 2
+    assert "overflowed in 2 of 2 steps of epoch 1" in capsys.readouterr().err
+    train(config, paused, until=1)
+    [file] = (paused.results / config.path / "state").glob("step-*")
+    assert load_file(file)["scaler/scale"] < 2.0**16
+    resumed = train(config, paused)
+    assert resumed.checkpoint_sha256 == whole.checkpoint_sha256
+    assert [(log.terms, log.skipped) for log in resumed.epochs] == [(log.terms, log.skipped) for log in whole.epochs]
+
+
 def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, runtime):
     config = plan("maple", overrides={"lr": 1e30, "warmup": "none", "epochs": 3})
     eager = dataclasses.replace(runtime, checkpoint_seconds=0.0)
@@ -283,7 +300,7 @@ def test_fp32_on_a_gpu_convolves_in_float32(plan):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path, precision):
     config = plan("procap", precision=precision)
     there = dataclasses.replace(runtime, results=tmp_path, device="cuda", checkpoint_seconds=0.0)

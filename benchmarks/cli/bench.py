@@ -14,7 +14,13 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
-from benchmarks.cli.selection import note_left_out, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import (
+    eval_settings,
+    note_left_out,
+    runtime_config,
+    suite_changes,
+    trainable_methods,
+)
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
@@ -118,12 +124,15 @@ def bench(
     if flags.price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
     launcher = launch.to_launcher()
-    runtime = runtime_config(runtime_flags, engine, limit=flags.limit)
+    settings = eval_settings(flags.eval_precision, flags.eval_resize, flags.samples)
+    runtime = runtime_config(runtime_flags, engine, limit=flags.limit, evaluation=settings)
     several = name == ALL
     suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
     plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
+    for run in runs:
+        settings.of(run.config)
     if flags.methods in METHOD_GROUPS:
         note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
@@ -207,6 +216,7 @@ def plan_suite(
         recipe=flags.recipe,
         overrides=overrides,
         options={method: own for method, own in given.items() if own},
+        evaluation=eval_settings(flags.eval_precision, flags.eval_resize, flags.samples).changes,
         data=data,
         **changes,
     )

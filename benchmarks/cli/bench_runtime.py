@@ -42,7 +42,7 @@ class MeasureFlags:
     classes: SuiteClasses = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    precision: Annotated[str, flag("fp32,bf16", "one or both [default: fp32]")] = ""
+    precision: Annotated[str, flag("fp32,bf16,fp16", "some of them [default: fp32]")] = ""
     budget: Annotated[float | None, flag("SECONDS", BUDGET_TEXT)] = None
     scaling: Annotated[str, flag("CLASSESxBATCHES|off", f"sizes, as in {SCALING}, the default with mini")] = ""
     check: Annotated[bool, switch("--check", "compare with the speed targets; chooses full size on a GPU")] = False

@@ -12,7 +12,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.plan import show_plan
-from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
+from benchmarks.cli.selection import eval_settings, evaluation_targets, runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
@@ -52,6 +52,9 @@ def evaluate(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
+    eval_precision: flags.EvalPrecision = "",
+    eval_resize: flags.EvalResize = "",
+    samples: flags.Samples = 0,
     no_feature_cache: Annotated[bool, flags.switch("--no-feature-cache", "no stored image features")] = False,
 ) -> int:
     """Evaluate trained runs on any target.
@@ -62,14 +65,20 @@ def evaluate(
     """
     library_defaults()
     features = None if no_feature_cache else cache_home() / "features"
-    runtime = runtime_config(runtime_flags, limit=limit, features=features)
+    settings = eval_settings(eval_precision, eval_resize, samples)
+    runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings, features=features)
     if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
     def find_runs() -> list[Located]:
         if folders:
-            return [find_run(folder, runtime) for folder in folders]
-        return [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+            found = [find_run(folder, runtime) for folder in folders]
+        else:
+            found = [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+        for config, _ in found:
+            # Refuse impossible settings before any run is evaluated.
+            settings.of(config)
+        return found
 
     if mode.dry_run:
         if is_first_rank():
@@ -132,7 +141,7 @@ def _evaluate_all(
                 if not folder.train_file.exists():
                     state = "has not finished" if folder.progress_file.exists() else "was not trained"
                     raise UserError(f"{folder.path} {state}; train it first: {train_command}")
-                existing = None if force else folder.evaluation(target)
+                existing = None if force else folder.evaluation(target, runtime.evaluation.of(config))
                 needed = existing is None or existing.limit not in (None, runtime.limit)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)

@@ -46,6 +46,11 @@ Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked")]
+EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluation [default: of the training]")]
+EvalResize = Annotated[str, flag("crop|squash", "shorter side and centre crop, or the whole image [default: crop]")]
+Samples = Annotated[
+    int, flag("N", "average N samples of Gaussian tokens, in N times the time [default: 0, their means]")
+]
 Price = Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for costs", min=0)]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
@@ -63,7 +68,7 @@ class ChoiceFlags:
     shots: Annotated[str, flag("16", "training images per class, a list in suites; full takes all")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    precision: Annotated[str, flag("fp32|bf16", "arithmetic of training and evaluation")] = ""
+    precision: Annotated[str, flag("fp32|bf16|fp16", "arithmetic of training and evaluation")] = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,9 @@ class SuiteFlags(ChoiceFlags):
     quick: Annotated[bool, switch("--quick", "short schedules: does everything run here?")] = False
     epochs: Epochs = None
     limit: Limit = None
+    eval_precision: EvalPrecision = ""
+    eval_resize: EvalResize = ""
+    samples: Samples = 0
     price: Price = None
 
 

@@ -22,7 +22,7 @@ from benchmarks.console.parse import (
 from procap.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from runner.config import RunConfig, RuntimeConfig, Target
+    from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
@@ -138,11 +138,29 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
     return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves]
 
 
+def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
+    """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
+    from pydantic import ValidationError
+
+    from runner.config import EvalSettings, explain_validation_error
+
+    given = {"precision": precision, "resize": resize, "samples": samples}
+    try:
+        return EvalSettings.model_validate({name: value for name, value in given.items() if value})
+    except ValidationError as error:
+        raise explain_validation_error(error, EvalSettings, "evaluation") from error
+
+
 def runtime_config(
-    flags: RuntimeFlags, engine: EngineFlags | None = None, *, limit: int | None = None, features: Path | None = None
+    flags: RuntimeFlags,
+    engine: EngineFlags | None = None,
+    *,
+    limit: int | None = None,
+    evaluation: EvalSettings | None = None,
+    features: Path | None = None,
 ) -> RuntimeConfig:
     """Make the runtime given by the flags. Raises UsageError if a folder's path is a file."""
-    from runner.config import RuntimeConfig
+    from runner.config import EvalSettings, RuntimeConfig
     from runner.remote_results import results_root
     from shards.default_paths import cache_home, data_root
 
@@ -157,6 +175,7 @@ def runtime_config(
         device=flags.device,
         workers=flags.workers,
         limit=limit,
+        evaluation=evaluation or EvalSettings(),
         tracking_uri=flags.tracking or None,
         log_checkpoints=flags.log_checkpoints,
         features=features,

@@ -148,7 +148,7 @@ class _Predictor:
 
     def __init__(self, run: TrainedRun, shards: ShardSet, selection: Selection) -> None:
         self.run, self.selection, clip = run, selection, run.clip
-        with autocast(run.config, clip.device):
+        with autocast(run.config.precision, clip.device):
             space = label_space(shards.manifest, selection.classnames)
             self.classifier: Classifier = run.method.classifier(space)
         self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
@@ -158,7 +158,7 @@ class _Predictor:
         """Return the predicted class of each of these images."""
         device = self.run.clip.device
         pixels = torch.stack([self.transform(self.selection.images.image(place)) for place in places])
-        with autocast(self.run.config, device):
+        with autocast(self.run.config.precision, device):
             predicted: list[int] = self.classifier(pixels.to(device)).argmax(1).tolist()
         return predicted
 

@@ -30,6 +30,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for one in suites:
         evaluated = one.results.frame.groupby("path").target.unique().to_dict()
+        settings = {run.path: one.results.options.eval_settings.of(run.spec.config) for run in one.results.runs}
         for path in one.results.paths:
             folder = RunFolder(one.results.results / path)
             # Unreadable files are listed as problems of their run.
@@ -40,7 +41,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
                     rows.append((one.name, "train", path, "", run.seconds, environment, watts, processes))
             for target in evaluated.get(path, ()):
                 with suppress(UserError):
-                    if result := folder.evaluation(Target.parse_unchecked(target)):
+                    if result := folder.evaluation(Target.parse_unchecked(target), settings[path]):
                         environment, watts = result.environment, result.use.gpu_watts
                         rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1))
         # A suite without runs measures runtime.

@@ -40,11 +40,13 @@ TITLES: Mapping[str, str] = {
 """Methods as tables print them; a plug-in is printed under its own name."""
 
 
-def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
+def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
     """Load every evaluation of every finished run, one row per run and target.
 
     results: a results folder, or a URL of one (`s3://...`), of which the documents are copied to the cache first.
     suite: only runs of the collection that `procap bench SUITE` has recorded there.
+    evaluation: only results under these settings, named as in the column `evaluation`; empty: the default settings;
+        None: all, with one row per run, target and settings.
 
     Columns:
         path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
@@ -64,6 +66,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         calibration           the `runner.calibration.Calibration` with the counts of the bins; else None
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
+        evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
         fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
         features              computed, cached or mixed: whether the image encoder ran in the evaluation
         imported              whether the weights were imported from a checkpoint of public code
@@ -83,7 +86,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         wanted = set(collection.runs)
-    return read_frame(root, lambda config: wanted is None or config.path in wanted)
+    return read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation)
 
 
 def find_results(results: str | Path) -> Path:
@@ -96,8 +99,10 @@ def find_results(results: str | Path) -> Path:
     return folder
 
 
-def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True) -> pd.DataFrame:
-    """Load a local folder, restricted to some runs; see `load`."""
+def read_frame(
+    results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
+) -> pd.DataFrame:
+    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
     if not results.is_dir():
         raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     records = []
@@ -105,7 +110,8 @@ def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda confi
         if wanted(config) and (training := folder.train()):
             for result in folder.evaluations():
                 check_weights(folder.path, config, training, result)
-                records.append(make_record(config, training, result))
+                if evaluation in (None, result.settings.label):
+                    records.append(make_record(config, training, result))
     return make_frame(records)
 
 
@@ -124,7 +130,8 @@ def check_weights(path: Path, config: RunConfig, training: TrainResult, result: 
     if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
         raise UserError(
             f"{path} was evaluated on {result.target} with other weights than it holds now; "
-            f"repeat it: procap eval {path} --targets {result.target} --force"
+            f"repeat it: {' '.join(['procap eval', str(path), '--targets', result.target, *result.settings.flags])} "
+            f"--force"
         )
 
 
@@ -136,7 +143,7 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "hash": config.hash,
         "method": config.method,
         "options": dict(config.options),
-        "settings": describe_settings(config),
+        "settings": describe_settings(config) | {"evaluation": result.settings.label or "default"},
         "dataset": config.dataset,
         "classes": config.classes,
         "shots": config.shots,
@@ -158,6 +165,7 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "per_class": result.per_class,
         "images": result.dataset_size,
         "limited": result.limited,
+        "evaluation": result.settings.label,
         "fps": result.images_per_second or math.nan,
         "fps_model": result.images_per_second_model or math.nan,
         "features": result.features,
@@ -181,7 +189,7 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
     *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
-    *("limited", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
+    *("limited", "evaluation", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
     *("manifest", "changed", "correct_bits"),
 )
 

@@ -59,7 +59,8 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             for target in run.spec.targets:
                 try:
-                    training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target))
+                    settings = options.eval_settings.of(config)
+                    training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target), settings)
                     if training is None or result is None:
                         continue
                     check_weights(folder.path, config, training, result)
@@ -156,6 +157,8 @@ class SuiteResults:
             return f"they are of {self.options.classes} classes, another reading of the paper than the default"
         if self.options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             return f"the shots are {self.options.shots[0] or 'all'}, not {SHOTS}"
+        if self.options.eval_settings.samples:
+            return "Gaussian tokens are sampled in the evaluation, and the paper's inference has their means"
         if self.options.overrides:
             changed = ", ".join(f"{name} {value}" for name, value in self.options.overrides.items())
             return f"the recipes are changed: {changed}"

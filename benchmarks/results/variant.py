@@ -13,7 +13,7 @@ from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import Profile, find_profile
 from cluster.run import RunSpec
 from procap.errors import UserError
-from runner.config import RunConfig, Target, plan_run
+from runner.config import EvalSettings, RunConfig, Target, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -60,7 +60,8 @@ class Variant:
 class SuiteOptions:
     """Options that a user may choose for any suite; empty ones take the suite's or the profile's.
 
-    shots: 0 is all. classes: those trained on, in suites that offer a choice.
+    shots: 0 is all. classes: those trained on, in suites that offer a choice. evaluation: the fields of `EvalSettings`
+    that differ from the default.
     """
 
     profile: Profile
@@ -76,7 +77,13 @@ class SuiteOptions:
     classes: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
     data: Path | None = None
+
+    @property
+    def eval_settings(self) -> EvalSettings:
+        """How the suite's runs are evaluated."""
+        return EvalSettings.model_validate(self.evaluation)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""

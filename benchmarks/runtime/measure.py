@@ -16,7 +16,7 @@ PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 PEAK_SECONDS = 0.4
 REPEATS = {"cpu": 1, "cuda": 10}
 """How often to run a workload between two synchronizations, by the type of device."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": 
 """Options of methods: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
 CLASS_CHOICES = ("base", "all")
 """The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
 SCALING = "10,50,200x4,32"
 CHECK_SCALING = "102,10,500x32"
 """Sizes of the check on a GPU: the table's own number of classes, and one batch."""

@@ -69,6 +69,8 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
     """Make the engine of a training; reference mode uses torch's default implementation of the optimizer."""
     engine = Engine(method, config)
     if mode == "reference":
+        # Only fused optimizers skip a step of fp16 themselves; for others the scaler reads the flag on the host.
+        engine.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         for group in engine.optimizer.param_groups:
             group.update(fused=None, lr=config.recipe.lr)
             if "capturable" in group:
@@ -150,7 +152,7 @@ class Training(_Workload):
         return self.preparation
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take one step; returns its loss terms and their sum, [T + 1], until the next step overwrites them."""
+        """Take one step; returns its loss terms, their sum and a flag, [T + 2], until the next step overwrites them."""
         with self._in_mode(len(batch.images), "train"):
             return self._step(batch)
 
@@ -165,7 +167,7 @@ class Evaluation(_Workload):
     def update_classifier(self) -> None:
         """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
         fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
-        with fused, autocast(self.config, self.device):
+        with fused, autocast(self.config.precision, self.device):
             classify = make_classifier(self.method, self.mode)
         if self._graphs is None or self._classify is None:
             self._classify = classify
@@ -189,5 +191,5 @@ class Evaluation(_Workload):
 
     def __call__(self, images: Tensor) -> Tensor:
         assert self._classify is not None
-        with self._in_mode(len(images), "eval"), autocast(self.config, self.device):
+        with self._in_mode(len(images), "eval"), autocast(self.config.precision, self.device):
             return self._classify(images)

@@ -150,7 +150,7 @@ class CostModel:
             dataset, classes, images = count_images(target.dataset, target.classes, target.split, self.runtime.data)
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             images = min(images, self.runtime.limit or images)
-            encode = flops(counted["eval"], images, classes) / pace
+            encode = flops(counted["eval"], images, classes) / pace * max(1, self.runtime.evaluation.samples)
             # Decoding overlaps with a GPU's work; on a CPU the times add up.
             both = max(encode, images * decode / DECODE_THREADS) if on_gpu else encode + images * decode
             seconds += both / self.processes
@@ -187,7 +187,8 @@ class CostModel:
         machine = training.environment
         if (machine["cpu"]["name"] if machine.get("gpu") is None else machine["gpu"]) != self.machine.name:
             return
-        evaluations = folder.evaluations()
+        # Samples take longer than the operations counted.
+        evaluations = [one for one in folder.evaluations() if not one.settings.samples]
         work = self.work(config, [Target.parse_unchecked(one.target) for one in evaluations])
         # Recorded seconds do not include the start, but the estimate does.
         taken = training.seconds + sum(one.seconds for one in evaluations) + START_SECONDS[self.machine.device]

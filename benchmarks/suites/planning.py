@@ -78,7 +78,8 @@ def read_state(
     if force:
         return RunState("repeat" if is_started else "new", 0.0, [*targets])
     if training is not None:
-        results = {target: folder.evaluation(target) for target in targets}
+        settings = runtime.evaluation.of(config)
+        results = {target: folder.evaluation(target, settings) for target in targets}
         current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
         if training.files and _has_changed_file(config, training):
             # Not done: the training refuses it and says what to do.

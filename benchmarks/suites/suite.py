@@ -145,4 +145,5 @@ class Suite:
         for method, own_options in options.options.items():
             for key, value in own_options.items():
                 words += ["--option", f"{method}.{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        words += options.eval_settings.flags
         return words + (["--epochs", str(options.overrides["epochs"])] if "epochs" in options.overrides else [])

@@ -59,6 +59,8 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_name_first(suite.shorter)}) are of the first "
             f"images, those of other seeds of all. A dash is printed for their mean; `{command}` evaluates all."
         )
+    if label := suite.options.eval_settings.label:
+        found.append(f"Evaluated otherwise than by default: {label}.")
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     found += [*note_changed(suite.changed_sets), *note_sources(suite.frame)]

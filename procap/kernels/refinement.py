@@ -4,7 +4,7 @@ The eager implementation is the reference; `tests/test_procap_triton.py` compare
 it. The kernels are used only on CUDA, for supported shapes, and only if they are faster: both implementations are timed
 once per process and shape, eagerly launched and as a CUDA graph (a graph saves the launches that make eager slow).
 PROCAP_FUSED=off keeps everything eager; PROCAP_FUSED=on uses the kernels for all supported shapes without timing.
-Under autocast the kernels stay in float32, while eager products are in bfloat16. They have no second derivative.
+Under autocast the kernels stay in float32, while eager products are in its narrow type. No second derivative exists.
 
 Shapes: P prompt tokens, Dv vision width, Dt text width, I inner width (H heads).
 """

@@ -9,7 +9,7 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from procap.classifier import Classifier, cosine_logits
+from procap.classifier import Classifier, SampledClassifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
@@ -147,6 +147,11 @@ class Method(nn.Module):
         """Return how many of the class prompts a training step encodes on average, with default options."""
         return classes
 
+    @classmethod
+    def has_gaussians(cls, options: BaseModel) -> bool:
+        """Whether the method with `options` has Gaussian tokens, of which inference can draw samples."""
+        return False
+
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only."""
         raise NotImplementedError
@@ -214,9 +219,19 @@ class Method(nn.Module):
 
         Raises UserError naming a class whose prompt is too long.
         """
+        return self._classifier(space, None)
+
+    def sampled_classifier(self, noises: Sequence[Noise], space: LabelSpace | None = None) -> SampledClassifier:
+        """Make a snapshot whose probabilities are means over samples of Gaussian tokens, one for each of `noises`.
+
+        noises: what `draw` returned, on the method's device.
+        """
+        return SampledClassifier([self._classifier(space, noise) for noise in noises])
+
+    def _classifier(self, space: LabelSpace | None, noise: Noise | None) -> Classifier:
         prompts = self.prompts_of(space)
         with torch.no_grad():
-            image_plan, text_plan = self.plans(prompts)
+            image_plan, text_plan = self.plans(prompts, noise)
             text = prompts.average(self.clip.encode_text(prompts.tokenized, text_plan))
             return Classifier(self.clip, image_plan, text, self.scale())
 

@@ -181,6 +181,10 @@ class ProCAP(Method):
             return PROCAP_RECIPE.model_copy(update={"colour_jitter": EUROSAT_JITTER, "rotation": EUROSAT_ROTATION})
         return PROCAP_RECIPE
 
+    @classmethod
+    def has_gaussians(cls, options: BaseModel) -> bool:
+        return isinstance(options, ProCAPOptions) and options.gaussian
+
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] n_ctx learned tokens, fixed words, class name, words after it . [EOS]" for each wording.
 

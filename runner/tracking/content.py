@@ -115,7 +115,7 @@ def _epoch_points(epochs: list[EpochLog], start: int) -> Iterator[Point]:
         clock += 1000 * epoch.seconds
         metrics: dict[str, float | None] = {f"loss/{name}": value for name, value in epoch.terms.items()}
         metrics |= {"loss": sum(epoch.terms.values()), "lr": epoch.lr, "epoch_seconds": epoch.seconds}
-        metrics["images_per_second"] = epoch.images_per_second
+        metrics |= {"images_per_second": epoch.images_per_second, "skipped_steps": epoch.skipped or None}
         yield from _points(metrics, int(clock), epoch.epoch)
 
 
@@ -168,6 +168,8 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
             continue
         # An accuracy on a part of the test images is a metric of its own, so that it is not compared with whole splits.
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
+        # The same holds for other settings of the evaluation.
+        target += result.settings.label and f" ({result.settings.label})".replace(",", "")
         metrics = {
             f"accuracy/{target}": result.accuracy,
             f"macro_accuracy/{target}": result.macro_accuracy,
@@ -178,7 +180,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
             metrics |= {f"nll/{target}": fit.nll, f"brier/{target}": fit.brier, f"ece/{target}": fit.equal_width.ece}
         points += _points(metrics, _modified(path))
         dataset, classes, split = result.target.split(":")
-        if dataset == config.dataset and not result.limited and split in ("test", "val"):
+        if dataset == config.dataset and not (result.limited or result.settings.label) and split in ("test", "val"):
             # Metrics of val and test splits have different names, because only test accuracies may be reported.
             own["" if split == "test" else "val_"][classes] = result, _modified(path)
     headlines: list[Point] = []
