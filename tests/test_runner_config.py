@@ -158,7 +158,7 @@ def test_targets_are_read_and_named():
     assert str(Target.parse("Digits")) == "digits:all:test"
     assert Target.parse("shapes:novel:test").file(EvalSettings()) == "shapes-novel-test.json"
     development = Target.parse("shapes:dev-novel:val")
-    assert (development.classes, development.file) == ("dev-novel", "shapes-dev-novel-val.json")
+    assert (development.classes, development.file(EvalSettings())) == ("dev-novel", "shapes-dev-novel-val.json")
     assert Target.parse_unchecked(str(development)) == development
 
 
