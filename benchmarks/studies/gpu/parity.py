@@ -56,7 +56,7 @@ def _compute(models: Models, mode: ModeName, name: str, precision: str, settings
     training = Training(method, config, mode, settings.accelerations)
     batch = training.batch(images, labels, 0)
     with without_fused_kernels() if mode == "reference" else nullcontext():
-        with torch.no_grad(), autocast(config, method.clip.device):
+        with torch.no_grad(), autocast(config.precision, method.clip.device):
             logits = make_classifier(method, mode)(images).float().clone()
         loss = training.engine.terms(batch).sum()
         loss.backward()
