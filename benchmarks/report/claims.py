@@ -13,14 +13,17 @@ from benchmarks.suites.planning import recorded_options
 from benchmarks.tables.claims import claims_table, load_claims
 from benchmarks.tables.table import Table
 
+SHARED = ("recipe", "backbone", "pretrained", "precision", "overrides", "options")
+"""Settings of one suite with which the others are read."""
+
 
 def read_claims(
     results: Path, started: Sequence[StartedSuite], *, shown: str, data: Path | None = None, only_started: bool = False
 ) -> Table:
     """Make the table of claims. shown: the results as commands name them. only_started: no claims of other suites.
 
-    A suite that was not started is read with its defaults in the profile of the first one that was: its runs may exist
-    as those of other suites.
+    A suite that was not started is read with its defaults and the settings of the first one that was: its runs may
+    exist as those of other suites.
     """
     existing = {one.name: one.results for one in started}
     suites, commands = {}, {}
@@ -30,7 +33,8 @@ def read_claims(
             suites[name] = existing[name]
         elif not only_started:
             first = started[0].options if started else recorded_options(suite, None, results, data)
-            options = suite.options(first.profile, quick=first.quick, data=data)
+            settings = {field: getattr(first, field) for field in SHARED}
+            options = suite.options(first.profile, quick=first.quick, data=data, **settings)
             suites[name] = SuiteResults.read(suite, options, results)
         if name in suites:
             own = suites[name].options

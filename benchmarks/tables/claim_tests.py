@@ -163,7 +163,7 @@ def read_printed(suite: str) -> pd.DataFrame:
         put(row.key or row.method, "source", {"imagenet": row.source})
         put(row.key or row.method, "accuracy", row.targets)
     for row in published.ablation() if suite == "ablation" else ():
-        put(f"{published.METHOD_KEYS.get(row.variant, 'procap')} {row.variant}", "hm", row.hm)
+        put(f"procap {row.variant}", "hm", row.hm)
     for row in published.runtime() if suite == "runtime" else ():
         for metric in (*MEASURED, "accuracy"):
             put(row.key, metric, {row.dataset: getattr(row, metric)})

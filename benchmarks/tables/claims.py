@@ -130,12 +130,16 @@ def gains(pairs: Callable[[list[int]], Sequence[tuple[int, int]]], *metrics: str
         found = {}
         for before, after in pairs(list_keys(scores)):
             for metric in metrics:
-                name = f"{before} to {after}" + f" {metric}" * (len(metrics) > 1)
+                name = f"{before} to {after}" + f" {half_title(metric)}" * (len(metrics) > 1)
                 first, second = (column_of(scores, f"procap {key}", metric) for key in (before, after))
                 found[name] = second - first
         return found
 
     return make
+
+
+def half_title(metric: str) -> str:
+    return metric.replace("hm", "HM")
 
 
 def best_at(key: int) -> Callable[[list[int]], list[tuple[int, int]]]:
@@ -196,6 +200,11 @@ def without(part: str, metric: str = "hm") -> Make:
     return versus(f"procap w/o {part}", metric=metric, own=FULL)
 
 
+def over_maple_style(scores: pd.DataFrame) -> Differences:
+    labels = [label for label, _ in scores if label.endswith(" MaPLe-style")]
+    return versus(*(labels or ["procap MaPLe-style"])[:1], own=FULL)(scores)
+
+
 def order_of_drops(scores: pd.DataFrame) -> Differences:
     """Subtract HM without the first component of a pair from that without the second, whose loss is to be smaller."""
     pairs = (("Gaussian", "InfoNCE"), ("InfoNCE", "Cross-Attn"), ("Cross-Attn", "KL"), ("Cross-Attn", "L2"))
@@ -218,7 +227,7 @@ def varied(reference: str) -> Make:
 
     def make(scores: pd.DataFrame) -> Differences:
         parts = {metric: split(deviation(scores, "procap", metric), SENSITIVE) for metric in HALVES}
-        return {metric: values - others.agg(reference) for metric, (values, others) in parts.items()}
+        return {half_title(metric): values - others.agg(reference) for metric, (values, others) in parts.items()}
 
     return make
 
@@ -273,7 +282,9 @@ TESTS: Mapping[str, ClaimTest] = {
     "balance": ClaimTest(versus("coop", "cocoop", "maple"), wins=lambda n: min(3, n)),
     **{f"best-{metric}": ClaimTest(versus(metric=metric), wins=printed_share(metric)) for metric in HALVES},
     "eurosat-base": ClaimTest(by_task(on(versus("maple", metric="base"), "eurosat"))),
-    "stable": ClaimTest(lambda scores: {half: MARGIN - deviation(scores, "procap", half) for half in HALVES}),
+    "stable": ClaimTest(
+        lambda scores: {half_title(half): MARGIN - deviation(scores, "procap", half) for half in HALVES}
+    ),
     "most-varied": ClaimTest(varied("mean"), printed=by_task(varied("max"))),
     "transfer-average": ClaimTest(ACCURACY),
     "transfer-strong": ClaimTest(on(ACCURACY, "dtd", "eurosat", "sun397", "ucf101"), wins=lambda n: n),
@@ -294,7 +305,7 @@ TESTS: Mapping[str, ClaimTest] = {
     "l2": ClaimTest(without("L2")),
     "infonce": ClaimTest(without("InfoNCE")),
     "largest-drop": ClaimTest(order_of_drops),
-    "maple-style": ClaimTest(versus("maple MaPLe-style", own=FULL)),
+    "maple-style": ClaimTest(over_maple_style),
     "overfitting": ClaimTest(without("Gaussian", "novel")),
     "steadier": ClaimTest(
         lambda scores: {"HM": deviation(scores, "procap w/o Gaussian", "hm") - deviation(scores, FULL, "hm")}
