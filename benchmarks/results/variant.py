@@ -33,7 +33,8 @@ class Variant:
     """A method with changed options or recipe, as a suite compares it.
 
     key: what varies within the suite, by name: {"n_ctx": 8}. options are the method's, overrides the recipe's. recipe:
-    "published" or "procap" if the suite prescribes one. part: share of the epochs to train. shots: as prescribed.
+    "published" or "procap" if the suite prescribes one. part: share of the epochs to train. shots, precision: as
+    prescribed.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Variant:
     recipe: str = ""
     part: float = 1.0
     shots: int | None = None
+    precision: str = ""
 
     @property
     def name(self) -> str:
@@ -53,7 +55,8 @@ class Variant:
     def changed(self) -> bool:
         """Whether the variant differs from the method whose numbers the paper's main tables print."""
         control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
-        return control or bool(self.options or self.overrides) or self.part != 1.0 or self.shots not in (None, SHOTS)
+        other = bool(self.options or self.overrides or self.precision) or self.part != 1.0
+        return control or other or self.shots not in (None, SHOTS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class SuiteOptions:
             classes=classes,
             backbone=self.backbone or profile.backbone,
             pretrained=self.pretrained if self.backbone else profile.pretrained,
-            precision=self.precision or profile.precision,
+            precision=variant.precision or self.precision or profile.precision,
             recipe=recipe,
             task=task,
             options={**profile.options.get(method, {}), **self.options.get(method, {}), **variant.options},

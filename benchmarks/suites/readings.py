@@ -33,6 +33,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "norm": ("pre", "post", "none"),
     "zero_output": (True, False),
     "heads": (8, 4),
+    "nce_hidden_width": (None, 256),
     "nce_activation": ("gelu", "relu"),
     "logvar_init": (-9.0, -6.0, -4.0, -2.0),
     "vision_init_std": (0.02, 0.1),
@@ -40,6 +41,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
 """The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
 RECIPE: Mapping[str, tuple[Any, ...]] = {"drop_last": (True, False), "grad_clip": (None, 1.0)}
 """The same of its recipe."""
+PRECISIONS = ("fp32", "bf16")
 
 
 def readings(options: SuiteOptions, method: str) -> list[Variant]:
@@ -53,6 +55,10 @@ def readings(options: SuiteOptions, method: str) -> list[Variant]:
         found.append(Variant(method, title, {"reading": title}, options=change))
     for title, change in other_values(RECIPE, recipe):
         found.append(Variant(method, title, {"reading": title}, overrides=change))
+    for precision in PRECISIONS:
+        if precision != (options.precision or options.profile.precision):
+            title = f"precision={precision}"
+            found.append(Variant(method, title, {"reading": title}, precision=precision))
     return found
 
 
