@@ -98,6 +98,8 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
         counts = [folder.evaluation(target) for folder in folders]
         assert counts[0] and counts[1]
         assert (counts[0].per_class, counts[0].total) == (counts[1].per_class, counts[1].total)
+        assert counts[0].calibration and counts[1].calibration
+        assert counts[0].calibration.nll == pytest.approx(counts[1].calibration.nll, rel=50 * tolerance)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -185,6 +185,7 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
             place = runtime(str(data), str(results), no_cache=True)
             found = [evaluate(config, target, place, force=True) for target in TARGETS]
             assert [[one.correct, one.correct_bits] for one in found] == wanted
+            assert [one.calibration for one in found] == [one.calibration for one in expected]
         ended = run_ranks(2, evaluate_streamed, str(root), str(results), str(short_checkpoint))
         assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))
     assert not list(root.rglob("*.tar"))

@@ -111,7 +111,10 @@ def evaluate(
     if output.json:
         long = {"per_class", "correct_bits", "environment"}
         evaluated = [
-            {"run": config.path, "accuracy": result.accuracy, **result.model_dump(exclude=long)}
+            {
+                **{"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy},
+                **result.model_dump(exclude=long),
+            }
             for config, _, result in done
         ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})
