@@ -94,6 +94,11 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
     ("train --methods maple --datasets digits --option depth=99", 2, "depth"),
+    (
+        "train --methods coop,maple --datasets digits --option dept=3",
+        2,
+        "unknown option of coop, maple 'dept': did you mean depth?",
+    ),
     ("train --methods maple --datasets digits --option coop.n_ctx=4", 2, "method 'coop' is not among the chosen"),
     ("train --methods maple --datasets digits --backbone vit-b-61", 2, "unknown backbone"),
     ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),

@@ -6,18 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
+from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
+from benchmarks.runtime.settings import flags_of_options, make_settings, run_config
 from benchmarks.suites import PAPER_SUITES, SUITES, suite_named
 from benchmarks.suites.planning import merge_runs
+from benchmarks.tables.notes import note_options, suite_notes
 from procap.errors import UsageError
 from procap.methods import METHODS
+from runner.config import RuntimeConfig
 from shards.catalogue import CATALOGUE
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
@@ -112,6 +118,53 @@ def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suit
     generated = suite_named("base-to-novel").options(MINI, methods=("coprompt",))
     [sentences] = {run.spec.config.options["sentences"] for run in suite_named("base-to-novel").plan(generated)}
     assert sentences == "templates"
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(name, tmp_path):
+    flags = SuiteFlags(profile="mini", methods="zeroshot,procap", option=["init_std=0.03"])
+    planned = plan_suite(suite_named(name), flags, RuntimeFlags(), tmp_path)
+    options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
+    if name == "runtime":
+        settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(planned.options))
+        options = [run_config("procap", "fp32", settings).options]
+    assert options and {own["init_std"] for own in options} == {0.03}
+    assert "--option procap.init_std=0.03" in planned.suite.command(planned.options, "results")
+    [note] = note_options(planned.options.options)
+    assert "ProCAP init_std 0.03" in note and "CLIP" not in note
+    if name != "runtime":
+        assert note in suite_notes(SuiteResults.read(planned.suite, planned.options, tmp_path))
+
+
+def settled(name: str, *option: str, methods: str = "", several: bool = False) -> dict[str, dict[str, object]]:
+    flags = SuiteFlags(profile="mini", methods=methods, option=[*option])
+    planned = plan_suite(suite_named(name), flags, RuntimeFlags(), Path("data"), several=several)
+    return {method: dict(own) for method, own in planned.options.options.items()}
+
+
+def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
+    assert settled("ablation", "procap.infonce=false") == {"procap": {"infonce": False}}
+    assert "ablation sets infonce of procap itself in some variants, which keep theirs" in capsys.readouterr().err
+    for name, option in (
+        ("prompt-length", "n_ctx=8"),
+        ("sensitivity", "procap.nce_weight=1"),
+        ("runtime", "maple.n_ctx=8"),
+    ):
+        with pytest.raises(UsageError, match=rf"{name} sets \w+ of \w+ itself, so that this would change nothing"):
+            settled(name, option)
+    with pytest.raises(UsageError, match=r"for another method, for example --option procap.n_ctx=VALUE"):
+        settled("runtime", "n_ctx=8")
+    assert settled("prompt-length", "n_ctx=8", "heads=4", several=True) == {"procap": {"heads": 4}}
+    assert "prompt-length sets n_ctx of procap itself, which stays as it is" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"runtime sets n_ctx of maple itself \(4\)"):
+        make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=["maple.n_ctx=2"])
+
+
+def test_options_of_all_suites_apply_to_those_that_compare_the_method():
+    assert settled("prompt-length", "maple.depth=3", several=True) == {}
+    assert settled("stability", "maple.depth=3", methods="maple,procap") == {"maple": {"depth": 3}}
+    with pytest.raises(UsageError, match="method 'coprompt' is not among the chosen"):
+        settled("stability", "coprompt.depth=3", several=True)
 
 
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
+    from benchmarks.results.variant import SuiteOptions
     from benchmarks.suites.outputs import SuiteOutputs
     from benchmarks.suites.planning import SuitePlan
     from benchmarks.suites.suite import Suite
@@ -207,7 +209,12 @@ def plan_suite(
     if several and suite.datasets:
         changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
-    given = parse_options(flags.option or (), changes.get("methods", suite.methods))
+    methods = changes.get("methods", suite.methods)
+    # An option of a method that only some of the suites compare does not apply to the others.
+    every = PAPER_SUITES if several and not flags.methods else ()
+    others = [method for name in every for method in suite_named(name).methods]
+    parsed = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
+    given = {method: own for method, own in parsed.items() if method in methods}
     if "methods" in changes:
         changes["methods"] = trainable_methods(flags.methods, changes["methods"], profile.options, given)
     options = suite.options(
@@ -220,7 +227,27 @@ def plan_suite(
         data=data,
         **changes,
     )
-    return SuitePlan.of(suite, options)
+    return SuitePlan.of(suite, _without_prescribed(suite, options, several=several))
+
+
+def _without_prescribed(suite: Suite, options: SuiteOptions, *, several: bool) -> SuiteOptions:
+    """Return the options without those that all variants of a method set themselves, and note what variants set.
+
+    Raises UsageError for such an option of a single suite, where it would change nothing.
+    """
+    kept = {method: dict(own) for method, own in options.options.items()}
+    for method, name, everywhere in suite.prescribed_options(options):
+        text = f"--option {method}.{name}: {suite.name} sets {name} of {method} itself"
+        if not everywhere:
+            note(f"{text} in some variants, which keep theirs")
+            continue
+        if not several:
+            others = [other for other, own in kept.items() if name in own and other != method]
+            hint = f"; for another method, for example --option {others[0]}.{name}=VALUE" if others else ""
+            raise UsageError(f"{text}, so that this would change nothing{hint}")
+        note(f"{text}, which stays as it is")
+        del kept[method][name]
+    return replace(options, options={method: own for method, own in kept.items() if own})
 
 
 def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags) -> None:

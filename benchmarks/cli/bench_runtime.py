@@ -10,6 +10,7 @@ import typer
 from benchmarks.cli.flags import (
     Backbone,
     MethodNames,
+    MethodOptions,
     OutputFlags,
     RuntimeFlags,
     SuiteClasses,
@@ -43,6 +44,7 @@ class MeasureFlags:
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Annotated[str, flag("fp32,bf16,fp16", "some of them [default: fp32]")] = ""
+    option: MethodOptions = None
     budget: Annotated[float | None, flag("SECONDS", BUDGET_TEXT)] = None
     scaling: Annotated[str, flag("CLASSESxBATCHES|off", f"sizes, as in {SCALING}, the default with mini")] = ""
     check: Annotated[bool, switch("--check", "compare with the speed targets; chooses full size on a GPU")] = False

@@ -39,7 +39,10 @@ Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
 Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
 SuiteClasses = Annotated[str, flag("base|all", "trained on in runtime and qualitative [default: base]")]
-MethodOptions = Annotated[list[str] | None, flag("KEY=VALUE", "of the method, see `procap ls methods --json`")]
+MethodOptions = Annotated[
+    list[str] | None,
+    flag("KEY=VALUE", "of every chosen method that has it, or METHOD.KEY=VALUE; see `procap ls methods --json`"),
+]
 Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
 Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
 from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
+    parse_assignments,
     parse_datasets,
     parse_integers,
     parse_methods,
@@ -106,7 +107,8 @@ def _refuse_fixed(
     fixed = {name for name in ("shots", "backbone", "pretrained", "precision") if getattr(selection, name)}
     fixed |= {"recipe"} if recipe.recipe else set()
     fixed |= {f"recipe.{name}" for name in recipe_changes(recipe)}
-    fixed |= {f"options.{name}" for own in parse_options(recipe.option or (), methods).values() for name in own}
+    options = parse_assignments(recipe.option or (), "--option", "n_ctx=4")
+    fixed |= {f"options.{key.rpartition('.')[2]}" for _, key, _ in options}
     for field in space.keys() & fixed:
         raise UsageError(f"{field.rpartition('.')[2]} is varied and has one value as well: give one of them")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import quote
-from procap.errors import UsageError
+from procap.errors import UsageError, unknown_name
 
 METHOD_GROUPS = ("all", "table1")
 """Names of groups of methods."""
@@ -110,12 +110,26 @@ def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator
 
 
 def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Parse options per method from `key=value` (for every chosen method) and `method.key=value`."""
+    """Parse options per method from `key=value`, for every chosen method that has it, and `method.key=value`.
+
+    Raises UsageError for a method that is not chosen, and for an option that no chosen method has.
+    """
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for item, key, value in parse_assignments(given, "--option", "n_ctx=4"):
         owner, dot, field = key.partition(".")
         if dot and owner not in options:
             raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
-        for method in [owner] if dot else options:
+        for method in [owner] if dot else _methods_with(owner, list(options)):
             options[method][field if dot else owner] = value
     return options
+
+
+def _methods_with(option: str, methods: Sequence[str]) -> list[str]:
+    # Importing a method imports torch, so that commands without options do not.
+    from procap.methods import method_class
+
+    fields = {method: method_class(method).Options.model_fields for method in methods}
+    found = [method for method, own in fields.items() if option in own]
+    if not found:
+        raise unknown_name(f"option of {', '.join(methods)}", option, {name for own in fields.values() for name in own})
+    return found

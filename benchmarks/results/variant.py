@@ -126,6 +126,15 @@ class SuiteOptions:
             changes["warmup_epochs"] = epochs - 1
         return planned(overrides=changes, seed=seed, shots=shots)
 
+    @property
+    def option_flags(self) -> list[str]:
+        """The options of methods as `--option` takes them: `procap.n_ctx=8`."""
+        return [
+            f"{method}.{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for method, own in self.options.items()
+            for name, value in own.items()
+        ]
+
     def plain(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}

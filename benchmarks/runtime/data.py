@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -94,11 +94,17 @@ def load_case_data(name: str, data: Path, made: Path, classes: str = "base") -> 
     )
 
 
-def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
-    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
+def synthetic_case(
+    clip: CLIP, method: str, classes: int, batch: int, options: Mapping[str, Any] | None = None
+) -> tuple[Method, Tensor, Tensor]:
+    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device.
+
+    options: of the method, beside those of the runtime comparison.
+    """
     size = clip.geometry.image_size
     space = LabelSpace(class_names(classes))
-    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
+    filled = {**(options or {}), **METHOD_OPTIONS.get(method, {})}
+    built = build_method(method, clip, space, filled, generator(SEED, "init"))
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 

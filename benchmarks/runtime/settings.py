@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.parse import parse_integers, parse_methods, split_names
+from benchmarks.console.parse import parse_integers, parse_methods, parse_options, split_names
 from procap.errors import UsageError
+from procap.methods import method_options
 from runner.acceleration import Acceleration
 from runner.environment import num_decoders
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
-"""Options of methods: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
+"""Options that the comparison sets: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
 CLASS_CHOICES = ("base", "all")
 """The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -38,7 +40,7 @@ class Settings:
 
     accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
     without limit. scaling: numbers of classes and batches. classes: trained and tested on; made-up data sets have all.
-    repeats: rounds of evaluation and of every size.
+    options: chosen ones by method, beside METHOD_OPTIONS.    repeats: rounds of evaluation and of every size.
     """
 
     methods: tuple[str, ...]
@@ -51,6 +53,7 @@ class Settings:
     budget: float | None
     scaling: tuple[tuple[int, ...], tuple[int, ...]]
     classes: str = "base"
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epochs: int = 10
     batch: int = 32
     test_batch: int = 100
@@ -69,6 +72,7 @@ def make_settings(
     budget: float | None = None,
     scaling: str = "",
     classes: str = "",
+    option: Sequence[str] | None = None,
     check: bool = False,
 ) -> Settings:
     """Make the settings for `device` from flags of `procap bench runtime`. Raises UsageError for impossible ones."""
@@ -93,8 +97,9 @@ def make_settings(
     elif budget is None and check:
         budget = CHECK_BUDGET
     sizes = CHECK_SCALING if check and on_gpu else SCALING if on_gpu or small else "off"
+    chosen = tuple(parse_methods(methods))
     return Settings(
-        methods=tuple(parse_methods(methods)),
+        methods=chosen,
         datasets=tuple(split_names(datasets) or (["digits", "tiles"] if small else ["photographs-102"])),
         precisions=tuple(precisions),
         backbone=backbone,
@@ -104,6 +109,7 @@ def make_settings(
         budget=budget or None,
         scaling=_parse_scaling(scaling or sizes),
         classes=classes,
+        options=_parse_options(option or (), chosen),
     )
 
 
@@ -119,8 +125,21 @@ def flags_of_options(options: SuiteOptions) -> dict[str, Any]:
         "budget": QUICK_BUDGET if options.quick else None,
         "scaling": "off",
         "classes": options.classes,
+        "option": options.option_flags,
     }
     return {name: value for name, value in flags.items() if value}
+
+
+def _parse_options(given: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse options by method. Raises UsageError for one that the comparison sets itself, and for a wrong value."""
+    found = {method: own for method, own in parse_options(given, methods).items() if own}
+    for method, own in found.items():
+        fixed = METHOD_OPTIONS.get(method, {})
+        for name in own.keys() & fixed.keys():
+            text = f"--option {method}.{name}: runtime sets {name} of {method} itself ({fixed[name]})"
+            raise UsageError(f"{text}; name another method, for example --option procap.{name}=VALUE")
+        method_options(method, own)
+    return found
 
 
 def _parse_scaling(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -155,6 +174,6 @@ def run_config(
             "batch_size": batch or settings.batch,
             "test_batch_size": batch or settings.test_batch,
         },
-        options=METHOD_OPTIONS.get(method, {}),
+        options={**settings.options.get(method, {}), **METHOD_OPTIONS.get(method, {})},
         data=data,
     )

@@ -76,7 +76,7 @@ def _prepare(
 ) -> tuple[Preparation, Callable[[], object]]:
     """Prepare the work of one mode; returns its preparation and the call to time, which always has the same images."""
     config = run_config(name, size.precision, settings, batch=size.batch)
-    method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch)
+    method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch, settings.options.get(name))
     if size.kind == "eval":
         evaluation = Evaluation(method, config, mode, settings.accelerations)
         return evaluation.prepare(images), partial(evaluation, images)

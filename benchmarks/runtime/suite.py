@@ -14,16 +14,21 @@ epochs (98.39 % on Flowers102). `--classes all` takes all classes.
 
 from __future__ import annotations
 
-from benchmarks.results.variant import SuiteOptions
+from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.benchmark import measure_suite
-from benchmarks.runtime.settings import CLASS_CHOICES, flags_of_options
+from benchmarks.runtime.settings import CLASS_CHOICES, METHOD_OPTIONS, flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_tables
 
 
 def runtime_flags(options: SuiteOptions) -> list[str]:
     """Return the flags of `procap bench runtime`, which has no runs and flags of its own."""
-    return [word for name, value in flags_of_options(options).items() for word in (f"--{name}", str(value))]
+    return [
+        word
+        for name, value in flags_of_options(options).items()
+        for one in (value if isinstance(value, list) else [value])
+        for word in (f"--{name}", str(one))
+    ]
 
 
 SUITE = Suite(
@@ -33,8 +38,8 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     class_choices=CLASS_CHOICES,
-    # No runs: the benchmark trains and evaluates by itself.
-    variants=lambda options, method: [],
+    variants=lambda options, method: [Variant(method, options=METHOD_OPTIONS.get(method, {}), recipe="procap")],
+    trains=False,
     tables=runtime_tables,
     finish=measure_suite,
     published="runtime",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -49,7 +48,8 @@ class Suite:
     classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
     task: whose published recipes count, see `plan_run`.
     held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
-    variants: the variants of a method. targets: the evaluation targets of a run on a data set.
+    variants: the variants of a method. trains: whether they are runs; else `finish` measures them by itself.
+    targets: the evaluation targets of a run on a data set.
     tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
     quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
@@ -69,6 +69,7 @@ class Suite:
     held_out: bool = False
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
+    trains: bool = True
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
     plots: Callable[[SuiteResults], Plots] | None = None
     finish: Callable[[SuiteResults, RuntimeConfig, bool], None] | None = None
@@ -105,6 +106,18 @@ class Suite:
             raise UsageError(f"--classes {options.classes}: {self.name} has its own classes to train on, {known}")
         return options.classes or self.classes
 
+    def prescribed_options(self, options: SuiteOptions) -> Iterator[tuple[str, str, bool]]:
+        """Yield method and name of each chosen option that variants set themselves, and whether all of them do.
+
+        What a variant sets takes precedence over what a user chooses.
+        """
+        for method, own in options.options.items():
+            variants = self.variants(options, method)
+            for name in own:
+                setting = [name in variant.options for variant in variants]
+                if any(setting):
+                    yield method, name, all(setting)
+
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""
         chosen = self.trained_classes(options)
@@ -116,7 +129,7 @@ class Suite:
             if (one.name, one.key) == (other.name, other.key) and one != other:
                 raise UsageError(f"two variants are called '{one.name}': give each a title or a key of its own")
         runs: list[SuiteRun] = []
-        for dataset in options.datasets:
+        for dataset in options.datasets if self.trains else ():
             trainings = {chosen: tuple(map(str, self.targets(options, dataset)))}
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
@@ -142,8 +155,6 @@ class Suite:
             words += [f"--{name}", ",".join(map(str, chosen))] if chosen != getattr(own, name) else []
         for name in ("recipe", "classes", "backbone", "pretrained", "precision"):
             words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
-        for method, own_options in options.options.items():
-            for key, value in own_options.items():
-                words += ["--option", f"{method}.{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        words += [word for option in options.option_flags for word in ("--option", option)]
         words += options.eval_settings.flags
         return words + (["--epochs", str(options.overrides["epochs"])] if "epochs" in options.overrides else [])

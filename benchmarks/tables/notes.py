@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import TITLES, describe_settings
 from benchmarks.results.metrics import Metric
@@ -33,7 +33,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
             f"(ddof = 1){of_hm}."
         )
-    found += filter(None, own)
+    found += [*filter(None, own), *note_options(suite.options.options)]
     if suite.paper_rounding:
         found.append(
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
@@ -73,6 +73,20 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "group of their own."
         )
     return tuple(found)
+
+
+def note_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the options of methods that a user chose; empty if there are none."""
+    if not any(options.values()):
+        return []
+    parts = [
+        f"{TITLES.get(method, method)} {', '.join(f'{name} {value}' for name, value in own.items())}"
+        for method, own in options.items()
+        if own
+    ]
+    return [
+        f"Options of methods are chosen (`--option`): {'; '.join(parts)}. What a row itself changes takes precedence."
+    ]
 
 
 def note_average(suite: SuiteResults) -> str:

@@ -118,7 +118,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 
 
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
-    """Find the newest measurement with every data set and method of the suite, on its backbone and classes."""
+    """Find the newest measurement of every data set and method of the suite, with its backbone, classes and options."""
     from procap.weights.loading import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
@@ -128,8 +128,12 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         complete = sets >= set(suite.options.datasets) and methods >= set(suite.options.methods)
         # Reports of earlier versions are of all classes.
-        same = report["backbone"]["name"] == backbone and report["settings"].get("classes", "all") == classes
-        if same and complete:
+        settings = (
+            report["backbone"]["name"],
+            report["settings"].get("classes", "all"),
+            report["settings"].get("options", {}),
+        )
+        if settings == (backbone, classes, suite.options.options) and complete:
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 

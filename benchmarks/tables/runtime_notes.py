@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.tables.notes import note_options
+
 EXTRAPOLATED = "≈"
-WARNINGS = ("THE MACHINE WAS BUSY", EXTRAPOLATED, "Accuracy is left out", "†", "FAILED", "published:")
+WARNINGS = (
+    "THE MACHINE WAS BUSY",
+    EXTRAPOLATED,
+    "Accuracy is left out",
+    "Options of methods",
+    "†",
+    "FAILED",
+    "published:",
+)
 """Prefixes of the notes that also concern what is compared with published numbers."""
 BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
@@ -24,7 +34,8 @@ def list_notes(report: dict[str, Any]) -> list[str]:
         f"{machine['packages'].get('torch', '?')}; load of the machine before and after: {before} and {after}.",
         f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
         f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
-        "same order; MaPLe-style has 4 tokens, as ProCAP.",
+        "same order; MaPLe-style has 4 tokens, as ProCAP has by default.",
+        *note_options(settings.get("options", {})),
         "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
         "images decoded in every epoch. fast: the same numbers up to rounding without that work.",
         "FPS encoder: batches that are on the device already; end to end: all test images from packed bytes, class "
