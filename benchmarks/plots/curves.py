@@ -62,7 +62,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
 
 
 def prompt_length_plots(suite: SuiteResults) -> Plots:
-    """Return plots as in the paper: averages over the data sets on the left, harmonic means of each on the right."""
+    """Return plots as in the paper: averages over the data sets on the left, HM on the right, here of each as well."""
     return _plots_by_method(suite, "prompt-length", "n_ctx", "prompt tokens", base=2)
 
 

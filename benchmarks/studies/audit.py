@@ -410,7 +410,7 @@ def _maple_notes(folder: Path) -> Iterator[str]:
         if not any(getattr(line, part) for part in COMPONENTS) and equal:
             yield (
                 f"{line.variant} of the ablation has the very HM of MaPLe in {MAIN} on {' and '.join(equal)}, "
-                f"{len(equal)} of {len(line.hm)} data sets, though it is trained by another recipe."
+                f"{len(equal)} of {len(line.hm)} data sets; the paper does not say how it was trained."
             )
 
 

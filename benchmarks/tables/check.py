@@ -87,7 +87,7 @@ def list_published(suite: SuiteResults) -> list[CheckedMetric]:
             # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
             exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
             exact = exact and (where != AVERAGE or suite.covers_paper)
-            # The paper's ablation has seed 1, but its row of full ProCAP repeats the means of the main table.
+            # By the text the ablation has seed 1, but its row of full ProCAP repeats the means of the main table.
             alone = table == "prompt_picture" or (table == "ablation" and bool(variant.options))
             theirs = 1 if alone else tolerances.PUBLISHED_SEEDS
             seeds = len(suite.options.seeds)

@@ -64,7 +64,7 @@ def list_notes(report: dict[str, Any]) -> list[str]:
         notes.append("† limited: the first images of the test set only.")
     notes.append(
         "published: the paper's rows, measured by its authors on an A100 with mixed precision, ViT-B/16, and their own "
-        "code; its FPS does not say whether decoding is included."
+        "code; it names neither the classes nor whether its FPS includes decoding."
     )
     notes += [f"FAILED and left out: {name} ({reason})." for name, reason in report["failed"].items()]
     return notes

@@ -30,7 +30,7 @@ METHOD_KEYS: Mapping[str, str] = {
     "MMLoP": "mmlop",
     "ProCAP (Full)": "procap",
 }
-"""Our name of a method, by the paper's. "MaPLe-style" is MaPLe in ProCAP's recipe, with as many tokens."""
+"""Our name of a method, by the paper's. "MaPLe-style", which the paper does not define, is read as MaPLe."""
 
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
@@ -78,7 +78,7 @@ def stability(folder: Path = PUBLISHED) -> list[Any]:
 
 
 def ablation(folder: Path = PUBLISHED) -> list[Any]:
-    """Load variant, each of COMPONENTS (0 or 1), hm (of seed 1, by data set), average."""
+    """Load variant, each of COMPONENTS (0 or 1), hm (by data set), average."""
     return _read(folder / "ablation.csv", by_dataset="hm")
 
 

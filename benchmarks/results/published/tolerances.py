@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.results.published.tables import AVERAGE
 
 PUBLISHED_SEEDS = 3
-"""Number of seeds of the paper's means; its ablation has one seed."""
+"""Number of seeds of the paper's means; by its text ablations have one."""
 ALARMS = 0.05
 """Probability that a correct reproduction has at least one number outside its tolerance by chance."""
 PRINTED_DF = PUBLISHED_SEEDS - 1
@@ -27,7 +27,7 @@ OTHERS = 2.0
 """Factor on ProCAP's deviation in the main table for results without a printed deviation; our own choice."""
 LEAST, UNTRAINED = 0.5, 0.3
 """Differences in percentage points that are allowed even without randomness over seeds; our own choice."""
-NO_SEED = "other weights files, other decoding of JPEG, bf16 instead of fp16"
+NO_SEED = "other weights files, other decoding of JPEG, another kind of mixed precision"
 PRINTED = (
     f"where the paper prints a deviation, of ProCAP: s pools the printed one ({PRINTED_DF} degrees of freedom), the "
     f"root mean square of its column ({TYPICAL_DF}) and the one over our seeds (n - 1); of an average the printed one, "
