@@ -27,7 +27,7 @@ def published_tables() -> list[Table]:
     ]
     notes = (
         f"{AVERAGE}: its HM is that of average base and average novel accuracy, of which the audit says more.",
-        "ProCAP: means over three random seeds, which the paper does not name. Others: as their own publications report "
+        "ProCAP: means over three random seeds, which the paper does not name. Others: as their publications report "
         "them; DCPL on average only.",
     )
     title, labels = "base-to-novel generalisation of eighteen methods", ("Data set", "Method")
@@ -55,8 +55,8 @@ def published_tables() -> list[Table]:
     columns = [Column(part, "") for part in ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE")]
     columns += [Column(display_name(name)) for name in (*ablation[0].hm, AVERAGE)]
     note = (
-        f"Cells are HM, though the caption has Top-1 accuracy: full ProCAP has those of Table 1. {AVERAGE} is their mean. "
-        "By the text ablations are of seed 1, but the numbers of Table 1 are means over three seeds."
+        f"Cells are HM, though the caption has Top-1 accuracy: full ProCAP has those of Table 1; {AVERAGE} is "
+        "their mean. By the text ablations are of seed 1, but the numbers of Table 1 are means over three seeds."
     )
     tables.append(_table("ablation", "ablation of ProCAP's parts", ("Variant",), columns, rows, note, wide=True))
 
