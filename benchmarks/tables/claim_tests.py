@@ -121,7 +121,7 @@ def read_scores(suite: SuiteResults) -> pd.DataFrame:
 
 
 def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
-    """Read lowest, median and highest (in place of seeds) of repeated measurements in reference mode.
+    """Read median, lowest and highest (in place of seeds) of repeated measurements in reference mode.
 
     Of an accuracy they are the accuracy and the ends of its 95 % binomial interval over test images.
     """
@@ -133,7 +133,10 @@ def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
         assert report is not None
         modes = rows_by_mode(report, dataset)
         for row in next((rows for mode, rows in modes.items() if mode.startswith("reference")), []):
-            spreads = {name: row[key] and [*row[key].values()][:3] for name, key in MEASURED.items()}
+            spreads = {
+                name: row[key] and [row[key][end] for end in ("median", "lowest", "highest")]
+                for name, key in MEASURED.items()
+            }
             if row["accuracy"] is not None:
                 interval = binomtest(row["correct"], row["test_images"]).proportion_ci()
                 spreads["accuracy"] = [row["accuracy"], 100 * interval.low, 100 * interval.high]
@@ -224,6 +227,8 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
 
     if isinstance(values, Estimate):
         return values
+    # Rounded, as equal accuracies may differ in the last digit of their harmonic means.
+    values = values.round(9)
     tasks = values.groupby("task").mean()
     sample, unit = (tasks, "data sets") if len(tasks) > 1 else (values, "seeds")
     n = len(sample)
