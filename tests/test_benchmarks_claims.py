@@ -14,11 +14,13 @@ from report_pages import Page, begin, put_entry, tables, words_of
 from benchmarks.cli import main
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.tables.claim_tests import HALVES
 from benchmarks.tables.claims import TESTS, claims_table, load_claims
+from runner.results import write_json
 
 TITLES = ("verdict", "text", "result", "interval", "test", "printed", "section", "estimate", "low", "high", "p")
 SETS = ("shapes", "petals", "tiles", "textures")
@@ -125,6 +127,32 @@ def test_a_component_that_changes_nothing_does_not_help(tmp_path: Path) -> None:
     assert found["kl"]["verdict"] == "does not hold" and found["kl"]["interval"] == "+0.00 to +0.00"
     assert {found[name]["verdict"] for name in ("gaussian", "infonce", "cross-attention", "largest-drop")} == {"holds"}
     assert "one seed" in found["steadier"]["result"]
+
+
+def test_speed_is_judged_by_repeated_measurements(tmp_path: Path) -> None:
+    """Training is slower in every measurement, inference on one data set only, and accuracy is of 400 images."""
+
+    def row(dataset: str, method: str, step: float, fps: float, correct: int) -> dict[str, object]:
+        spreads = [{"median": one, "lowest": 0.95 * one, "highest": 1.05 * one, "count": 5} for one in (step, fps)]
+        measured = dict(zip(("step_seconds", "end_to_end_fps"), spreads, strict=True))
+        own = {"dataset": dataset, "method": method, "mode": "reference", "precision": "fp32"}
+        return {**own, **measured, "correct": correct, "test_images": 400, "accuracy": correct / 4}
+
+    suite = suite_named("runtime")
+    options = suite.options(MINI)
+    rows = [row(name, "zeroshot", 1.0, 1.0, 1) for name in options.datasets]
+    for name, fps in zip(options.datasets, (300.0, 500.0), strict=True):
+        rows += [row(name, "maple", 1.0, 400.0, 300), row(name, "procap", 1.5, fps, 310)]
+    settings = {"classes": suite.trained_classes(options)}
+    report = {"schema": SCHEMA, "backbone": {"name": MINI.backbone}, "settings": settings, "rows": rows}
+    write_json(tmp_path / "runtime" / "x" / "runtime.json", report)
+    found = judge_all(SuiteResults.read(suite, options, tmp_path))
+    assert (
+        found["slower-training"]["verdict"] == "holds"
+        and "digits +50.00; tiles +50.00 %" in found["slower-training"]["result"]
+    )
+    assert found["slower-inference"]["verdict"] == "does not hold"
+    assert found["accuracy-gain"]["verdict"] == "undecided" and "digits +2.50" in found["accuracy-gain"]["result"]
 
 
 def test_the_papers_own_numbers_are_judged(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.console.output import plural
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.claim_tests import (
     HALVES,
@@ -191,7 +192,7 @@ def top_two(scores: pd.DataFrame) -> Differences:
         if len(others) < 2:
             raise UntestedError("fewer than two other methods were run, or not to the end")
         first, second = (column_of(scores, label, "accuracy") for label in (f"procap {count}", others[1]))
-        found[f"{count} shots"] = first - second
+        found[plural(count, "shot")] = first - second
     return found
 
 
