@@ -3,15 +3,15 @@
 A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
 eager operations: count compiled or fused work on towers without such kernels.
 
-python -m benchmarks.runtime.flops        rewrite benchmarks/suites/flops.json, the table that estimates of cost use
+python -m benchmarks.runtime.flops [BACKBONE ...]     rewrite benchmarks/suites/flops.json, which estimates of cost use
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.runtime.data import synthetic_case
-from benchmarks.suites.cost import FLOPS_FILE
+from benchmarks.suites.cost import FLOPS_FILE, load_flops
 from procap.clip import CLIP
 from procap.methods import METHODS, method_class
 from procap.methods.method import Method
@@ -93,22 +93,20 @@ def count_step(method: Method, images: torch.Tensor, labels: torch.Tensor) -> fl
     total = 0.0
     for stage, (first, end) in enumerate(pairwise(starts)):
         method.begin_stage(stage)
-        step()
+        method.loss(images[:1], labels[:1], noise)
         total += count_flops(step, compute=True) * (end - first) / STAGE_STEPS
         method.zero_grad(set_to_none=True)
     return total
 
 
 def count_evaluation(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Count operations of one evaluated batch and its class features; tokenizing reads numbers.
-
-    The classes are written in capitals: they have the tokens of those trained on, but are others for the method.
-    """
-    space = replace(method.space, classnames=tuple(name.upper() for name in method.space.classnames))
-    return count_flops(lambda: method.classifier(space)(images), method, compute=True)
+    """Count operations of one evaluated batch and the features of the classes trained on; tokenizing reads numbers."""
+    return count_flops(lambda: method.classifier()(images), method, compute=True)
 
 
-def bilinear(clip: CLIP, name: str, count: Callable[..., float], encoded: Callable[[int], float]) -> list[float]:
+def bilinear(
+    clip: CLIP, name: str, count: Callable[..., float], encoded: Callable[[int], float] = float
+) -> list[float]:
     """Fit the coefficients of 1, B, E and B E to counts of B images and C classes; `encoded` maps C to E."""
     rows = [[1.0, b, encoded(c), b * encoded(c)] for b in IMAGES for c in CLASSES]
     counts = [count(*synthetic_case(clip, name, c, b)) for b in IMAGES for c in CLASSES]
@@ -116,29 +114,29 @@ def bilinear(clip: CLIP, name: str, count: Callable[..., float], encoded: Callab
     return [max(0.0, float(f"{value:.6g}")) for value in solved]
 
 
-def main() -> int:
-    """Write the table."""
+def main(backbones: Sequence[str]) -> int:
+    """Count for `backbones`, by default all, and write the table."""
     from procap.weights.loading import load_clip
     from runner.results import write_json
 
-    clips = {name: load_clip(name, None if name == "mini" else "random") for name in BACKBONES}
-    table = {
-        backbone: {
-            name: {
-                "step": [0.0] * 4
-                if name == "zeroshot"
-                else bilinear(clip, name, count_step, method_class(name).classes_per_step),
-                "eval": bilinear(clip, name, count_evaluation, float),
-                "learnables": sum(weight.numel() for weight in synthetic_case(clip, name, 10, 1)[0].parameters()),
-            }
-            for name in METHODS
-        }
-        for backbone, clip in clips.items()
-    }
-    write_json(FLOPS_FILE, table)
-    print(f"{FLOPS_FILE} is written")
+    table = load_flops()
+    for backbone in backbones or BACKBONES:
+        clip = load_clip(backbone, None if backbone == "mini" else "random")
+        table[backbone] = {name: count_method(clip, name) for name in METHODS}
+        write_json(FLOPS_FILE, table)
+        print(f"{backbone} is written to {FLOPS_FILE}")
     return 0
 
 
+def count_method(clip: CLIP, name: str) -> dict[str, Any]:
+    """Return the coefficients of a step and of an evaluation, and the number of learned parameters."""
+    encoded = method_class(name).classes_per_step
+    return {
+        "step": [0.0] * 4 if name == "zeroshot" else bilinear(clip, name, count_step, encoded),
+        "eval": bilinear(clip, name, count_evaluation),
+        "learnables": sum(weight.numel() for weight in synthetic_case(clip, name, 10, 1)[0].parameters()),
+    }
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))
