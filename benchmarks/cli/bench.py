@@ -121,13 +121,16 @@ def bench(
     from runner.remote_results import RemoteResults
     from runner.run_collection import status_after
     from runner.tracking.background import CollectionTracker, exporter_for
+    from shards.default_paths import cache_home
 
     library_defaults()
     if flags.price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
     launcher = launch.to_launcher()
     settings = eval_settings(flags.eval_precision, flags.eval_resize, flags.samples)
-    runtime = runtime_config(runtime_flags, engine, limit=flags.limit, evaluation=settings)
+    # A smoke test need not report the speed of every method.
+    features = cache_home() / "features" if flags.quick else None
+    runtime = runtime_config(runtime_flags, engine, limit=flags.limit, features=features, evaluation=settings)
     several = name == ALL
     suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
     plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
