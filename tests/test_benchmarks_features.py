@@ -13,7 +13,7 @@ from benchmarks.results import load
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.runs import run_tables
 from runner.config import Target
-from runner.results import RunFolder, write_json
+from runner.results import RunFolder, find_runs, write_json
 
 
 @pytest.fixture
@@ -51,6 +51,18 @@ def test_the_flag_neither_reads_nor_writes_features(evaluate, tmp_path):
     found, _ = evaluate("single", "--no-feature-cache")
     assert [entry["features"] for entry in found] == ["computed"] * 2
     assert not (tmp_path / "home" / "features").exists()
+
+
+@pytest.mark.slow
+def test_quick_suites_share_features_and_others_time_every_method(at_home, few_digits, short_checkpoint):
+    found = []
+    for number, more in enumerate((["--quick"], ["--quick"], [])):
+        chosen = ["--profile", "mini", "--methods", "zeroshot", "--datasets", "digits", "--backbone", short_checkpoint]
+        where = ["--data", few_digits, "--results", f"results-{number}", "--tracking", "off"]
+        assert main(["bench", "base-to-novel", *map(str, [*chosen, *where]), *more]) == 0
+        [run] = find_runs(Path(f"results-{number}"))
+        found.append({one.features for one in run.evaluations()})
+    assert found == [{"computed"}, {"cached"}, {"computed"}]
 
 
 def mark_cached(results: Path, config, target: str) -> None:

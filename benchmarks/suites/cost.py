@@ -131,7 +131,8 @@ class CostModel:
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done."""
         counts = load_flops().get(config.backbone, load_flops()["ViT-B-16"])
-        counted, pace = counts.get(config.method, counts[STAND_IN]), self.machine.pace(config.precision)
+        name = config.method if config.method in counts else STAND_IN
+        counted, pace = counts[name], self.machine.pace(config.precision)
         on_gpu = self.machine.device == "cuda"
         seconds = START_SECONDS[self.machine.device]
         if trained < 1 and config.recipe.epochs:
@@ -140,7 +141,7 @@ class CostModel:
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
-            encoded = method_class(config.method).classes_per_step(classes)
+            encoded = method_class(name).classes_per_step(classes)
             step = flops(counted["step"], min(batch, images), encoded) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
