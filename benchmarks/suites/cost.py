@@ -26,7 +26,6 @@ from benchmarks.suites.planning import count_images, read_state
 from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
-from procap.methods import method_class
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import format_duration
 from runner.results import RunFolder, find_runs
@@ -101,6 +100,15 @@ def flops(coefficients: Sequence[float], images: float, classes: float) -> float
     return sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True))
 
 
+def encoded_classes(counted: dict[str, Any], classes: int) -> float:
+    """Return how many class prompts a step encodes on average: all, or an interpolation of recorded numbers."""
+    import numpy as np
+
+    if "encoded" not in counted:
+        return classes
+    return float(np.interp(classes, *zip(*counted["encoded"], strict=True)))
+
+
 class CostModel:
     """Estimate seconds of runs on one machine, from counted operations and the times of finished runs."""
 
@@ -141,7 +149,7 @@ class CostModel:
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
-            encoded = method_class(name).classes_per_step(classes)
+            encoded = encoded_classes(counted, classes)
             step = flops(counted["step"], min(batch, images), encoded) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
