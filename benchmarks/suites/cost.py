@@ -106,7 +106,8 @@ def encoded_classes(counted: dict[str, Any], classes: int) -> float:
 
     if "encoded" not in counted:
         return classes
-    return float(np.interp(classes, *zip(*counted["encoded"], strict=True)))
+    points = np.array(counted["encoded"])
+    return float(np.interp(classes, points[:, 0], points[:, 1]))
 
 
 class CostModel:
