@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.runtime.settings import flags_of_options, make_settings, run_config
 from benchmarks.suites import PAPER_SUITES, SUITES, suite_named
-from benchmarks.suites.planning import merge_runs
+from benchmarks.suites.planning import merge_runs, recorded_options
 from benchmarks.tables.notes import note_options, suite_notes
 from procap.errors import UsageError
-from procap.methods import METHODS
+from procap.methods import EARLIER_DEFAULTS, METHODS, method_options
 from runner.config import RuntimeConfig
+from runner.run_collection import Collection
 from shards.catalogue import CATALOGUE
 
 CPU = torch.device("cpu")
@@ -165,6 +167,21 @@ def test_options_of_all_suites_apply_to_those_that_compare_the_method():
     assert settled("stability", "maple.depth=3", methods="maple,procap") == {"maple": {"depth": 3}}
     with pytest.raises(UsageError, match="method 'coprompt' is not among the chosen"):
         settled("stability", "coprompt.depth=3", several=True)
+
+
+def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
+    """Its recorded settings are the same, but its runs are others; options that were given stay."""
+    suite = suite_named("duration")
+    today = suite.options(MINI, options={"procap": {"depth": 5}})
+    earlier = replace(today, options={"procap": {**EARLIER_DEFAULTS["procap"], "depth": 5}})
+    for ran in (today, earlier):
+        paths = tuple({run.path for run in suite.plan(ran)})
+        collection = Collection(kind="suite", name=suite.name, runs=paths, settings=today.plain())
+        assert recorded_options(suite, collection, Path("results")) == ran
+    for method, options in EARLIER_DEFAULTS.items():
+        defaults = method_options(method, {}).model_dump()
+        assert all(defaults[name] != value for name, value in options.items())
+        assert method_options(method, options)
 
 
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from benchmarks.suites import SUITES
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
+from procap.methods import EARLIER_DEFAULTS
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, TrainResult, find_runs
 from runner.run_collection import Collection
@@ -117,13 +118,17 @@ def count_images(name: str, classes: str, split: str, data: Path, *, most: int =
 def recorded_options(
     suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
 ) -> SuiteOptions:
-    """Return the options of the suite's last run, of a requested `profile` or any.
+    """Return the options of the suite's last run, of a requested `profile` or any, with the defaults of its runs.
 
     If none are recorded, return the default options whose plan has most of the existing runs.
     """
     settings = collection.settings if collection else {}
-    if settings and profile in ("", settings.get("profile")):
-        return SuiteOptions.of_plain(settings, data)
+    if collection and settings and profile in ("", settings.get("profile")):
+        options = SuiteOptions.of_plain(settings, data)
+        earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
+        candidates = (options, replace(options, options={**options.options, **earlier}))
+        # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
+        return max(candidates, key=lambda one: len({run.path for run in suite.plan(one)} & {*collection.runs}))
     existing = {folder.path.relative_to(results).as_posix() for folder in find_runs(results)}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
     candidates = [suite.options(one, quick=quick, data=data) for one in profiles for quick in (False, True)]

@@ -49,6 +49,9 @@ ADDED_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options that methods got later, each with the value of runs without it; this value is no part of a run's identity."""
 
+EARLIER_DEFAULTS: dict[str, dict[str, Any]] = {"procap": {"class_prompt": "maple"}}
+"""Defaults that have changed, before the change; suites that ran under them are shown with them."""
+
 
 @dataclass(frozen=True)
 class MethodSpec:
