@@ -126,9 +126,9 @@ def recorded_options(
     if collection and settings and profile in ("", settings.get("profile")):
         options = SuiteOptions.of_plain(settings, data)
         earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
-        candidates = (options, replace(options, options={**options.options, **earlier}))
+        both = (options, replace(options, options={**options.options, **earlier}))
         # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
-        return max(candidates, key=lambda one: len({run.path for run in suite.plan(one)} & {*collection.runs}))
+        return max(both, key=lambda one: len({run.path for run in suite.plan(one)} & {*collection.runs}))
     existing = {folder.path.relative_to(results).as_posix() for folder in find_runs(results)}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
     candidates = [suite.options(one, quick=quick, data=data) for one in profiles for quick in (False, True)]
