@@ -8,8 +8,10 @@ from pathlib import Path
 
 from benchmarks.report.started_suites import StartedSuite
 from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.claims import claims_table, load_claims
 from benchmarks.tables.table import Table
 
@@ -33,12 +35,22 @@ def read_claims(
             suites[name] = existing[name]
         elif not only_started:
             first = started[0].options if started else recorded_options(suite, None, results, data)
-            settings = {field: getattr(first, field) for field in SHARED}
-            options = suite.options(first.profile, quick=first.quick, data=data, **settings)
-            suites[name] = SuiteResults.read(suite, options, results)
+            suites[name] = SuiteResults.read(suite, _transfer_settings(suite, first, data), results)
         if name in suites:
             own = suites[name].options
             # Some claims need methods or shots that the recorded command left out.
             methods = tuple(dict.fromkeys([*own.methods, *suite.methods]))
             commands[name] = suite.command(replace(own, methods=methods, shots=(), data=data), shown)
     return claims_table(suites, commands)
+
+
+def _transfer_settings(suite: Suite, like: SuiteOptions, data: Path | None) -> SuiteOptions:
+    """Return a suite's defaults with the settings of another one, but for options that all its variants set."""
+    settings = {field: getattr(like, field) for field in SHARED}
+    options = suite.options(like.profile, quick=like.quick, data=data, **settings)
+    taken = {(method, name) for method, name, always in suite.prescribed_options(options) if always}
+    kept = {
+        method: {name: value for name, value in own.items() if (method, name) not in taken}
+        for method, own in options.options.items()
+    }
+    return replace(options, options=kept)
