@@ -184,6 +184,34 @@ def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
         assert method_options(method, options)
 
 
+@pytest.mark.parametrize("backbone", ["ViT-L/14", "ViT-B/32"])
+def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, capsys):
+    chosen = ("--profile", "mini", "--quick", "--backbone", backbone, "--pretrained", "random", "--dry-run")
+    place = ("--data", str(tmp_path), "--results", str(tmp_path))
+    for name in ("all", "readings"):
+        assert main(["bench", name, *chosen, *place, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out.splitlines()[-1])
+        name = backbone.replace("/", "-")
+        assert document["weights"] == {f"{name} random": "drawn at random"}
+        assert {run["run"].split("/")[3] for run in document["runs"]} == {name}
+    flags = SuiteFlags(backbone=backbone, pretrained="random")
+    options = plan_suite(suite_named("runtime"), flags, RuntimeFlags(), tmp_path).options
+    settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(options))
+    assert (settings.backbone, settings.pretrained) == (name, "random")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["ViT-L/14", "ViT-B/32"])
+def test_procap_is_trained_and_evaluated_on_other_backbones(backbone, few_digits, tmp_path):
+    run = ["--methods", "procap", "--datasets", "digits", "--shots", "1", "--epochs", "1", "--batch-size", "5"]
+    run += ["--backbone", backbone, "--pretrained", "random", "--device", "cpu", "--tracking", "off"]
+    run += ["--data", str(few_digits), "--results", str(tmp_path)]
+    assert main(["train", *run]) == 0
+    assert main(["eval", *run, "--targets", "digits:base", "--limit", "2"]) == 0
+    [file] = tmp_path.glob("base/digits/procap/*/*/*/eval/*.json")
+    assert json.loads(file.read_text())["total"] == 2
+
+
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
     def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
         flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])

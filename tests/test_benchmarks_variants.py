@@ -85,6 +85,23 @@ def test_reproduced_is_said_of_what_stands_beside_a_published_number_alone(tmp_p
     assert found == said
 
 
+SUITES_WITH_TABLES = ("base-to-novel", "stability", "ablation", "duration", "cross-dataset", "domain-generalization")
+
+
+@pytest.mark.parametrize("name", [*SUITES_WITH_TABLES, "qualitative"])
+def test_results_of_another_backbone_stand_beside_published_ones_with_a_note_alone(tmp_path, name):
+    chosen = {} if name.startswith(("cross", "domain")) else {"datasets": ("eurosat",)}
+    done = made(tmp_path, name, PAPER, methods=("procap",), seeds=(1,), backbone="ViT-L/14", **chosen)
+    tables = [table for table in done.suite.tables(done) if any(row.source == "published" for row in table.rows)]
+    assert tables or name == "duration", "the paper prints averages of durations alone"
+    for table in tables:
+        [note] = [note for note in table.notes if note.startswith("These results do not compare with published ones")]
+        assert "the backbone is ViT-L-14" in note
+        groups = {source: {row.group for row in table.rows if row.source == source} for source in ("ours", "published")}
+        assert not groups["ours"] & groups["published"], "each group has its own best"
+        assert not any(metric.published for metric in table.metrics)
+
+
 def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), seeds=(1, 2, 3))
     for entry in done.runs[1:]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
@@ -155,6 +157,26 @@ def test_gradient_reaches_every_learnable_and_nothing_else(tiny_clip, space, nam
         assert tensor.grad is not None and tensor.grad.isfinite().all(), parameter
         assert tensor.grad.abs().sum() > 0, parameter
     assert all(p.grad is None and not p.requires_grad for p in tiny_clip.parameters())
+
+
+@pytest.fixture(scope="module")
+def large_clip():
+    """Three layers with the widths, heads and patches of ViT-L/14, for small images."""
+    sizes = {"vision_width": 1024, "vision_heads": 16, "text_width": 768, "text_heads": 12, "embed_dim": 768}
+    return CLIP.random(replace(SHORT_GEOMETRY, image_size=42, patch_size=14, **sizes))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_and_classifies_at_the_widths_of_vit_l_14(large_clip, space, name):
+    method = build(name, large_clip, space, **SHORT_OPTIONS.get(name, {}))
+    images = torch.randn(2, 3, 42, 42, generator=seeded(1))
+    if name in TRAINED:
+        views = images[:, None].expand(-1, method.views, -1, -1, -1) if method.views > 1 else images
+        loss = sum(method.loss(views, torch.tensor([0, 1]), method.draw(seeded(2))).values())
+        loss.backward()
+        assert all(p.grad.isfinite().all() for p in method.parameters() if p.grad is not None) and loss.isfinite()
+    logits = method.classifier()(images)
+    assert logits.shape == (2, len(space.classnames)) and logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", TRAINED)
