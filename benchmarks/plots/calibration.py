@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN, FIRST = 5, ("procap", "zeroshot", "maple", "coop")
 """Of more methods than SHOWN those of FIRST, and then the most accurate ones, have panels."""
+WIDTH = 21
+"""Letters of a title that fit above a panel."""
 FEW = 0.01
 """Share of a panel's images below which a bin is pale."""
 
@@ -47,7 +50,7 @@ def reliability(suite: SuiteResults) -> Figure | None:
         own = recorded[title][recorded[title].target_classes == half]
         cells.append(ece := average_over_tests(own, "ece"))
         words = f"ECE {ece.mean:.1f} %{style.dagger([ece])}" if ece else "ECE -"
-        panel.set_title(words if number >= across else f"{title}\n{words}")
+        panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")
         if not number % across:
             panel.set_ylabel(f"{half} classes:\naccuracy")
         _draw_bins(panel, own, looks[title])
