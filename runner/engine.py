@@ -58,20 +58,27 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
 
 
-def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make the recipe's optimizer for what the method learns.
+def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
+    """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    Under a learning rate for the vision tower, the parameters called `vision.*` are a second group.
+    rate: the place of the group's rate in `Schedule.rates`; under a rate of the vision tower, 1 for `vision.*`.
+    scale: the factor on it, from `Method.lr_scales`.
     """
-    parameters = [{"params": list(learned_parameters(method).values())}]
-    if recipe.vision_lr:
-        vision = {name: each for name, each in learned_parameters(method).items() if name.startswith("vision.")}
-        rest = [each for name, each in learned_parameters(method).items() if name not in vision]
-        parameters = [{"params": rest}, {"params": list(vision.values())}]
-    decay, device = recipe.weight_decay, method.clip.device
-    on_gpu = device.type == "cuda"
-    # A tensor, because steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it.
-    lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
+    scales, groups = method.lr_scales(), dict[tuple[int, float], list[nn.Parameter]]()
+    for name, parameter in learned_parameters(method).items():
+        rate = int(recipe.vision_lr is not None and name.startswith("vision."))
+        groups.setdefault((rate, scales.get(name, 1.0)), []).append(parameter)
+    return [{"params": groups[rate, scale], "rate": rate, "scale": scale} for rate, scale in sorted(groups)]
+
+
+def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
+    """Make the recipe's optimizer for what the method learns, with the groups of `group_parameters`."""
+    decay, device, lr = recipe.weight_decay, method.clip.device, recipe.lr
+    on_gpu, parameters = device.type == "cuda", group_parameters(method, recipe)
+    if on_gpu:
+        # Steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it: a tensor for each
+        # group, because torch would share the default one between all of them.
+        parameters = [{**group, "lr": torch.tensor(lr, device=device)} for group in parameters]
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
     if recipe.optimizer in ("adam", "adamw"):
@@ -148,11 +155,12 @@ class Engine:
             parallel.register_comm_hook(self._group, lambda group, bucket: _average(group, device, bucket))
 
     def set_rate(self, *rates: float) -> None:
-        """Set the learning rates of the next steps, one for each group of parameters.
+        """Set the learning rates of the next steps, those of `Schedule.rates`; a group scales its own.
 
         A tensor is changed in place, because captured steps read it.
         """
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+        for group in self.optimizer.param_groups:
+            lr = group["scale"] * rates[group["rate"]]
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:

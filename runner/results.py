@@ -110,6 +110,9 @@ class TrainResult(FrozenModel):
     peak_memory_bytes: PeakMemory
     use: ResourceUse
     trainable_parameters: int
+    statistics: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
+    )
     fewshot: FewShotRecord | None = Field(description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str

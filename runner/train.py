@@ -254,6 +254,8 @@ def _fit(
             # After the last epoch the callback waits until the result is written.
             if epoch < recipe.epochs - 1:
                 validator.notify()
+        if state.epoch == recipe.epochs and (warning := method.training_warning()):
+            display.print(f"{config.path}: {warning}")
         flag_sync.wait()
     return state
 
@@ -306,6 +308,7 @@ def _write_result(
         peak_memory_bytes=monitor.peak_memory(),
         use=monitor.use(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
+        statistics=setup.method.statistics() if state.step else {},
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),

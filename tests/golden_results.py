@@ -14,11 +14,15 @@ import lzma
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchmarks.cli import main
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites import suite_named
+from benchmarks.suites.ablation import VARIANTS
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.table import Table
 from runner.config import RunConfig
@@ -37,6 +41,17 @@ SUITES = (
     "runtime",
     "qualitative",
 )
+
+
+def frozen_variants(options: SuiteOptions, method: str) -> list[Variant]:
+    """The variants of the frozen ablation: one token set without cross-attention, and MaPLe with four tokens."""
+    if method == "maple":
+        return [Variant(method, "MaPLe-style", {"variant": "MaPLe-style"}, {"n_ctx": 4}, recipe="procap")]
+    named = {"w/o Cross-Attn": {"cross_attention": False}}
+    named |= {name: changed for name, changed in VARIANTS.items() if "Cross-Attn" not in name and "All" not in name}
+    return [Variant(method, name, {"variant": name}, changed, recipe="procap") for name, changed in named.items()]
+
+
 COMMANDS = {
     **{name: [name] for name in SUITES},
     "runtime": ["runtime", "--classes", "all"],
@@ -45,6 +60,8 @@ COMMANDS = {
     "rounding": ["stability", "--paper-rounding"],
 }
 """The arguments of `procap table` that print the table of each golden file."""
+ABLATION = replace(suite_named("ablation"), variants=frozen_variants)
+"""The ablation with the variants of the frozen runs; the suite has other readings of MaPLe-style and w/o Cross-Attn."""
 DEFAULTS_THEN = {"class_prompt": "maple"}
 """Options of ProCAP whose defaults were others when the results were frozen."""
 RUN = re.compile(r"\w+/[\w-]+/\w+/[\w-]+/\w+/seed\d+-[0-9a-f]{8}")
@@ -90,6 +107,7 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
     place = [] if name == "published" else ["--results", str(results)]
     with (
         mock.patch("benchmarks.cli.table.render", collect),
+        mock.patch.dict("benchmarks.suites.SUITES", {"ablation": "golden_results:ABLATION"}),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
     ):

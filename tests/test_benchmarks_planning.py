@@ -50,12 +50,12 @@ COUNTS = {
     "cross-dataset": (13, 143, 0),
     "domain-generalization": (13, 65, 13),
     "few-shot": (506, 506, 4),
-    "ablation": (28, 56, 4),
+    "ablation": (40, 80, 8),
     "prompt-length": (16, 32, 4),
     "sensitivity": (145, 290, 5),
     "duration": (99, 198, 33),
     "runtime": (0, 0, 0),
-    "qualitative": (4, 4, 3),
+    "qualitative": (4, 4, 2),
 }
 
 

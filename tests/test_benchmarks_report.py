@@ -156,7 +156,7 @@ def test_the_page_begins_with_its_results_and_ends_with_the_machines(page: Path,
 def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page: Path, results: Path) -> None:
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
-    assert "3 of 13 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
+    assert "3 of 16 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
     assert "generated data, quick schedules" in notice
     runs = find_suites(results)[0][0].results.runs
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):

@@ -229,6 +229,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
         {"zero_output": False, "n_ctx": 2, "init_templates": "a red photo of {} || a drawing of a small {} here"},
     ),
     ("procap", {"zero_output": False, "class_prompt": "maple"}),
+    ("procap", {"zero_output": False, "inject": "final"}),
+    ("procap", {"zero_output": False, "inject": "final-all", "depth": 3}),
     ("procap", {"zero_output": False, "deep_tokens": "independent", "class_prompt": "template", "n_ctx": 2}),
     (
         "procap",

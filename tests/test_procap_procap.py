@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from procap.errors import UsageError
 from procap.losses import info_nce
 from procap.methods import build_method
 from procap.reference import encode_image, encode_text
@@ -84,6 +85,25 @@ def test_training_samples_and_inference_takes_the_means(tiny_clip, space):
     assert spread.tolist() == pytest.approx(expected, rel=0.03)
     vision, text = method.tokens(None)
     assert torch.equal(vision, method.vision_mu) and torch.equal(text, method.text_mu)
+
+
+def test_statistics_say_how_far_sigma_moved_and_a_warning_where_it_hardly_did(tiny_clip, space):
+    method = build(tiny_clip, space, logvar_init=-4.0)
+    assert "logvar_lr_scale above 1" in method.training_warning()
+    assert not build(tiny_clip, space, logvar_lr_scale=0).training_warning()
+    with torch.no_grad():
+        method.text_logvar += 2 * math.log(1.5)
+        method.text_logvar[0, 0, 0] = -4 + 2 * math.log(3)
+    found = method.statistics()
+    assert found["sigma of vision"] == pytest.approx(
+        {"median": math.exp(-2), "min": math.exp(-2), "max": math.exp(-2), "moved_median": 0, "moved_max": 0}, abs=1e-6
+    )
+    assert found["sigma of text"]["median"] == pytest.approx(1.5 * math.exp(-2))
+    assert (found["sigma of text"]["moved_median"], found["sigma of text"]["moved_max"]) == pytest.approx((0.5, 2))
+    assert method.training_warning().startswith("sigma of vision moved by ")
+    levels = build(tiny_clip, space, depth=3, deep_tokens="independent").statistics()
+    assert [*levels] == [f"sigma of {tokens} level {level}" for tokens in ("vision", "text") for level in (1, 2, 3)]
+    assert build(tiny_clip, space, gaussian=False).statistics() == {}
 
 
 # --- cross-attention --------------------------------------------------------------------------------------------------
@@ -173,6 +193,22 @@ def test_layer_i_gets_level_i_plus_one(tiny_clip, space):
     assert [(op.mode, op.start) for op in image_plan.tokens[1:]] == [("replace", tiny_clip.visual.num_tokens)] * 4
     for plan, levels in ((image_plan, vision), (text_plan, text)):
         assert all(torch.equal(op.tokens, tokens) for op, tokens in zip(plan.tokens, levels, strict=True))
+
+
+@pytest.mark.parametrize("inject, layers", [("final", [-1]), ("final-all", [-1, 1, 2, 3, 4])])
+def test_the_last_level_enters_at_the_input_or_at_every_layer(tiny_clip, space, inject, layers):
+    """V_D and T_D of Algorithm 1, after all five levels of refinement."""
+    method = trained(tiny_clip, space, depth=5, inject=inject)
+    vision, text = method.refine(*method.tokens(None))
+    for plan, levels in zip(method.plans(None), (vision, text), strict=True):
+        assert [op.layer for op in plan.tokens] == layers
+        assert all(torch.equal(op.tokens, levels[-1]) for op in plan.tokens)
+
+
+def test_the_last_level_of_independent_sets_is_refused(tiny_clip, space):
+    """It would leave the tokens of all other levels without a use."""
+    with pytest.raises(UsageError, match="each level has its own: give inject = levels or deep_tokens = refined"):
+        build(tiny_clip, space, inject="final", deep_tokens="independent")
 
 
 # --- class prompts ----------------------------------------------------------------------------------------------------

@@ -48,7 +48,11 @@ RUNS = {
 }
 COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "adamw-clipped-fp16", "two-rates", "two-stages")
 STAGES = (0, 1, 2)
-METHODS = {"two-rates": ("skipt", {"first_block": 2}), "two-stages": ("2sfs", {})}
+METHODS = {
+    "two-rates": ("skipt", {"first_block": 2}),
+    "two-stages": ("2sfs", {}),
+    "adamw-clipped": ("procap", {"depth": 2, "logvar_lr_scale": 3.0}),
+}
 PROCAP = ("procap", {"depth": 2})
 ROUNDING = 1e-5
 

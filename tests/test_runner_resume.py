@@ -35,7 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "coprompt": {"options": {"sentences": "templates"}},
     "2sfs": {"overrides": {"iterations": 12, "batch_size": 5}},
 }
-SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
+SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
 
 def train_and_stop(config: dict, data: str, results: str, every: float, stop: int | None, seconds: float) -> None:

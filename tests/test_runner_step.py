@@ -22,6 +22,8 @@ from runner.step import AsyncLosses, TrainStep
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
+TWO_RATES = {"logvar_lr_scale": 3.0}
+"""Option of ProCAP under which its parameters are in two groups with learning rates of their own."""
 
 
 class Again:
@@ -53,12 +55,12 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def training(clip, space, name, graphs=None, optimizer="adamw", **changes):
-    """An engine and its steps; `changes` are fields of the recipe, or the precision."""
+def training(clip, space, name, graphs=None, optimizer="adamw", *, options=TWO_RATES, **changes):
+    """An engine and its steps; `options` are ProCAP's, `changes` fields of the recipe, or the precision."""
     precision = changes.pop("precision", "fp32")
     overrides = {"optimizer": optimizer, "grad_clip": 1.0, "lr": 1e-3, **changes}
     config = plan_run(method=name, dataset="digits", recipe="procap", overrides=overrides, precision=precision)
-    method = build_method(name, clip, space, {}, seeded(1))
+    method = build_method(name, clip, space, options if name == "procap" else {}, seeded(1))
     engine = Engine(method, config)
     return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), graphs)
 
@@ -144,6 +146,20 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
     for mine, theirs in zip(method.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_log_variances_are_trained_at_a_multiple_of_the_rate(tiny_clip, tiny_space):
+    """AdamW's first step is as long as the rate, whatever the gradient; all other parameters do not change with it."""
+    changes = []
+    for options in ({}, TWO_RATES):
+        method, _, step = training(tiny_clip, tiny_space, "procap", options=options)
+        before = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
+        step.engine.set_rate(1e-3)
+        step(batch_of(method, 0))
+        changes.append({name: parameter.detach() - before[name] for name, parameter in method.named_parameters()})
+    for name, change in changes[0].items():
+        scale = 3 if "logvar" in name else 1
+        torch.testing.assert_close(changes[1][name], scale * change, rtol=1e-3, atol=2e-6 if scale > 1 else 0)
 
 
 def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):

@@ -24,6 +24,7 @@ from benchmarks.report.pictures import Picture, draw_picture, load_picture
 from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_suites, merge_unfinished
 from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
 from benchmarks.tables.published import published_tables
+from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from shards.errors import DataError
@@ -176,6 +177,7 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
     attempt = partial(_attempt, problems, one.name)
     suite, results = one.suite, one.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
+    tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
     plots: Plots = {}
     if suite.plots and len(results.frame):
         plots = attempt("its plots", partial(suite.plots, results), {})

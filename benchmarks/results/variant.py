@@ -11,12 +11,18 @@ from typing import Any, Protocol
 
 from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import Profile, find_profile
+from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import EvalSettings, RunConfig, Target, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
+INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent"}
+ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
+"""Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
+CONTROL_OPTIONS: Mapping[str, Mapping[str, Any]] = {"maple": {"n_ctx": 4}}
+"""Options of methods under `--recipe procap`, which compares them with ProCAP: as many tokens as ProCAP."""
 UNTRAINED_SEED = 1
 """The seed of runs without training."""
 
@@ -108,7 +114,12 @@ class SuiteOptions:
             precision=variant.precision or self.precision or profile.precision,
             recipe=recipe,
             task=task,
-            options={**profile.options.get(method, {}), **self.options.get(method, {}), **variant.options},
+            options={
+                **profile.options.get(method, {}),
+                **(CONTROL_OPTIONS.get(method, {}) if self.recipe == "procap" else {}),
+                **self.options.get(method, {}),
+                **variant.options,
+            },
             data=self.data,
         )
         if not is_trained(method):

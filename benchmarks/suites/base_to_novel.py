@@ -1,7 +1,7 @@
 """Table 1 and figure 1b: train on the base classes with 16 shots, test on base and on novel classes, three seeds.
 
     procap bench base-to-novel --data DATA
-    procap bench base-to-novel --data DATA --methods maple,procap --recipe procap      the same recipe for both
+    procap bench base-to-novel --data DATA --methods maple,procap --recipe procap    one recipe and 4 tokens for both
 
 Cost: 11 data sets, four trained methods, three seeds, and zero-shot CLIP: 143 runs and 286 evaluations.
 

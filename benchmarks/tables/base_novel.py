@@ -27,6 +27,12 @@ from benchmarks.tables.table import Cell, Column, Row, Table
 
 PAPER_TOKENS = 4
 LABELS = ("Data set", "Method")
+NOTE_ON_TOKEN_SETS = (
+    "Without cross-attention nothing refines one token set level by level: each layer has a set of its own there, and "
+    '"one token set" puts the same tokens into every layer. The paper\'s MaPLe-style is compared with "All off", as it '
+    "is marked as lacking all five components. It may also mean MaPLe itself, whose row in the paper's main table has "
+    "the same HM on OxfordPets and StanfordCars; the row MaPLe here has its published recipe and options."
+)
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
 """No end is marked better: runs were timed at different times, on any machine, and beside other work."""
 
@@ -66,6 +72,8 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
     if len(sets) > 1 and hms:
         note = f"Cells are HM; {AVERAGE} is their mean. HM of average base and average novel: {hms}."
     notes = suite_notes(suite, note, halves=True)
+    if any(variant.key.get("variant") != title for title, variant in suite.by_title.items()):
+        notes = (*notes, NOTE_ON_TOKEN_SETS)
     columns = tuple(Column(display_name(name)) for name in sets)
     main = Table(suite.name, suite.suite.heading, ("Variant",), columns, tuple(rows), notes, wide=True)
     title, labels = f"{suite.suite.heading}: both halves", ("Data set", "Variant")

@@ -70,7 +70,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
     elif suite.has_controls:
         found.append(
             "Rows of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
-            "group of their own."
+            "group of their own; MaPLe has as many tokens there as ProCAP."
         )
     return tuple(found)
 

@@ -45,7 +45,13 @@ METHODS: dict[str, str] = {
 """The built-in methods: module and class of each, imported on first use."""
 
 ADDED_OPTIONS: dict[str, dict[str, Any]] = {
-    "procap": {"nce_hidden_width": None, "target_prefix": "training", "target_suffix": "target"},
+    "procap": {
+        "nce_hidden_width": None,
+        "target_prefix": "training",
+        "target_suffix": "target",
+        "logvar_lr_scale": 1.0,
+        "inject": "levels",
+    },
 }
 """Options that methods got later, each with the value of runs without it; this value is no part of a run's identity."""
 

@@ -184,6 +184,18 @@ class Method(nn.Module):
         """Build image plan and text plan from the current weights; `noise` is None in inference."""
         raise NotImplementedError
 
+    def lr_scales(self) -> dict[str, float]:
+        """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
+        return {}
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Compute numbers that describe the learned parameters by name, which `train.json` records."""
+        return {}
+
+    def training_warning(self) -> str:
+        """Describe in one line a part that the training left without effect; empty if there is none."""
+        return ""
+
     def scale(self) -> Tensor:
         """Return the factor of the cosines: CLIP's own frozen temperature, inverted."""
         return self.clip.logit_scale.exp()

@@ -54,6 +54,10 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 """Our values for the paper's "mild colour jitter and small rotations" (strength, degrees)."""
 
 
+LEAST_MOVE = 0.05
+"""Relative change of sigma below which a training is said to have left it as it was."""
+
+
 class ProCAPOptions(BaseModel):
     model_config = STRICT
 
@@ -78,6 +82,9 @@ class ProCAPOptions(BaseModel):
     logvar_init: float = Field(-9.0, description="initial log-variance: sigma about 0.011, as large as word embeddings")
     logvar_min: float = Field(-12.0, description="lower clamp a of the log-variance")
     logvar_max: float = Field(2.0, description="upper clamp b of the log-variance")
+    logvar_lr_scale: float = Field(
+        1.0, ge=0, description="factor on the learning rate of the log-variances; 0 keeps their initial value"
+    )
 
     init_templates: str | None = Field(
         None, description="templates, separated by ||, that start the text tokens; none: those of the data set"
@@ -105,6 +112,11 @@ class ProCAPOptions(BaseModel):
     deep_tokens: Literal["refined", "independent"] = Field(
         "refined", description="one token set refined level by level, or a set per level, each refined once"
     )
+    inject: Literal["levels", "final", "final-all"] = Field(
+        "levels",
+        description="where refined tokens enter: those of level l at layer l; or those of the last level, at the input "
+        "only (final) or at every prompted layer (final-all)",
+    )
     heads: int = Field(8, ge=1, description="attention heads, in both directions")
     head_width: int = Field(64, ge=1, description="width of one head")
     norm: Literal["pre", "post", "none"] = Field("pre", description="place of the LayerNorms in the residual update")
@@ -122,6 +134,15 @@ class ProCAPOptions(BaseModel):
         if not self.logvar_min <= self.logvar_init <= self.logvar_max:
             raise ValueError(
                 f"logvar_init = {self.logvar_init} is outside its clamp: give {self.logvar_min} to {self.logvar_max}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_token_set_enters(self) -> ProCAPOptions:
+        if self.inject != "levels" and self.deep_tokens == "independent":
+            raise ValueError(
+                f"inject = {self.inject} takes the last level's tokens, but with deep_tokens = independent each level "
+                "has its own: give inject = levels or deep_tokens = refined"
             )
         return self
 
@@ -202,7 +223,11 @@ class ProCAP(Method):
         return tuple(torch.randn(mu.shape, generator=generator) for mu in (self.vision_mu, self.text_mu))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return deep_plans(self.clip, *self.refine(*self.tokens(noise)))
+        vision, text = self.refine(*self.tokens(noise))
+        if self.options.inject != "levels":
+            layers = 1 if self.options.inject == "final" else self.options.depth
+            vision, text = vision[-1:] * layers, text[-1:] * layers
+        return deep_plans(self.clip, vision, text)
 
     def tokens(self, noise: Noise | None) -> tuple[Tensor, Tensor]:
         """Return vision and text token sets [S, P, D]: samples made with `noise`, or the means if it is None."""
@@ -245,6 +270,45 @@ class ProCAP(Method):
         if o.l2:
             terms["l2"] = o.l2_weight * (l2(self.vision_mu) + l2(self.text_mu))
         return terms
+
+    def lr_scales(self) -> dict[str, float]:
+        return dict.fromkeys(self._logvars(), self.options.logvar_lr_scale)
+
+    @torch.no_grad()
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Compute median and range of sigma, and how far it moved from its initial value as a share of that.
+
+        Each modality and token set has an entry: "sigma of text" or, of several sets, "sigma of text level 1".
+        """
+        found = {}
+        for name, logvar in self._logvars().items():
+            for level, own in enumerate(logvar.double(), 1):
+                sigma = (self._clamped(own) / 2).exp()
+                moved = (sigma / math.exp(self.options.logvar_init / 2) - 1).abs()
+                tokens = f"sigma of {name.removesuffix('_logvar')}" + (f" level {level}" if len(logvar) > 1 else "")
+                found[tokens] = {
+                    "median": float(sigma.median()),
+                    "min": float(sigma.min()),
+                    "max": float(sigma.max()),
+                    "moved_median": float(moved.median()),
+                    "moved_max": float(moved.max()),
+                }
+        return found
+
+    def training_warning(self) -> str:
+        """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
+        statistics = self.statistics() if self.options.logvar_lr_scale else {}
+        moved = {name: own["moved_median"] for name, own in statistics.items() if own["moved_median"] < LEAST_MOVE}
+        if not moved:
+            return ""
+        return (
+            f"{'; '.join(moved)} moved by {100 * min(moved.values()):.2g} to {100 * max(moved.values()):.2g} % only "
+            f"(medians), so the variances are about those given by logvar_init = {self.options.logvar_init:g}; "
+            f"a logvar_lr_scale above {self.options.logvar_lr_scale:g} trains them faster"
+        )
+
+    def _logvars(self) -> dict[str, nn.Parameter]:
+        return {"vision_logvar": self.vision_logvar, "text_logvar": self.text_logvar} if self.options.gaussian else {}
 
     def _clamped(self, logvar: Tensor) -> Tensor:
         return logvar.clamp(self.options.logvar_min, self.options.logvar_max)
