@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.statistics import paired_interval
 from benchmarks.results.suite import SuiteResults
@@ -36,7 +37,7 @@ def readings_tables(suite: SuiteResults) -> list[Table]:
         "Base val: validation images of the base classes trained on. Held-out HM: trained on half of the base classes, "
         "harmonic mean over the validation images of both halves. Choose by these two; the test columns only report."
     )
-    over = f"{len(suite.options.datasets)} data sets"
+    over = plural(len(suite.options.datasets), "data set")
     interval = (
         f"Other rows: mean difference to `{DEFAULT}` over pairs of data set and seed, in percentage points (of HMs of "
         "single seeds), with its 95 % interval by Student's t. Seeds of one data set are not independent; of twenty "
