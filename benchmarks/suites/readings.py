@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.variant import SuiteOptions, Variant
@@ -31,12 +32,14 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "template_init_combine": ("mean", "first", "features"),
     "learn_logit_scale": (False, True),
     "deep_tokens": ("refined", "independent"),
+    "inject": ("levels", "final", "final-all"),
     "norm": ("pre", "post", "none"),
     "zero_output": (True, False),
     "heads": (8, 4),
     "nce_hidden_width": (None, 256),
     "nce_activation": ("gelu", "relu"),
     "logvar_init": (-9.0, -6.0, -4.0),
+    "logvar_lr_scale": (1.0, 1000.0),
     "vision_init_std": (0.02, 0.1),
 }
 """The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
@@ -55,7 +58,10 @@ def readings(options: SuiteOptions, method: str) -> list[Variant]:
     recipe = PROCAP_RECIPE.model_copy(update=dict(options.overrides))
     found = [Variant(method, DEFAULT, {"reading": DEFAULT})]
     for title, change in other_values(OPTIONS, own):
-        found.append(Variant(method, title, {"reading": title}, options=change))
+        # Leave out what a chosen option excludes, as deep_tokens=independent does with inject=final.
+        with suppress(ValidationError):
+            ProCAPOptions(**own.model_dump() | change)
+            found.append(Variant(method, title, {"reading": title}, options=change))
     for title, change in other_values(RECIPE, recipe):
         found.append(Variant(method, title, {"reading": title}, overrides=change))
     for precision in PRECISIONS:
