@@ -4,11 +4,14 @@
     procap bench readings --data DATA
     procap bench readings --data DATA --datasets dtd --option n_ctx=2
 
-Each reading is an option of ProCAP or a field of its recipe. It is judged by base validation images and by classes held
-out from the base half, which needs a second training per run; test accuracies are reported beside them. `--option`
-moves the default that the others are compared with. `procap bench all` leaves this suite out.
+Each reading is an option of ProCAP, a field of its recipe or a precision. It is judged by base validation images and by
+classes held out from the base half, which needs a second training; test accuracies are reported beside them. An option
+chosen with --option moves the default that the others are compared with. "procap bench all" leaves this suite out.
 
-Published: nothing; docs/paper.md lists the passages and what this suite measured.
+Cost: three data sets, NN variants, three seeds, each trained on the base classes and on half of them: NN runs and NN
+evaluations; about 13 minutes on two cores with --profile mini.
+
+Published: nothing. The documentation lists the passages and what this suite measured (docs/paper.md).
 """
 
 from __future__ import annotations

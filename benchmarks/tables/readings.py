@@ -78,5 +78,5 @@ def _format_difference(found: list[Metric | None], reference: list[Metric | None
     interval = paired_interval(differences)
     if interval is None:
         return text
-    low, high = (format_number(end, 2, "+") for end in interval)
+    low, high = (format_number(end, 2) for end in interval)
     return f"{text} ({low} to {high})"
