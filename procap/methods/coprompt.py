@@ -12,7 +12,7 @@ import copy
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,9 @@ class CoPromptOptions(BaseModel):
     weight: float = Field(8.0, ge=0, description="weight of both consistency terms (lambda)")
     image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
     text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
+    sentence_draw: Literal["step", "class"] = Field(
+        "step", description="in a step, draw one number of a sentence for all classes, as the public code, or one each"
+    )
 
 
 class CoPrompt(Method):
@@ -76,6 +79,7 @@ class CoPrompt(Method):
     public_layout = PublicLayout("MultiModalPromptLearner", unused=("model_distill.",))
     views = 2
     required_option = "sentences"
+    added_options = ("sentence_draw",)
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
@@ -129,8 +133,9 @@ class CoPrompt(Method):
         return self.constant("bank", lambda: sentence_bank(self.clip, read_sentences(self.options, self.space)))
 
     def draw(self, generator: torch.Generator) -> Noise:
-        """Draw the sentence of a step, which is the same for all classes."""
-        return (torch.randint(len(self.bank()), (1,), generator=generator),)
+        """Draw the number of the sentence of a step, [1] for all classes, or [C]."""
+        draws = 1 if self.options.sentence_draw == "step" else len(self.space.classnames)
+        return (torch.randint(len(self.bank()), (draws,), generator=generator),)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy on the first view, and the consistency of class and image features.
@@ -143,7 +148,7 @@ class CoPrompt(Method):
         image, text = self.features(first, noise)
         image, text = adapt(image, self.image_adapter, o.image_share), adapt(text, self.text_adapter, o.text_share)
         teacher_image = gather_batch(self.group, image_features(self.clip, second))
-        teacher_text = self.bank().index_select(0, noise[0]).squeeze(0)
+        teacher_text = self.bank()[noise[0], torch.arange(text.shape[0], device=text.device)]
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
             "text": o.weight * (1 - F.cosine_similarity(text.float(), teacher_text, eps=1e-7).mean()),

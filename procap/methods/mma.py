@@ -42,16 +42,20 @@ class Adapter(nn.Module):
 
     As in the public code, the parameters get the gradient of an adapter with scale 1, because the gradient is divided
     by `scale` behind them; before them it is multiplied by `scale` again, so that the rows get the true gradient.
+    Without `scale_gradient` the parameters get the true gradient as well.
     """
 
-    def __init__(self, down: nn.Module, shared: nn.Module, up: nn.Module, scale: float) -> None:
+    def __init__(
+        self, down: nn.Module, shared: nn.Module, up: nn.Module, scale: float, scale_gradient: bool = True
+    ) -> None:
         super().__init__()
         self.down, self.shared, self.up, self.scale = down, shared, up, scale
+        self.factor = scale if scale_gradient else 1.0
 
     def forward(self, rows: Tensor) -> Tensor:
-        hidden = self.down(ScaleGradient.apply(rows, self.scale)).relu()
+        hidden = self.down(ScaleGradient.apply(rows, self.factor)).relu()
         out = self.up(self.shared(hidden).relu()) * self.scale
-        return ScaleGradient.apply(out, 1 / self.scale)
+        return ScaleGradient.apply(out, 1 / self.factor)
 
 
 class MMAOptions(BaseModel):
@@ -62,6 +66,9 @@ class MMAOptions(BaseModel):
     first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter")
     last_block: int | None = Field(None, ge=0, description="last block with an adapter; none: the tower's last")
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+    scale_gradient: bool = Field(
+        True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
+    )
 
 
 class MMA(Method):
@@ -70,6 +77,7 @@ class MMA(Method):
     Options = MMAOptions
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters beside the upper blocks of both towers"
     public_layout = PublicLayout("adapter_learner", module="adapter_learner")
+    added_options = ("scale_gradient",)
     options: MMAOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:
@@ -106,7 +114,7 @@ class MMA(Method):
     def _plan(self, down: nn.ModuleList, up: nn.ModuleList) -> Plan:
         return Plan(
             adapters={
-                block: Adapter(down[i], self.shared[i], up[i], self.options.scale)
+                block: Adapter(down[i], self.shared[i], up[i], self.options.scale, self.options.scale_gradient)
                 for i, block in enumerate(self.blocks)
             }
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,9 @@ class MMRLOptions(BaseModel):
     alpha: float = Field(0.7, ge=0, le=1, description="weight of the class branch, out of 1")
     reg_weight: float = Field(0.5, ge=0, description="weight of both distances to the frozen features (lambda)")
     scale: float = Field(100.0, gt=0, description="factor of the cosines")
+    inference: Literal["task", "fused", "class"] = Field(
+        "task", description="branches that classify: both what was trained on and the class branch all else; or one way"
+    )
 
 
 class MMRL(Method):
@@ -62,6 +65,7 @@ class MMRL(Method):
     Options = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout("MultiModalPromptLearner", strict=True)
+    added_options = ("inference",)
     options: MMRLOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:
@@ -148,12 +152,15 @@ class MMRL(Method):
         }
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        """Make a classifier of both branches for what was trained on, and of the class branch for everything else."""
-        prompts = self.prompts_of(space)
+        """Make a classifier of both branches for what was trained on, and of the class branch for everything else.
+
+        That is the public code's rule; the option `inference` chooses the same branches for everything.
+        """
+        prompts, rule = self.prompts_of(space), self.options.inference
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
             text = self.clip.encode_text(prompts.tokenized, text_plan)
-            if prompts is self.prompts:
+            if rule == "fused" or (rule == "task" and prompts is self.prompts):
                 return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
             return Classifier(self.clip, replace(image_plan, read_op=None), text, self.scale())
 

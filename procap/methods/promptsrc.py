@@ -9,7 +9,7 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,9 @@ class PromptSRCOptions(BaseModel):
     text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
     image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
     logit_weight: float = Field(1.0, ge=0, description="weight of the KL divergence of the predictions")
+    kl_mean: Literal["pairs", "images"] = Field(
+        "pairs", description="divide the KL divergence by images times classes, as the public code, or by images"
+    )
 
 
 class PromptSRC(Method):
@@ -60,6 +63,7 @@ class PromptSRC(Method):
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", unused=("prompt_learner.ZS_image_encoder.",))
+    added_options = ("kl_mean",)
     options: PromptSRCOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: PromptSRCOptions, generator: torch.Generator) -> None:
@@ -97,7 +101,7 @@ class PromptSRC(Method):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP: class features, image features, logits.
 
-        The KL divergence is divided by B x C, as in the public code, and not by B.
+        The KL divergence is divided by B x C, as in the public code, or with `kl_mean=images` by B.
         """
         o = self.options
         image, text = self.features(images, noise)
@@ -110,7 +114,7 @@ class PromptSRC(Method):
             "ce": F.cross_entropy(logits, labels),
             "text": o.text_weight * F.l1_loss(unit(text), teacher_text),
             "image": o.image_weight * F.l1_loss(unit(image), teacher_image),
-            "kl": o.logit_weight * kl / logits.numel(),
+            "kl": o.logit_weight * kl / (logits.numel() if o.kl_mean == "pairs" else len(logits)),
         }
 
     def public_names(self) -> dict[str, str]:

@@ -51,6 +51,9 @@ class TCPOptions(ContextOptions):
     hidden: int = Field(128, ge=1, description="hidden width of the network that makes the class tokens")
     block: int = Field(8, ge=0, description="block (0-based) at whose input the class tokens replace the context")
     kg_weight: float = Field(8.0, ge=0, description="weight of the distance to the reference features")
+    reference_template: str | None = Field(
+        None, description="template of the reference; none: the public code's, which differs from its prompts"
+    )
 
 
 class TCP(Method):
@@ -59,6 +62,7 @@ class TCP(Method):
     Options = TCPOptions
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
     public_layout = PublicLayout("prompt_learner", module="prompt_learner")
+    added_options = ("reference_template",)
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:
@@ -87,7 +91,8 @@ class TCP(Method):
         """Tokenize "[SOS] context <words of the data set> [EOS]" and encode the reference of every class."""
         words = PROMPTS.get(space.dataset, "{}.")
         ids = context_prompts(self.clip, space, self.options.n_ctx, words).ids
-        template = REFERENCE_TEMPLATES.get(space.dataset, space.template)
+        given = self.options.reference_template
+        template = given or REFERENCE_TEMPLATES.get(space.dataset, space.template)
         return ClassPrompts(ids, reference=text_bank(self.clip, space, [template]))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:

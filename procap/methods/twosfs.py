@@ -39,6 +39,9 @@ class TwoSFSOptions(BaseModel):
     first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
     first_stage: float = Field(0.6, ge=0, le=1, description="share of the steps that tune the LayerNorms")
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+    final_norms: bool = Field(
+        False, description="tune ln_post and ln_final too, which the public code lists but leaves frozen"
+    )
 
 
 class TwoSFS(Method):
@@ -46,6 +49,7 @@ class TwoSFS(Method):
 
     Options = TwoSFSOptions
     summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
+    added_options = ("final_norms",)
     options: TwoSFSOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
@@ -62,9 +66,10 @@ class TwoSFS(Method):
                     f"give at most {layers}, which tunes none of them"
                 )
         super().__init__(clip, space, options, generator)
-        # `ln_pre`, `ln_post` and `ln_final` stay frozen, as in the public code.
-        self.vision = WeightOverrides(clip.visual, norm_names(*first["vision"]))
-        self.text = WeightOverrides(clip.text, norm_names(*first["text"]))
+        # `ln_pre` stays frozen, and by default `ln_post` and `ln_final` as well, as in the public code.
+        final = options.final_norms
+        self.vision = WeightOverrides(clip.visual, norm_names(*first["vision"], "ln_post" if final else ""))
+        self.text = WeightOverrides(clip.text, norm_names(*first["text"], "ln_final" if final else ""))
         self.rows = nn.Parameter(self.class_features(space))
 
     @classmethod
@@ -142,11 +147,7 @@ class TwoSFS(Method):
         return names
 
 
-def norm_names(first: int, layers: int) -> list[str]:
-    """List the weights of the LayerNorms of blocks `first` to `layers` - 1."""
-    return [
-        f"{BLOCKS}{block}.{norm}.{part}"
-        for block in range(first, layers)
-        for norm in ("ln_1", "ln_2")
-        for part in ("weight", "bias")
-    ]
+def norm_names(first: int, layers: int, final: str = "") -> list[str]:
+    """List the weights of the LayerNorms of blocks `first` to `layers` - 1, and of the one called `final`."""
+    norms = [f"{BLOCKS}{block}.{norm}" for block in range(first, layers) for norm in ("ln_1", "ln_2")]
+    return [f"{norm}.{part}" for norm in [*norms, *filter(None, [final])] for part in ("weight", "bias")]

@@ -1,0 +1,105 @@
+"""Where public code departs from its paper, an option goes the other way; by default nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_geometry import SHORT_OPTIONS
+
+from procap.methods import METHODS, build_method, method_class
+from procap.teacher import text_bank
+from procap.text import LabelSpace
+from runner.config import plan_run
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+IMAGES, LABELS = torch.randn(3, 3, 32, 32, generator=seeded(1)), torch.tensor([0, 3, 1])
+
+
+@pytest.fixture
+def build(short_clip, tiny_space):
+    def build(name: str, **options: Any) -> Any:
+        needed = {"sentences": "templates"} if name == "coprompt" else {}
+        return build_method(name, short_clip, tiny_space, SHORT_OPTIONS.get(name, {}) | needed | options, seeded())
+
+    return build
+
+
+def terms(method: Any, noise: Any = None) -> dict[str, torch.Tensor]:
+    return method.loss(IMAGES, LABELS, method.draw(seeded(2)) if noise is None else noise)
+
+
+def test_mma_gets_the_true_gradient(build):
+    scaled, true = build("mma", scale=0.01), build("mma", scale=0.01, scale_gradient=False)
+    for method in (scaled, true):
+        terms(method)["ce"].backward()
+    for (name, one), other in zip(scaled.named_parameters(), true.parameters(), strict=True):
+        largest = other.grad.abs().max()
+        assert largest > 0 and (other.grad - 0.01 * one.grad).abs().max() <= 1e-3 * largest, name
+
+
+def test_promptsrc_divides_the_divergence_by_images(build):
+    pairs, images = terms(build("promptsrc")), terms(build("promptsrc", kl_mean="images"))
+    assert images["kl"].item() == pytest.approx(5 * pairs["kl"].item(), rel=1e-5)
+    assert all(torch.equal(pairs[name], images[name]) for name in ("ce", "text", "image"))
+
+
+def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
+    others = LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
+
+    def logits(inference: str, space: LabelSpace | None) -> torch.Tensor:
+        return build("mmrl", inference=inference).classifier(space)(IMAGES)
+
+    assert torch.equal(logits("task", None), logits("fused", None))
+    assert torch.equal(logits("task", others), logits("class", others))
+    assert not torch.allclose(logits("class", None), logits("fused", None))
+    assert not torch.allclose(logits("class", others), logits("fused", others))
+
+
+def test_coprompt_draws_a_sentence_for_each_class(build):
+    common, own = build("coprompt"), build("coprompt", sentence_draw="class")
+    [number], [numbers] = common.draw(seeded(3)), own.draw(seeded(3))
+    assert number.shape == (1,) and numbers.shape == (5,) and len(set(numbers.tolist())) > 1
+    same = terms(own, (number.expand(5),))
+    assert all(torch.equal(value, same[name]) for name, value in terms(common, (number,)).items())
+    assert not torch.equal(terms(own, (numbers,))["text"], same["text"])
+
+
+def test_tcp_takes_another_reference(build, short_clip, tiny_space):
+    template = "a drawing of a {}."
+    reference = build("tcp", reference_template=template).prompts.reference
+    assert torch.equal(reference, text_bank(short_clip, tiny_space, [template]))
+
+
+def test_2sfs_tunes_the_last_norms_too(build):
+    method = build("2sfs", final_norms=True)
+    few, many = (dict(one.named_parameters()) for one in (build("2sfs"), method))
+    added = {"vision.ln_post/weight", "vision.ln_post/bias", "text.ln_final/weight", "text.ln_final/bias"}
+    assert many.keys() - few.keys() == added
+    method.begin_stage(0)
+    terms(method)["ce"].backward()
+    assert all(many[name].grad.abs().sum() > 0 for name in added)
+
+
+CHANGES = {
+    "promptsrc": {"kl_mean": "images"},
+    "coprompt": {"sentence_draw": "class"},
+    "tcp": {"reference_template": "a {}."},
+    "mma": {"scale_gradient": False},
+    "mmrl": {"inference": "class"},
+    "2sfs": {"final_norms": True},
+}
+
+
+def test_added_options_leave_the_identity_of_older_runs_alone():
+    assert {name for name in METHODS if name != "procap" and method_class(name).added_options} == {*CHANGES}
+    for method, change in CHANGES.items():
+        plain, changed = (plan_run(method=method, dataset="digits", options=options) for options in ({}, change))
+        explicit = {name: method_class(method).Options.model_fields[name].default for name in change}
+        assert plan_run(method=method, dataset="digits", options=explicit).hash == plain.hash != changed.hash
+        assert not plain.options.keys() & change.keys() and change.items() <= changed.options.items()
