@@ -19,7 +19,7 @@ from rank_processes import run_ranks
 
 from procap.errors import UserError
 from runner.calibration import Calibration, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -76,6 +76,15 @@ def plan(checkpoint: str) -> RunConfig:
     return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick, options=options)
 
 
+SAMPLED = EvalSettings(samples=2)
+
+
+def plan_sampled(checkpoint: str) -> RunConfig:
+    """ProCAP with tokens that vary widely, so that its samples differ."""
+    options, quick = {"depth": 3, "logvar_init": -2.0}, {"epochs": 1, "batch_size": 4}
+    return plan_run(method="procap", dataset="digits", shots=1, backbone=checkpoint, options=options, overrides=quick)
+
+
 def make_runtime(data: Path | str, results: Path | str) -> RuntimeConfig:
     return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
 
@@ -88,6 +97,8 @@ def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     loaded = load_trained(config, runtime)
     for target in TARGETS:
         evaluate(config, target, runtime, trained=loaded)
+    train(plan_sampled(str(short_checkpoint)), runtime)
+    evaluate(plan_sampled(str(short_checkpoint)), TARGETS[1], replace(runtime, evaluation=SAMPLED))
     return runtime
 
 
@@ -115,6 +126,7 @@ def count(data: str, results: str, checkpoint: str) -> None:
         for target in TARGETS:
             found = evaluate(plan(checkpoint), target, runtime, force=True, group=group)
             assert found.correct_images().sum() == found.correct
+        evaluate(plan_sampled(checkpoint), TARGETS[1], replace(runtime, evaluation=SAMPLED), force=True, group=group)
         print(measure_drawn(group))
 
 
@@ -151,3 +163,7 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
         assert_same_calibration(one.calibration, two.calibration)
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
+    folders = [RunFolder(at / plan_sampled(str(short_checkpoint)).path) for at in (trained.results, tmp_path)]
+    one, two = (folder.evaluation(TARGETS[1], SAMPLED) for folder in folders)
+    assert (one.correct_bits, one.calibration.nll) == (two.correct_bits, pytest.approx(two.calibration.nll, rel=1e-5))
+    assert one.seconds != two.seconds, "the samples were counted again"

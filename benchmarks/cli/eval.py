@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Located = tuple[RunConfig, RuntimeConfig]
 """A run, and the runtime with its results folder."""
+Evaluated = tuple[RunConfig, Target, EvalResult]
 
 app = typer.Typer(**PLAIN)
 
@@ -62,6 +63,8 @@ def evaluate(
     Methods that put no prompts into the image tower share its features of a test split, kept in the folder features of
     the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there gives the
     same accuracy but reports no speed; --force computes them again.
+
+    A result under another --eval-precision, --eval-resize or --samples is kept beside that under the default ones.
     """
     library_defaults()
     features = None if no_feature_cache else cache_home() / "features"
@@ -96,13 +99,8 @@ def evaluate(
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
         exporter_for(runtime).flush()
-    rows = []
-    for config, target, result in done:
-        accuracy = f"{result.accuracy:.2f}{' †' if result.limited else ''}"
-        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-        rows.append((config.path, str(target), result.correct, result.total, accuracy, rate))
-    if rows:
-        show(columns(("run", "target", "correct", "total", "accuracy", "images/s"), rows))
+    if done:
+        show(format_evaluations(done, {config.path: RunFolder(at.results / config.path) for config, at, _ in work}))
     if any(result.limited for _, _, result in done):
         note("† limited: only the first images of the target were evaluated")
     if any(result.features != "computed" for _, _, result in done):
@@ -121,6 +119,24 @@ def evaluate(
     return code
 
 
+def format_evaluations(done: Iterable[Evaluated], folders: Mapping[str, RunFolder]) -> str:
+    """Format one line per evaluation; one under other settings stands below that under the default ones if it exists.
+
+    folders: where the results of a run are, by its path.
+    """
+    rows: list[tuple[object, ...]] = []
+    for config, target, result in done:
+        default = folders[config.path].evaluation(target) if result.settings.label else None
+        for one in filter(None, (default, result)):
+            accuracy = f"{one.accuracy:.2f}{' †' if one.limited else ''}"
+            fit = (f"{one.calibration.nll:.3f}", f"{one.calibration.equal_width.ece:.2f}") if one.calibration else "--"
+            rate = "-" if one.images_per_second is None else f"{one.images_per_second:.1f}"
+            name = one.settings.label or "default"
+            rows.append((config.path, str(target), name, one.correct, one.total, accuracy, *fit, rate))
+    names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
+    return columns(names, rows)
+
+
 def _evaluate_all(
     work: Iterable[tuple[RunConfig, RuntimeConfig, list[Target]]],
     failures: Failures,
@@ -128,12 +144,12 @@ def _evaluate_all(
     train_command: str,
     *,
     force: bool,
-) -> list[tuple[RunConfig, Target, EvalResult]]:
+) -> list[Evaluated]:
     """Evaluate finished runs; each is loaded once for all targets that have no result yet."""
     from runner.evaluate import TrainedRun, load_trained
     from runner.evaluate import evaluate as evaluate_run
 
-    done: list[tuple[RunConfig, Target, EvalResult]] = []
+    done: list[Evaluated] = []
     loaded: TrainedRun | None = None
     for config, runtime, target in ((config, at, target) for config, at, targets in work for target in targets):
         with failures.collect(f"{config.path} on {target}"):

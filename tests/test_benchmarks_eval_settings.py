@@ -9,16 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_results import put_config, put_score
 from PIL import Image
-from rank_processes import run_ranks
 
-from benchmarks.results.frame import load
+from benchmarks.cli import main
+from benchmarks.cli.bench import plan_suite
+from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
+from benchmarks.results import load
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions
+from benchmarks.suites import suite_named
 from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
-from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
-from runner.results import EvalResult, RunFolder
+from runner.results import EvalResult, RunFolder, write_json
 from runner.setup import label_space
 from runner.train import train
 from shards.fewshot import evaluation_split
@@ -134,26 +138,65 @@ def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
     torch.testing.assert_close(logits.softmax(dim=1).double(), expected[:4], rtol=1e-3, atol=1e-5)
 
 
-def count(data: str, results: str, checkpoint: str) -> None:
-    """What every rank does; only the first one has the folder of the results."""
-    ranks = ranks_from_environment()
-    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}", SAMPLED)
-    with init_process_group(ranks, torch.device("cpu")) as group:
-        evaluate(plan(checkpoint), TARGET, runtime, force=True, group=group)
-
-
-def test_two_processes_draw_the_samples_of_one(few_digits, short_checkpoint, config, runtime):
-    folder = RunFolder(runtime.results / config.path)
-    one = folder.evaluation(TARGET, SAMPLED)
-    ends = run_ranks(2, count, str(few_digits), str(runtime.results), str(short_checkpoint))
-    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
-    two = folder.evaluation(TARGET, SAMPLED)
-    assert one.seconds != two.seconds, "it was counted again"
-    assert (one.correct_bits, one.per_class) == (two.correct_bits, two.per_class)
-
-
 @pytest.mark.parametrize(("method", "options"), [("maple", {}), ("procap", {"gaussian": False})])
 def test_samples_of_a_method_without_gaussians_are_refused(method, options):
     config = plan_run(method=method, dataset="digits", options=options)
     with pytest.raises(UsageError, match=rf"--samples 3: {method}.* has no Gaussian tokens .* have: procap$"):
         SAMPLED.of(config)
+
+
+@pytest.fixture
+def procap(runtime, capsys):
+    """Run a command on the results; gives its exit code and what it printed."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([*words, "--results", str(runtime.results)])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_eval_shows_what_other_settings_change(procap, config, runtime):
+    flags = "--targets", str(TARGET), "--data", str(runtime.data), "--device", "cpu", "--tracking", "off"
+    folder = str(runtime.results / config.path)
+    code, out, _ = procap("eval", folder, *flags, "--samples", "2", "--eval-resize", "squash")
+    assert code == 0
+    heads, default, sampled = (line for line in out.splitlines() if "run" in line or config.path in line)
+    assert all(name in heads for name in ("settings", "accuracy", "NLL", "ECE", "images/s"))
+    assert " default " in default and " squash, 2 samples " in sampled
+    code, _, err = procap("eval", folder, *flags, "--eval-precision", "fp8")
+    assert code == 2 and "precision = 'fp8'" in err and "fp16" in err
+    code, _, err = procap("eval", folder, *flags, "--samples", "-1")
+    assert code == 2 and "samples = -1" in err
+
+
+def test_tables_name_the_settings_of_each_row(procap, config, runtime):
+    code, out, _ = procap("table")
+    assert code == 0
+    assert "ProCAP (evaluation default)" in out and "ProCAP (evaluation 3 samples)" in out
+
+
+def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
+    flags = SuiteFlags(methods="procap", datasets="digits", seeds="1", eval_precision="bf16", samples=2, quick=True)
+    suite = suite_named("base-to-novel")
+    options = plan_suite(suite, flags, RuntimeFlags(), tmp_path).options
+    assert options.eval_settings == EvalSettings(precision="bf16", samples=2)
+    assert SuiteOptions.of_plain(options.plain(), tmp_path) == options
+    assert "--eval-precision bf16 --samples 2" in suite.command(options, tmp_path)
+    [run] = suite.plan(options)
+    target = Target.parse_unchecked(run.spec.targets[0])
+    put_score(tmp_path, put_config(tmp_path, run.spec.config), str(target), 5, 10)
+    assert SuiteResults.read(suite, options, tmp_path).frame.empty
+    folder = RunFolder(tmp_path / run.path)
+    default, settings = folder.evaluation(target), options.eval_settings
+    write_json(folder.eval_file(target, settings), default.model_copy(update={"settings": settings}))
+    done = SuiteResults.read(suite, options, tmp_path)
+    assert list(done.frame.evaluation) == ["bf16, 2 samples"]
+    [table, *_] = suite.tables(done)
+    assert any("Evaluated otherwise than by default: bf16, 2 samples." in note for note in table.notes)
+
+
+def test_a_suite_of_methods_without_gaussians_refuses_samples(tmp_path, capsys):
+    words = "base-to-novel", "--profile", "mini", "--methods", "maple,procap", "--samples", "2", "--dry-run"
+    assert main(["bench", *words, "--results", str(tmp_path)]) == 2
+    assert "--samples 2: maple has no Gaussian tokens" in capsys.readouterr().err
