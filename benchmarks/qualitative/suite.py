@@ -4,10 +4,10 @@
     procap bench qualitative --data DATA --classes all
 
 Pictures are of the first of the data sets (Flowers102), prompts of the second (EuroSAT), both trained on base classes
-with 16 shots and seed 1, and shown on them. MaPLe is the paper's MaPLe-style: as many tokens as ProCAP, and its recipe.
+with 16 shots and seed 1, and shown on them. MaPLe-style is MaPLe with as many tokens as ProCAP, and its recipe.
 
-Cost: one run of MaPLe; ProCAP's are runs of base-to-novel, MaPLe's on EuroSAT is one of ablation. One pass over a test
-split and some seconds for the pictures.
+Cost: two runs of MaPLe; ProCAP's are runs of base-to-novel. One pass over a test split and some seconds for the
+pictures.
 
 Published: figures, and in the caption of that of prompts the base accuracies on EuroSAT: 96.86 of "the trained
 baseline" and 98.43 of ProCAP. The classes of the figures of Flowers102 are not named.

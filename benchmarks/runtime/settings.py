@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
-"""Options that the comparison sets: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
+"""Options that the comparison sets. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
 CLASS_CHOICES = ("base", "all")
 """The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -40,7 +40,7 @@ class Settings:
 
     accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
     without limit. scaling: numbers of classes and batches. classes: trained and tested on; made-up data sets have all.
-    options: chosen ones by method, beside METHOD_OPTIONS.    repeats: rounds of evaluation and of every size.
+    options: chosen ones by method, beside METHOD_OPTIONS. repeats: rounds of evaluation and of every size.
     """
 
     methods: tuple[str, ...]
