@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from runner.calibration import Calibration
 from runner.config import EvalSettings, FrozenModel, RunConfig, Target
 from shards.files import write_file
@@ -408,6 +408,20 @@ class RunFolder:
                         if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
                             leftover.unlink()
             yield
+
+
+def locate_run(folder: Path) -> tuple[RunConfig, Path]:
+    """Return the configuration of the run in `folder`, and the results folder that it lies in."""
+    config = RunFolder(folder).config()
+    if config is None:
+        hint = "list the runs with `procap ls runs --results FOLDER`"
+        raise UsageError(f"{folder} is not the folder of a run (no config.json in it); {hint}")
+    folder = folder.resolve()
+    if not folder.as_posix().endswith(f"/{config.path}"):
+        raise UsageError(
+            f"{folder} was moved: its config.json is of {config.path}, put it back there below the results"
+        )
+    return config, folder.parents[len(Path(config.path).parts) - 1]
 
 
 def find_runs(results_root: Path) -> list[RunFolder]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ WINDOW = 2**16
 # processes divides it, each process only reads the shards of its own lanes.
 LANES = 8
 
+T = TypeVar("T")
 Item = tuple[int, bytes | None]
 """The index of an image to prepare (negative: padding), and its encoded bytes if they were streamed."""
 
@@ -131,7 +133,7 @@ class TrainStream:
             self.augment(image, self.draws(epoch, i), out)
 
         shares = [self.share(batch) for batch in self.batches(epoch, start_step)]
-        prepared = _batches(_items(self.split, shares), prepare, self.augment.shape, self.workers)
+        prepared = prepare_batches(_items(self.split, shares), prepare, self.augment.shape, self.workers)
         for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
             yield images, self.labels[batch]
 
@@ -199,7 +201,7 @@ def evaluation_batches(
 
     shares = [batch.tolist() for batch in mine.split(batch_size) if len(batch)]
     shape = (3, transform.image_size, transform.image_size)
-    for items, images in _batches(_items(split, shares), prepare, shape, workers):
+    for items, images in prepare_batches(_items(split, shares), prepare, shape, workers):
         indices = torch.tensor([i for i, _ in items])
         yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
@@ -238,16 +240,16 @@ def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
             yield [(i, next(encoded) if i >= 0 else None) for i in share]
 
 
-def _batches(
-    shares: Iterable[list[Item]], prepare: Callable[[Item, Tensor], object], shape: tuple[int, ...], workers: int
-) -> Iterator[tuple[list[Item], Tensor]]:
+def prepare_batches(
+    shares: Iterable[list[T]], prepare: Callable[[T, Tensor], object], shape: tuple[int, ...], workers: int
+) -> Iterator[tuple[list[T], Tensor]]:
     """Yield each list of items with its images [B, *shape], which `prepare(item, out)` writes one by one.
 
     With workers, threads prepare up to `BATCHES_AHEAD` later batches; what one of them raises is raised here, in order.
     """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="images") if workers else None
 
-    def start(share: list[Item]) -> tuple[list[Item], Tensor, list[Future[object]]]:
+    def start(share: list[T]) -> tuple[list[T], Tensor, list[Future[object]]]:
         images = torch.empty(len(share), *shape)
         pairs = zip(share, images, strict=True)
         if pool is not None:

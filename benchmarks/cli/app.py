@@ -62,6 +62,7 @@ COMMANDS = {
     "data": ("benchmarks.cli.app", "Pack data sets into shards, check and show them."),
     "train": ("benchmarks.cli.train", "Train methods on data sets."),
     "eval": ("benchmarks.cli.eval", "Evaluate trained runs on any target."),
+    "predict": ("benchmarks.cli.predict", "Classify new images with a trained run."),
     "bench": ("benchmarks.cli.bench", "Run the experiments of the paper, by name."),
     "sweep": ("benchmarks.cli.sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit", "Run a command on a Ray cluster and follow its log."),

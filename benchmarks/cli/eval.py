@@ -21,7 +21,7 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder
+from runner.results import EvalResult, RunFolder, locate_run
 from runner.tracking.background import exporter_for
 from shards.default_paths import cache_home
 
@@ -177,16 +177,8 @@ def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     """Find the run of a folder, given as a path or as its name below the results."""
     if runtime.store and not run.is_absolute():
         RemoteResults.of(runtime).pull_run(run.as_posix())
-    folder = next((f for f in (run.expanduser(), runtime.results / run) if (f / "config.json").exists()), None)
-    if folder is None:
-        hint = "list the runs with `procap ls runs --results FOLDER`"
-        raise UsageError(f"{run} is not the folder of a run (no config.json in it); {hint}")
-    config = RunFolder(folder).config()
-    assert config is not None
-    folder = folder.resolve()
-    if not folder.as_posix().endswith(f"/{config.path}"):
-        raise UsageError(f"{run} was moved: its config.json is of {config.path}, put it back there below the results")
-    results = folder.parents[len(Path(config.path).parts) - 1]
+    folder = run.expanduser()
+    config, results = locate_run(folder if (folder / "config.json").exists() else runtime.results / run)
     store = runtime.store if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, store=store)
 

@@ -1,0 +1,80 @@
+"""Classify new images with a trained run.
+
+    from PIL import Image
+    from runner.predict import ImageClassifier
+
+    classify = ImageClassifier.load("results/base/petals/procap/mini/16shot/seed1-9c6ad2e1")
+    probabilities = classify([Image.open("one.jpg"), Image.open("two.jpg")])    # a row per image, a column per class
+    print([classify.classnames[i] for i in probabilities.argmax(dim=1)])
+
+Shapes: B images, C classes, N images in all, S image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from procap.errors import UserError
+from runner.config import RuntimeConfig
+from runner.engine import autocast
+from runner.environment import num_decoders
+from runner.evaluate import TrainedRun, load_trained
+from runner.results import locate_run
+from runner.threads import fitting_threads
+from shards.default_paths import data_root
+from shards.image_files import EncodedImage, load_batches
+from shards.transfer import to_device
+from shards.transforms import eval_transform
+
+
+class ImageClassifier:
+    """Map images to probabilities of classes, as an evaluation of the run does it."""
+
+    def __init__(self, run: TrainedRun, classnames: Sequence[str] = ()) -> None:
+        """classnames: any names, in the order of the probabilities; default: the classes that the run learned."""
+        self.run, clip = run, run.clip
+        space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
+        self.classnames = space.names()
+        self.batch_size = run.config.recipe.test_batch_size
+        self.transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+        with autocast(run.config.precision, clip.device):
+            self._classifier = run.method.classifier(space)
+
+    @classmethod
+    def load(cls, folder: str | Path, classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
+        """Load the run in `folder`. Raises UserError if it is not a finished run."""
+        config, results = locate_run(Path(folder))
+        runtime = RuntimeConfig(data=data_root(""), results=results, device=device)
+        return cls(load_trained(config, runtime), classnames)
+
+    def __call__(self, images: Tensor | Sequence[Image]) -> Tensor:
+        """Return probabilities [B, C] of Pillow images of any size, or of transformed images [B, 3, S, S]."""
+        if not isinstance(images, Tensor):
+            images = torch.stack([self.transform(image.convert("RGB")) for image in images])
+        config, device = self.run.config, self.run.clip.device
+        with fitting_threads(self.run.clip, self.batch_size, "eval"), autocast(config.precision, device):
+            logits = self._classifier(images.to(device))
+        if not torch.isfinite(logits).all():
+            raise UserError(f"{config.path} gives logits that are not finite")
+        return logits.float().softmax(dim=1)
+
+    def predict(self, images: Iterator[EncodedImage], workers: int | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order."""
+        device = self.run.clip.device
+        batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device))
+        names: list[list[str]] = []
+
+        def pixels() -> Iterator[tuple[Tensor]]:
+            for own, batch in batches:
+                names.append(own)
+                yield (batch,)
+
+        # Batches are copied to a GPU ahead of their use, so names wait in a queue.
+        for (batch,) in to_device(pixels(), device):
+            yield from zip(names.pop(0), self(batch).cpu(), strict=True)
