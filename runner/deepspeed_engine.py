@@ -127,7 +127,7 @@ class DeepSpeedEngine(Engine):
             self._deepspeed.zero_grad()
         else:
             if limit is not None:
-                nn.utils.clip_grad_norm_(self._learnables, limit)
+                nn.utils.clip_grad_norm_(learned_parameters(self.method).values(), limit)
             self._deepspeed.step()
         self.scaler.update()
         return skips

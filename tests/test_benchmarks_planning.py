@@ -13,9 +13,10 @@ from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
+from benchmarks.results.published.tables import COMPONENTS
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.runtime.settings import flags_of_options, make_settings, run_config
+from benchmarks.runtime.settings import flags_of_options, list_cases, make_settings, run_config
 from benchmarks.suites import PAPER_SUITES, SUITES, suite_named
 from benchmarks.suites.planning import merge_runs, recorded_options
 from benchmarks.tables.notes import note_options, suite_notes
@@ -75,6 +76,37 @@ def test_the_suites_are_the_papers_and_share_their_runs():
         for name in PAPER_SUITES
     ]
     assert sorted(spec.config.path for spec in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
+
+
+def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
+    """But as many as the user says, and as many as published in its own recipe."""
+    suite = suite_named("base-to-novel")
+    chosen = [{"recipe": "procap"}, {"recipe": "procap", "options": {"maple": {"n_ctx": 3}}}, {}]
+    for more, tokens in zip(chosen, (4, 3, 2), strict=True):
+        options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), **more)
+        assert [run.spec.config.options["n_ctx"] for run in suite.plan(options)] == [tokens]
+
+
+def test_the_ablation_is_planned_wherever_refined_tokens_enter():
+    suite = suite_named("ablation")
+    options = suite.options(PAPER, datasets=("dtd",), methods=("procap",), options={"procap": {"inject": "final"}})
+    found = {run.variant.name: run.spec.config.options for run in suite.plan(options)}
+    assert {name for name, own in found.items() if own["inject"] == "levels"} == {
+        "All off", "All off, one token set", "w/o Cross-Attn",
+    }  # fmt: skip
+    assert not any(found["All off"][name] for name in COMPONENTS)
+    assert {name for name, own in found.items() if own["deep_tokens"] == "independent"} == {"All off", "w/o Cross-Attn"}
+
+
+def test_the_runtime_comparison_measures_procap_without_components_between_maple_and_procap(tmp_path):
+    settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, methods="zeroshot,maple,procap")
+    cases = dict(list_cases("fp32", settings))
+    assert [*cases] == ["zeroshot", "maple", "procap-off", "procap"]
+    options = cases["procap-off"].options
+    assert cases["procap-off"].method == "procap" and options["deep_tokens"] == "independent"
+    assert not any(options[name] for name in COMPONENTS) and cases["procap-off"].recipe == cases["procap"].recipe
+    alone = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, methods="procap")
+    assert [name for name, _ in list_cases("fp32", alone)] == ["procap"]
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)

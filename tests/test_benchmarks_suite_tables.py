@@ -23,8 +23,10 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
+from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
+from runner.results import RunFolder, write_json
 
 SEEDS = (1, 2, 3)
 
@@ -229,6 +231,21 @@ def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     assert any("The paper's MaPLe-style is compared with" in note for note in table_of(ablation, "ablation").notes)
     shown = {table.name: table for table in published_tables()}
     assert shown["published-domain-generalization"].rows[-1].cells[-1] == Metric(60.58)
+
+
+def test_a_table_shows_how_far_sigma_moved_in_the_runs_that_recorded_it(tmp_path):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1, 2))
+    assert sigma_tables(done) == []
+    runs = [run for run in done.runs if (run.dataset, run.variant.method) == ("petals", "procap")]
+    for run, size in zip(runs, (1.0, 3.0), strict=True):
+        folder = RunFolder(tmp_path / run.path)
+        moved = {"moved_median": 0.01 * size, "moved_max": 0.02 * size}
+        sigma = {"median": 0.01 * size, "min": 0.005 * size, "max": 0.02 * size, **moved}
+        write_json(folder.train_file, folder.train().model_copy(update={"statistics": {"sigma of text": sigma}}))
+    [table] = sigma_tables(done)
+    [row] = table.rows
+    assert row.labels == ("petals", "ProCAP", "text")
+    assert [cell.mean for cell in row.cells] == pytest.approx([0.02, 0.005, 0.06, 2, 6])
 
 
 SAMPLE = Table(

@@ -11,7 +11,7 @@ from benchmarks.results.frame import TITLES
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
-METHOD_TITLES = {**TITLES, "zeroshot": "zero-shot CLIP", "maple": "MaPLe-style"}
+METHOD_TITLES = {**TITLES, "zeroshot": "zero-shot CLIP", "maple": "MaPLe-style", "procap-off": "ProCAP, all off"}
 
 
 def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -18,7 +18,8 @@ from runner.config import EvalSettings, RunConfig, Target, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
-INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent"}
+INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent", "inject": "levels"}
+"""Options of ProCAP with a token set for each layer, which enters that layer."""
 ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
 CONTROL_OPTIONS: Mapping[str, Mapping[str, Any]] = {"maple": {"n_ctx": 4}}

@@ -40,8 +40,11 @@ class Round:
 class Case:
     """A method at its seeded start; all cases of one data set use the same images in the same order."""
 
-    def __init__(self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings) -> None:
-        self.config, self.data, self.mode, self.settings = config, data, mode, settings
+    def __init__(
+        self, name: str, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings
+    ) -> None:
+        """name: that of the method, or of its variant, in the report."""
+        self.name, self.config, self.data, self.mode, self.settings = name, config, data, mode, settings
         self.method = make_method(config, models[mode], data.space)
         self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
@@ -118,8 +121,8 @@ class Case:
         why = self._accuracy_note()
         return {
             "dataset": self.data.name,
-            "method": self.config.method,
-            "title": METHOD_TITLES.get(self.config.method, self.config.method),
+            "method": self.name,
+            "title": METHOD_TITLES.get(self.name, self.name),
             "mode": self.mode,
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),

@@ -15,7 +15,7 @@ from benchmarks.console.output import note
 from benchmarks.runtime.case import Case
 from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import REPEATS, time_in_turns
-from benchmarks.runtime.settings import Settings, run_config
+from benchmarks.runtime.settings import Settings, list_cases
 from benchmarks.runtime.workload import MODES, Models
 from runner.setup import train_augment
 from shards.loader import TrainStream, evaluation_batches
@@ -49,10 +49,9 @@ def run_cases(
 ) -> list[dict[str, Any]]:
     """Train and evaluate all cases of a data set; returns rows. ends: shares of the clock's budget for both parts."""
     cases = [
-        Case(config, data, models, mode, settings)
+        Case(name, config, data, models, mode, settings)
         for precision in settings.precisions
-        for method in settings.methods
-        for config in [run_config(method, precision, settings, dataset=data.name, data=data.root, classes=data.classes)]
+        for name, config in list_cases(precision, settings, dataset=data.name, data=data.root, classes=data.classes)
         for mode in MODES
     ]
     _train([case for case in cases if case.trains], settings, clock, ends[0])

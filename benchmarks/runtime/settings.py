@@ -24,6 +24,8 @@ SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Options that the comparison sets. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
+COMPONENTS_OFF = "procap-off"
+"""The name of ProCAP without its components in a report; it is MaPLe-style as well, by the paper's ablation."""
 CLASS_CHOICES = ("base", "all")
 """The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -177,3 +179,18 @@ def run_config(
         options={**settings.options.get(method, {}), **METHOD_OPTIONS.get(method, {})},
         data=data,
     )
+
+
+def list_cases(precision: str, settings: Settings, **data: Any) -> list[tuple[str, RunConfig]]:
+    """Configure every method by its name, and ProCAP without its components where it is compared with MaPLe.
+
+    data: as `run_config` takes them.
+    """
+    from benchmarks.results.variant import ALL_OFF
+
+    cases = [(method, run_config(method, precision, settings, **data)) for method in settings.methods]
+    if {"maple", "procap"} <= set(settings.methods):
+        full = dict(cases)["procap"]
+        plain = full.model_copy(update={"options": {**full.options, **ALL_OFF}})
+        cases.insert(settings.methods.index("procap"), (COMPONENTS_OFF, plain))
+    return cases
