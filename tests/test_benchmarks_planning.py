@@ -194,6 +194,17 @@ def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
         make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=["maple.n_ctx=2"])
 
 
+@pytest.mark.parametrize("inject", ["final", "final-all"])
+def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
+    """Variants with a token set per layer have no last level and keep theirs."""
+    for name in SUITES:
+        flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
+        runs = plan_suite(suite_named(name), flags, RuntimeFlags(), tmp_path, several=True).runs
+        options = [run.spec.config.options for run in runs if run.variant.method == "procap"]
+        assert {own["inject"] for own in options if own["deep_tokens"] == "independent"} <= {"levels"}
+        assert name == "runtime" or inject in {own["inject"] for own in options}
+
+
 def test_options_of_all_suites_apply_to_those_that_compare_the_method():
     assert settled("prompt-length", "maple.depth=3", several=True) == {}
     assert settled("stability", "maple.depth=3", methods="maple,procap") == {"maple": {"depth": 3}}

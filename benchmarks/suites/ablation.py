@@ -23,7 +23,7 @@ VARIANTS = {
     "All off": ALL_OFF,
     "All off, one token set": {**ALL_OFF, "deep_tokens": "refined"},
     "w/o Cross-Attn": {"cross_attention": False, **INDEPENDENT},
-    "w/o Cross-Attn, one token set": {"cross_attention": False},
+    "w/o Cross-Attn, one token set": {"cross_attention": False, "deep_tokens": "refined"},
     # Deterministic tokens have no distribution to pull anywhere: both priors go with the Gaussian, as in the paper.
     "w/o Gaussian": {"gaussian": False, "kl": False, "l2": False},
     "w/o KL": {"kl": False},
