@@ -208,6 +208,9 @@ class Method(nn.Module):
         return image, prompts.average(self._encode_classes(prompts.tokenized, text_plan))
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
+        if not plan:
+            # Nothing changes the text tower, as in VPT.
+            return self.constant("classes", lambda: self.clip.encode_text(prompts, plan))
         if self.group is None or not ClassShares.are_worthwhile(len(prompts), self.group):
             return self.clip.encode_text(prompts, plan)
         shares = ClassShares(len(prompts), self.group)
