@@ -34,6 +34,7 @@ def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path: Path) -> 
     options, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
     row = {"dataset": "tiles", "method": "procap"}
     measured = {"schema": SCHEMA, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
+    measured["settings"] = {"classes": "base", "options": {}}
     write_json(root / "runtime" / "x" / "runtime.json", {**measured, "environment": machine})
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
     put_entry(root, entries[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from procap.errors import UserError
 from procap.recipe import Recipe
@@ -94,7 +95,9 @@ def test_tensors_that_do_not_fit_the_method_are_named(change, word):
 
 
 def save(keeper, state, method, optimizer):
-    return keeper.save(state, training_tensors(method, optimizer_slots(method, optimizer)))
+    return keeper.save(
+        state, training_tensors(method, optimizer_slots(method, optimizer), GradScaler("cpu", enabled=False))
+    )
 
 
 def restore(keeper, method, optimizer):

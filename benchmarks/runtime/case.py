@@ -70,11 +70,12 @@ class Case:
         done, losses = self.steps_done, []
         with timed(self.device) as timing:
             for images, labels in islice(self._batches, min(steps, self.steps - done)):
+                # The last two numbers of a step are its loss and whether it was skipped.
                 self._losses.send(self.training(self.training.batch(images, labels, self.steps_done)))
                 self.meter.step(len(images))
                 self.steps_done += 1
-                losses += [terms[-1] for terms in self._losses.take()]
-            losses += [terms[-1] for terms in self._losses.take(everything=True)]
+                losses += [terms[-2] for terms in self._losses.take()]
+            losses += [terms[-2] for terms in self._losses.take(everything=True)]
         self.meter.settle()
         self.last_loss = losses[-1] if losses else self.last_loss
         model = sum(self.meter.phases[name] - before[name] for name in MODEL)
