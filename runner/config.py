@@ -33,9 +33,7 @@ class RunConfig(FrozenModel):
     """One training, resolved: defaults are filled in and names are in their canonical spelling. Made by `plan_run`."""
 
     method: str
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="the method's own; of `Method.added_options` those that are not the default"
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the method's own, every one of them")
     recipe: Recipe
     recipe_name: RecipeName = Field(default="published", description="for people; the recipe itself is what counts")
     backbone: str = "mini"
@@ -285,14 +283,12 @@ def plan_run(
     except ValidationError as error:
         raise explain_validation_error(error, Recipe, "recipe") from error
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
-    filled = method_options(method, {**published, **(options or {})})
-    defaults = {name: type(filled).model_fields[name].default for name in kind.added_options}
-    left_out = {name for name, default in defaults.items() if getattr(filled, name) == default}
+    filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical_name(backbone, pretrained)
     try:
         return RunConfig(
             method=method,
-            options=filled.model_dump(mode="json", exclude=left_out),
+            options=filled,
             recipe=resolved,
             recipe_name="custom" if resolved != base and own.epochs > 0 else cast(RecipeName, recipe),
             backbone=backbone,

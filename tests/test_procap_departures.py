@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from tiny_geometry import SHORT_OPTIONS
 
-from procap.methods import METHODS, build_method, method_class
+from benchmarks.results.frame import describe_settings, title_variants
+from procap.methods import ADDED_OPTIONS, build_method, method_class
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 from runner.config import plan_run
@@ -97,9 +99,16 @@ CHANGES = {
 
 
 def test_added_options_leave_the_identity_of_older_runs_alone():
-    assert {name for name in METHODS if name != "procap" and method_class(name).added_options} == {*CHANGES}
+    assert {*ADDED_OPTIONS} - {"procap"} == {*CHANGES}
     for method, change in CHANGES.items():
         plain, changed = (plan_run(method=method, dataset="digits", options=options) for options in ({}, change))
         explicit = {name: method_class(method).Options.model_fields[name].default for name in change}
         assert plan_run(method=method, dataset="digits", options=explicit).hash == plain.hash != changed.hash
-        assert not plain.options.keys() & change.keys() and change.items() <= changed.options.items()
+        assert not plain.identity()["options"].keys() & change.keys() and change.items() <= changed.options.items()
+
+
+def test_runs_that_differ_in_an_added_option_have_different_titles():
+    for method, change in CHANGES.items():
+        configs = [plan_run(method=method, dataset="digits", options=options) for options in ({}, change)]
+        rows = pd.DataFrame([{"method": method, "settings": describe_settings(config)} for config in configs])
+        assert len(set(title_variants(rows))) == 2

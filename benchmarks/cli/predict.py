@@ -15,6 +15,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, show, show_json
 from benchmarks.console.parse import split_names
+from procap.errors import UsageError
 from runner.environment import library_defaults
 from shards.image_files import find_images
 
@@ -53,12 +54,15 @@ def predict(
     classified as in `procap eval`, at its speed. An image that cannot be read ends the command with its name.
     """
     library_defaults()
+    from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
     from runner.progress import ProgressDisplay
     from runner.results import write_bytes
 
+    if out and not out.expanduser().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
     config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
-    classifier = ImageClassifier.load(runtime.results / config.path, split_names(names), device)
+    classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
     top = min(top, len(classifier.classnames))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

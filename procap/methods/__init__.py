@@ -45,6 +45,12 @@ METHODS: dict[str, str] = {
 """The built-in methods: module and class of each, imported on first use."""
 
 ADDED_OPTIONS: dict[str, dict[str, Any]] = {
+    "promptsrc": {"kl_mean": "pairs"},
+    "coprompt": {"sentence_draw": "step"},
+    "tcp": {"reference_template": None},
+    "mma": {"scale_gradient": True},
+    "mmrl": {"inference": "task"},
+    "2sfs": {"final_norms": False},
     "procap": {
         "nce_hidden_width": None,
         "target_prefix": "training",

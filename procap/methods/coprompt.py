@@ -79,7 +79,6 @@ class CoPrompt(Method):
     public_layout = PublicLayout("MultiModalPromptLearner", unused=("model_distill.",))
     views = 2
     required_option = "sentences"
-    added_options = ("sentence_draw",)
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:

@@ -63,13 +63,10 @@ class Method(nn.Module):
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
     required_option: an option without a default that training needs.
-    added_options: options that the method got later; at their defaults they are no part of a run's configuration, so
-    that older runs keep their identity.
     """
 
     Options: ClassVar[type[BaseModel]]
     required_option: ClassVar[str] = ""
-    added_options: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str]
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1

@@ -65,7 +65,6 @@ class MMRL(Method):
     Options = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout("MultiModalPromptLearner", strict=True)
-    added_options = ("inference",)
     options: MMRLOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:

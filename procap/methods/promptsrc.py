@@ -63,7 +63,6 @@ class PromptSRC(Method):
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", unused=("prompt_learner.ZS_image_encoder.",))
-    added_options = ("kl_mean",)
     options: PromptSRCOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: PromptSRCOptions, generator: torch.Generator) -> None:

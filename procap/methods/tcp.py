@@ -62,7 +62,6 @@ class TCP(Method):
     Options = TCPOptions
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
     public_layout = PublicLayout("prompt_learner", module="prompt_learner")
-    added_options = ("reference_template",)
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:

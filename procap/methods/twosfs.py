@@ -49,7 +49,6 @@ class TwoSFS(Method):
 
     Options = TwoSFSOptions
     summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
-    added_options = ("final_norms",)
     options: TwoSFSOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:

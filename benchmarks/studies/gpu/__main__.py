@@ -34,20 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     silence_profiler()
     flags = _parse(arguments)
     from benchmarks.studies.gpu.report import format_report
-    from benchmarks.studies.gpu.stages import STAGES, Laboratory
+    from benchmarks.studies.gpu.stages import STAGES, StudySetup
     from runner.environment import environment, resolve_device
     from runner.results import write_bytes, write_json
 
     device = resolve_device(flags.device)
     words = ["python", "-m", "benchmarks.studies.gpu", *(sys.argv[1:] if arguments is None else arguments)]
-    laboratory = Laboratory(device, flags.out, quick=flags.quick)
+    setup = StudySetup(device, flags.out, quick=flags.quick)
     left = failed = 0
     for name in flags.stages.split(",") if flags.stages else STAGES:
         file = flags.out / f"{name}.json"
         record: dict[str, Any] = {"command": shlex.join(words), "environment": environment(device), "parts": {}}
         if file.exists():
             record = json.loads(file.read_text(encoding="utf-8"))
-        for part, measure in STAGES[name](laboratory):
+        for part, measure in STAGES[name](setup):
             earlier = record["parts"].get(part)
             if earlier is not None and not (flags.retry and "error" in earlier):
                 failed += "error" in earlier

@@ -40,7 +40,7 @@ PRECISIONS = ("fp32", "bf16")
 ROW_SEEDS, ROW_EPOCHS = 3, 50
 
 
-class Laboratory:
+class StudySetup:
     """The device, the folder of the results, and loaded models. quick: mini, few methods and sizes."""
 
     def __init__(self, device: torch.device, out: Path, *, quick: bool = False) -> None:
@@ -72,9 +72,9 @@ class Laboratory:
         return self._models[key]
 
 
-def list_tests(laboratory: Laboratory) -> Iterator[Part]:
+def list_tests(setup: StudySetup) -> Iterator[Part]:
     """The tests marked `gpu`, one part for each file."""
-    if laboratory.device.type != "cuda":
+    if setup.device.type != "cuda":
         return
     for file in sorted(Path("tests").glob("test_*.py")):
         if "mark.gpu" in file.read_text(encoding="utf-8"):
@@ -94,15 +94,15 @@ def _run_tests(file: Path, seconds: float) -> dict[str, Any]:
     return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|deselected)", lines[-1])}
 
 
-def list_parity(laboratory: Laboratory) -> Iterator[Part]:
+def list_parity(setup: StudySetup) -> Iterator[Part]:
     """Fast against reference mode, eager and compiled, and captured against eager steps, for every method."""
-    on_gpu = laboratory.device.type == "cuda"
+    on_gpu = setup.device.type == "cuda"
     ways = ("off", "compile") if on_gpu else ("off",)
-    for method, precision, way in product(laboratory.methods, PRECISIONS, ways):
+    for method, precision, way in product(setup.methods, PRECISIONS, ways):
 
         def compare(seconds: float, method: str = method, precision: str = precision, way: str = way) -> dict[str, Any]:
-            settings = laboratory.settings(way)
-            models = laboratory.models(settings.accelerations)
+            settings = setup.settings(way)
+            models = setup.models(settings.accelerations)
             found: dict[str, Any] = compare_modes(models, method, precision, settings)
             if on_gpu and method != "zeroshot":
                 captured = compare_captured(models, method, precision, settings)
@@ -113,64 +113,64 @@ def list_parity(laboratory: Laboratory) -> Iterator[Part]:
             yield f"{method} {precision} {way}", compare
 
 
-def list_sizes(laboratory: Laboratory) -> Iterator[Part]:
+def list_sizes(setup: StudySetup) -> Iterator[Part]:
     """Training steps and evaluated batches over methods, classes and images, fast beside reference mode."""
-    classes, batches = ((5,), (4,)) if laboratory.quick else (CLASSES, BATCHES)
+    classes, batches = ((5,), (4,)) if setup.quick else (CLASSES, BATCHES)
     # The sizes that decide come first, since the time on a device may end.
-    order = sorted(product(laboratory.methods, classes, batches), key=lambda one: one[0] not in COMPARED)
+    order = sorted(product(setup.methods, classes, batches), key=lambda one: one[0] not in COMPARED)
     for method, count, batch in order:
-        if method not in COMPARED and not laboratory.quick and (count, batch) not in ((51, 4), (500, 4)):
+        if method not in COMPARED and not setup.quick and (count, batch) not in ((51, 4), (500, 4)):
             continue
         for precision, kind in product(reversed(PRECISIONS), ("train", "eval")):
             if method != "zeroshot" or kind == "eval":
                 size = Size(kind, count, batch, precision)  # type: ignore[arg-type]
-                yield f"{method} {kind} {count} x {batch} {precision}", partial(_measure_size, laboratory, method, size)
+                yield f"{method} {kind} {count} x {batch} {precision}", partial(_measure_size, setup, method, size)
 
 
-def _measure_size(laboratory: Laboratory, method: str, size: Size, seconds: float) -> dict[str, Any]:
-    settings = laboratory.settings()
-    [found] = measure_sizes(laboratory.models(settings.accelerations), method, [size], settings, 5, seconds)
+def _measure_size(setup: StudySetup, method: str, size: Size, seconds: float) -> dict[str, Any]:
+    settings = setup.settings()
+    [found] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5, seconds)
     return found
 
 
-def list_peaks(laboratory: Laboratory) -> Iterator[Part]:
+def list_peaks(setup: StudySetup) -> Iterator[Part]:
     """The peak rate of matrix products of each precision, the limit of everything else."""
     for precision in DTYPES:
-        yield precision, partial(_measure_peak, laboratory, precision)
+        yield precision, partial(_measure_peak, setup, precision)
 
 
-def _measure_peak(laboratory: Laboratory, precision: str, seconds: float) -> dict[str, Any]:
-    return {"flops_per_second": matmul_peak(laboratory.device, precision)}
+def _measure_peak(setup: StudySetup, precision: str, seconds: float) -> dict[str, Any]:
+    return {"flops_per_second": matmul_peak(setup.device, precision)}
 
 
-def list_accelerations(laboratory: Laboratory) -> Iterator[Part]:
+def list_accelerations(setup: StudySetup) -> Iterator[Part]:
     """A training step with each acceleration alone, without any, and with all; start-up seconds apart."""
-    ways = ["off", *NAMES, ",".join(NAMES)] if laboratory.device.type == "cuda" else ["off"]
+    ways = ["off", *NAMES, ",".join(NAMES)] if setup.device.type == "cuda" else ["off"]
     for method, way in product(("maple", "procap"), ways):
         for size in (Size("train", 102, 32, "bf16"), Size("eval", 102, 100, "bf16")):
 
             def accelerate(seconds: float, method: str = method, way: str = way, size: Size = size) -> dict[str, Any]:
-                settings = laboratory.settings(way)
-                models = laboratory.models(settings.accelerations)
-                small = replace(size, classes=5, batch=4) if laboratory.quick else size
+                settings = setup.settings(way)
+                models = setup.models(settings.accelerations)
+                small = replace(size, classes=5, batch=4) if setup.quick else size
                 [found] = measure_sizes(models, method, [small], settings, 5, seconds)
                 return found
 
             yield f"{method} {size.kind} {way}", accelerate
 
 
-def list_training(laboratory: Laboratory) -> Iterator[Part]:
+def list_training(setup: StudySetup) -> Iterator[Part]:
     """Ten epochs of 16-shot training on 102 classes and evaluation, with the targets of the device."""
     for method in ("procap", "maple", "zeroshot"):
 
         def train(seconds: float, method: str = method) -> dict[str, Any]:
-            settings = laboratory.settings(
+            settings = setup.settings(
                 methods=method,
-                datasets="digits" if laboratory.quick else "photographs-102",
-                precision="fp32" if laboratory.quick else "bf16",
-                budget=10.0 if laboratory.quick else max(30.0, 0.8 * seconds),
+                datasets="digits" if setup.quick else "photographs-102",
+                precision="fp32" if setup.quick else "bf16",
+                budget=10.0 if setup.quick else max(30.0, 0.8 * seconds),
             )
-            report = measure(settings, laboratory.runtime(), laboratory.device)
+            report = measure(settings, setup.runtime(), setup.device)
             if report["failed"]:
                 raise RuntimeError(str(report["failed"]))
             return {"rows": report["rows"], "targets": [asdict(target) for target in list_targets(report)]}
@@ -178,31 +178,31 @@ def list_training(laboratory: Laboratory) -> Iterator[Part]:
         yield method, train
 
 
-def list_row(laboratory: Laboratory) -> Iterator[Part]:
+def list_row(setup: StudySetup) -> Iterator[Part]:
     """Whole runs of ProCAP, trained on base classes and evaluated on both halves, as `procap train` does it."""
-    for name in ("digits",) if laboratory.quick else ("photographs-102", "photographs-37"):
-        yield name, partial(_run_whole, laboratory, name)
+    for name in ("digits",) if setup.quick else ("photographs-102", "photographs-37"):
+        yield name, partial(_run_whole, setup, name)
 
 
-def _run_whole(laboratory: Laboratory, name: str, seconds: float) -> dict[str, Any]:
+def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
     """Time one run; images and steps are in the result, from which the time of all data sets can be computed."""
     from benchmarks.runtime.data import load_case_data
     from runner.evaluate import evaluate
     from runner.results import TrainResult
     from runner.train import train
 
-    runtime = replace(laboratory.runtime(), quiet=True)
-    data = load_case_data(name, runtime.data, laboratory.out / "data")
+    runtime = replace(setup.runtime(), quiet=True)
+    data = load_case_data(name, runtime.data, setup.out / "data")
     runtime = replace(runtime, data=data.root)
     config: RunConfig = plan_run(
-        method="procap", dataset=name, seed=1, backbone=laboratory.backbone, pretrained=laboratory.weights or None,
-        precision="fp32" if laboratory.quick else "bf16", data=data.root,
-        overrides={"epochs": 1 if laboratory.quick else ROW_EPOCHS},
+        method="procap", dataset=name, seed=1, backbone=setup.backbone, pretrained=setup.weights or None,
+        precision="fp32" if setup.quick else "bf16", data=data.root,
+        overrides={"epochs": 1 if setup.quick else ROW_EPOCHS},
     )  # fmt: skip
-    with timed(laboratory.device) as training:
+    with timed(setup.device) as training:
         trained = train(config, runtime, force=True)
         assert isinstance(trained, TrainResult)
-    with timed(laboratory.device) as testing:
+    with timed(setup.device) as testing:
         results = [evaluate(config, Target(name, half), runtime, force=True) for half in ("base", "novel")]
     return {
         "steps": trained.steps,
@@ -215,22 +215,22 @@ def _run_whole(laboratory: Laboratory, name: str, seconds: float) -> dict[str, A
     }
 
 
-def list_profiles(laboratory: Laboratory) -> Iterator[Part]:
+def list_profiles(setup: StudySetup) -> Iterator[Part]:
     """The kernels that take the most time of a training step."""
     for method, classes, batch in (("procap", 102, 32), ("maple", 102, 32), ("procap", 1000, 32)):
-        yield f"{method} {classes} x {batch}", partial(_profile, laboratory, method, classes, batch)
+        yield f"{method} {classes} x {batch}", partial(_profile, setup, method, classes, batch)
 
 
-def _profile(laboratory: Laboratory, name: str, classes: int, batch: int, seconds: float) -> dict[str, Any]:
+def _profile(setup: StudySetup, name: str, classes: int, batch: int, seconds: float) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from benchmarks.runtime.data import synthetic_case
 
-    if laboratory.quick:
+    if setup.quick:
         classes, batch = 5, 4
-    settings = laboratory.settings()
-    device, on_gpu = laboratory.device, laboratory.device.type == "cuda"
-    method, images, labels = synthetic_case(laboratory.models(settings.accelerations)["fast"], name, classes, batch)
+    settings = setup.settings()
+    device, on_gpu = setup.device, setup.device.type == "cuda"
+    method, images, labels = synthetic_case(setup.models(settings.accelerations)["fast"], name, classes, batch)
     training = Training(method, run_config(name, "bf16", settings, batch=batch), "fast", settings.accelerations)
     training.engine.set_rate(0.0)
     prepared = training.prepare(images, labels)
@@ -245,19 +245,19 @@ def _profile(laboratory: Laboratory, name: str, classes: int, batch: int, second
     return {"step_ms": 100 * whole.seconds, "busy_ms": busy, "flops": prepared.flops, "kernels": rows}
 
 
-def list_input(laboratory: Laboratory) -> Iterator[Part]:
+def list_input(setup: StudySetup) -> Iterator[Part]:
     """Images per second of the input pipeline alone: evaluation batches and training crops on all cores."""
     for workers in sorted({0, min(8, os.cpu_count() or 1), os.cpu_count() or 1}):
-        yield f"{workers} workers", partial(_decode, laboratory, workers)
+        yield f"{workers} workers", partial(_decode, setup, workers)
 
 
-def _decode(laboratory: Laboratory, workers: int, seconds: float) -> dict[str, Any]:
+def _decode(setup: StudySetup, workers: int, seconds: float) -> dict[str, Any]:
     from benchmarks.runtime.data import load_case_data
     from shards.loader import evaluation_batches
     from shards.transforms import eval_transform
 
-    data = load_case_data("digits" if laboratory.quick else "photographs-37", data_root(""), laboratory.out / "data")
-    clip = laboratory.models(Acceleration())["fast"]
+    data = load_case_data("digits" if setup.quick else "photographs-37", data_root(""), setup.out / "data")
+    clip = setup.models(Acceleration())["fast"]
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     began, images = time.perf_counter(), 0
     for pixels, _, _ in evaluation_batches(data.test.images, transform, 100, workers):
@@ -267,7 +267,7 @@ def _decode(laboratory: Laboratory, workers: int, seconds: float) -> dict[str, A
     return {"workers": workers, "images": images, "images_per_second": images / (time.perf_counter() - began)}
 
 
-STAGES: dict[str, Callable[[Laboratory], Iterator[Part]]] = {
+STAGES: dict[str, Callable[[StudySetup], Iterator[Part]]] = {
     "tests": list_tests,
     "peaks": list_peaks,
     "parity": list_parity,
