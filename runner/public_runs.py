@@ -85,12 +85,15 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
 def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str = "dassl") -> Path:
     """Write the finished run `config` below `out` in one of `FORMATS`, as public code loads it; returns the file.
 
-    Raises UserError if the run is not finished or its method has no public code.
+    Raises UserError if the run is not finished, or its method has no public code or none that uses the format.
     """
     trained = load_trained(config, runtime)
+    layout = layout_of(trained.method)
+    if format == "dassl" and not layout.dassl:
+        raise UserError(f"the public code of {config.method} does not read files of Dassl: use --format safetensors")
     imported = trained.training.imported
     epoch = imported.epoch if imported and imported.epoch is not None else config.recipe.epochs
     name = f"model.pth.tar-{epoch}" if format == "dassl" else "model.safetensors"
-    file = out / config.path / layout_of(trained.method).folder / name
+    file = out / config.path / layout.folder / name
     write_bytes(file, pack_public(PublicFile(public_state(trained.method), epoch), format))
     return file

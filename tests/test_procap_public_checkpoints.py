@@ -156,6 +156,10 @@ def test_state_dicts_of_public_code_become_the_method(tiny_clip, tiny_space, nam
 
 
 LAYOUTS = {
+    "2sfs": (
+        "two_stages",
+        {"visual.transformer.resblocks.0.ln_1.weight": (128,), "transformer.resblocks.1.ln_2.bias": (64,)},
+    ),
     "coop": ("prompt_learner", {"ctx": (4, 64)}),
     "cocoop": (
         "prompt_learner",

@@ -43,18 +43,20 @@ STRICT = ConfigDict(frozen=True, extra="forbid")
 
 @dataclass(frozen=True)
 class PublicLayout:
-    """How the public code of a method saves its model with Dassl.
+    """How the public code of a method names the tensors of its model and saves it.
 
     folder: the model's name, and that of the folder of its files.
     module: the part of the model that is saved; empty if all of it is, with the frozen towers.
     unused: beginnings of the names of tensors that are saved as well but not used in inference.
     strict: its loader demands every tensor of the model, so the frozen ones are exported too.
+    dassl: it is one of Dassl's trainers; otherwise it has no file format, and safetensors are exchanged.
     """
 
     folder: str
     module: str = ""
     unused: tuple[str, ...] = ()
     strict: bool = False
+    dassl: bool = True
 
 
 class Method(nn.Module):

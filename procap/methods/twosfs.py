@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.errors import UsageError
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
 from procap.methods.overrides import WeightOverrides
 from procap.methods.prompts import ClassPrompts, tokenize_classes
 from procap.parallel import gather_batch
@@ -49,6 +49,7 @@ class TwoSFS(Method):
 
     Options = TwoSFSOptions
     summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
+    public_layout = PublicLayout("two_stages", dassl=False)
     options: TwoSFSOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
