@@ -40,12 +40,20 @@ class Calibration(FrozenModel):
 
 @dataclass(frozen=True)
 class ImagePredictions:
-    """What was predicted for the images of a target [N], in its order; `nll` and `brier` as in Calibration."""
+    """What was predicted for the images of a target [N], in its order; `nll` and `brier` as in Calibration.
 
-    is_correct: NDArray[np.bool_]
+    labels, predicted: the true and the predicted class, indices of the target's classes.
+    """
+
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
     confidence: NDArray[np.float64]
     nll: NDArray[np.float64]
     brier: NDArray[np.float64]
+
+    @property
+    def is_correct(self) -> NDArray[np.bool_]:
+        return self.labels == self.predicted
 
 
 def measure_calibration(images: ImagePredictions) -> Calibration:

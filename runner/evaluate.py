@@ -30,7 +30,7 @@ from runner.meters import Meter, ResourceMonitor
 from runner.predictions import Predictions
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder, TrainResult, count_classes, pack_bits, write_json
+from runner.results import EvalResult, RunFolder, TrainResult, count_classes, pack_bits, pack_labels, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -229,6 +229,7 @@ def _evaluate(
         checkpoint_sha256=trained.training.checkpoint_sha256,
         environment=environment(device),
         correct_bits=pack_bits(predictions.is_correct),
+        wrong_labels=pack_labels(predictions.labels, predictions.predicted, len(selection.classnames)),
     )
 
 

@@ -47,16 +47,16 @@ class Predictions:
         order = np.argsort(indices[real])
         if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
             raise RuntimeError("not every image was evaluated exactly once")
-        correct, confidence, nll, brier = rows[real][order].astype(np.float64).T
-        return ImagePredictions(correct > 0, confidence, nll, brier)
+        predicted, confidence, nll, brier = rows[real][order].astype(np.float64).T
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
 
 
 def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute rows [B, 4] of logits [B, C] and labels [B]: correct (0 or 1), confidence, NLL and Brier score."""
-    true, is_correct = labels[:, None], logits.argmax(dim=1) == labels
+    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score."""
+    true = labels[:, None]
     log_probabilities = logits.float().log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
-    return torch.stack([is_correct.float(), probabilities.amax(dim=1), nll, brier], dim=1)
+    return torch.stack([logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier], dim=1)

@@ -212,12 +212,19 @@ class EvalResult(FrozenModel):
     checkpoint_sha256: str
     environment: dict[str, Any]
     correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
+    wrong_labels: str | None = Field(default=None, repr=False, description="of the other images, see pack_labels")
 
     @model_validator(mode="after")
-    def _bits_add_up(self) -> EvalResult:
-        right = self.correct_images()
+    def _images_add_up(self) -> EvalResult:
+        right, wrong = self.correct_images(), self.wrong_images()
         if right is not None and (found := int(right.sum())) != self.correct:
             raise ValueError(f"correct_bits has {found} correct images, correct is {self.correct}")
+        if wrong is not None:
+            missed = np.subtract(self.per_class.total, self.per_class.correct)
+            if not np.array_equal(np.bincount(wrong[0], minlength=len(missed)), missed):
+                raise ValueError("wrong_labels has other numbers of wrong images by class than per_class")
+            if (wrong[0] == wrong[1]).any() or wrong[1].max(initial=0) >= self.num_classes:
+                raise ValueError("wrong_labels has a predicted label that is the true one, or of no class")
         return self
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
@@ -227,6 +234,12 @@ class EvalResult(FrozenModel):
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Decode whether each of the first `total` images of the target was right [total]; None if not stored."""
         return None if self.correct_bits is None else unpack_bits(self.correct_bits, self.total)
+
+    def wrong_images(self) -> NDArray[np.int64] | None:
+        """Decode true and predicted labels of the wrong images, in order [2, total - correct]; None if not stored."""
+        if self.wrong_labels is None:
+            return None
+        return unpack_labels(self.wrong_labels, self.total - self.correct, self.num_classes)
 
     @property
     def accuracy(self) -> float:
@@ -246,23 +259,49 @@ class EvalResult(FrozenModel):
 
 
 PLAIN, DEFLATED = "bits:", "zlib:"
-"""Prefixes of `correct_bits`: eight images per byte, with the first in the highest bit; or the same bytes deflated."""
+"""Prefixes of what is stored of single images: bytes in base64, or the same bytes deflated."""
 
 
 def pack_bits(correct: NDArray[np.bool_]) -> str:
-    """Encode whether each of N images was classified correctly, in base64: at most N / 6 bytes and a prefix."""
-    data = np.packbits(np.asarray(correct, bool)).tobytes()
+    """Encode whether each of N images was classified correctly, the first in the highest bit of the first byte."""
+    return _encode(np.packbits(np.asarray(correct, bool)).tobytes())
+
+
+def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
+    """Decode the result of `pack_bits` for `total` images. Raises ValueError if it is damaged or of other images."""
+    bits = np.unpackbits(np.frombuffer(_decode(text, -(-total // 8)), np.uint8)).astype(bool)
+    if bits[total:].any():
+        raise ValueError(f"per-image answers are not those of {total} images")
+    return bits[:total]
+
+
+def pack_labels(labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> str:
+    """Encode true and predicted labels of the wrong ones of N images; a label has as many bytes as the classes need."""
+    wrong = labels != predicted
+    return _encode(np.stack([labels[wrong], predicted[wrong]]).astype(_label_type(num_classes)).tobytes())
+
+
+def unpack_labels(text: str, wrong: int, num_classes: int) -> NDArray[np.int64]:
+    """Decode the result of `pack_labels` as [2, wrong]. Raises ValueError if it is damaged or of other images."""
+    kind = _label_type(num_classes)
+    return np.frombuffer(_decode(text, 2 * wrong * kind.itemsize), kind).reshape(2, wrong).astype(np.int64)
+
+
+def _label_type(num_classes: int) -> np.dtype[Any]:
+    return np.min_scalar_type(num_classes - 1).newbyteorder("<")
+
+
+def _encode(data: bytes) -> str:
     deflated = zlib.compress(data, 9)
     prefix, encoded = (DEFLATED, deflated) if len(deflated) < len(data) else (PLAIN, data)
     return prefix + base64.b64encode(encoded).decode("ascii")
 
 
-def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
-    """Decode the result of `pack_bits` for `total` images. Raises ValueError if it is damaged or of other images."""
+def _decode(text: str, length: int) -> bytes:
+    """Decode `length` bytes. Raises ValueError if the text is damaged or of another length."""
     prefix, data = text[: len(PLAIN)], base64.b64decode(text[len(PLAIN) :], validate=True)
     if prefix not in (PLAIN, DEFLATED):
         raise ValueError(f"per-image answers begin with {PLAIN} or {DEFLATED}")
-    length = -(-total // 8)
     if prefix == DEFLATED:
         # Limit the output, because a few damaged bytes could expand to gigabytes.
         inflater = zlib.decompressobj()
@@ -272,10 +311,9 @@ def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
             raise ValueError(f"per-image answers cannot be unpacked ({error})") from error
         if not inflater.eof or inflater.unused_data:
             raise ValueError("per-image answers are cut off or followed by something else")
-    bits = np.unpackbits(np.frombuffer(data, np.uint8)).astype(bool)
-    if len(data) != length or bits[total:].any():
-        raise ValueError(f"per-image answers are not those of {total} images")
-    return bits[:total]
+    if len(data) != length:
+        raise ValueError(f"per-image answers have {len(data)} bytes, not {length}")
+    return data
 
 
 def write_bytes(path: Path, data: bytes) -> str:

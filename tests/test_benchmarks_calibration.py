@@ -34,7 +34,8 @@ def done(tmp_path_factory) -> SuiteResults:
         confidence, labels = draws.uniform(0.3, 1, total), np.arange(total) % 3
         # A class with a lower share of correct images in one data set.
         right = draws.random(total) < np.where((labels == 1) & ("petals" in str(file)), 0.2, confidence)
-        images = ImagePredictions(right, confidence, nll=-np.log(confidence), brier=1 - confidence)
+        predicted = np.where(right, labels, (labels + 1) % 3)
+        images = ImagePredictions(labels, predicted, confidence, nll=-np.log(confidence), brier=1 - confidence)
         document |= {
             "correct": int(right.sum()),
             "correct_bits": pack_bits(right),

@@ -25,7 +25,15 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.predictions import Predictions
-from runner.results import EvalResult, RunFolder, pack_bits, read_document, unpack_bits
+from runner.results import (
+    EvalResult,
+    RunFolder,
+    pack_bits,
+    pack_labels,
+    read_document,
+    unpack_bits,
+    unpack_labels,
+)
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
@@ -54,6 +62,36 @@ def bomb() -> str:
 def test_a_broken_text_is_refused(text):
     with pytest.raises(ValueError):
         unpack_bits(text, 8)
+
+
+@pytest.mark.parametrize("classes", [2, 256, 257, 70_000])
+def test_labels_of_wrong_images_are_stored_whatever_the_number_of_classes(classes):
+    draws = np.random.default_rng(classes)
+    labels, predicted = draws.integers(0, classes, 50), draws.integers(0, classes, 50)
+    wrong = np.flatnonzero(labels != predicted)
+    text = pack_labels(labels, predicted, classes)
+    assert unpack_labels(text, len(wrong), classes).tolist() == [labels[wrong].tolist(), predicted[wrong].tolist()]
+    with pytest.raises(ValueError):
+        unpack_labels(text, len(wrong) + 1, classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "why"),
+    [
+        ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0], "by class"),
+        ([0, 0, 1, 1, 1], [2, 1, 0, 0, 0], "no class"),
+        ([0, 0, 1, 1], [1, 1, 0, 0], "bytes"),
+    ],
+)
+def test_labels_of_wrong_images_that_do_not_fit_the_counts_are_refused(tmp_path, labels, predicted, why):
+    file = put_score(tmp_path, put_run(tmp_path, "maple", "digits"), "digits:base", 3, 8)
+    counts = {"per_class": {"correct": [2, 1], "total": [4, 4]}, "num_classes": 2}
+    document = json.loads(file.read_text()) | counts
+    sound = pack_labels(np.array([0, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0]), 2)
+    EvalResult.model_validate(document | {"wrong_labels": sound})
+    wrong = pack_labels(np.array(labels), np.array(predicted), 2)
+    with pytest.raises(ValueError, match=why):
+        EvalResult.model_validate(document | {"wrong_labels": wrong})
 
 
 def test_a_result_whose_bits_do_not_add_up_is_refused_by_name_in_one_line(tmp_path):
@@ -114,6 +152,8 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_c
         result = evaluate(config, target, trained)
         right = result.correct_images()
         assert right.tolist() == [answer == label for answer, label in zip(answers, labels.tolist(), strict=True)]
+        wrong = [(label, answer) for label, answer in zip(labels.tolist(), answers, strict=True) if label != answer]
+        assert list(map(tuple, result.wrong_images().T.tolist())) == wrong
         assert np.bincount(labels[right], minlength=result.num_classes).tolist() == result.per_class.correct
         assert 0 < result.correct < result.total
 
@@ -160,6 +200,7 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
     for target in TARGETS:
         one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
         assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
+        assert one.wrong_labels == two.wrong_labels
         assert_same_calibration(one.calibration, two.calibration)
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"

@@ -96,7 +96,8 @@ def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
 
 def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, size: int = 80) -> None:
     even = np.full(total, 0.5)
-    images = ImagePredictions(np.arange(total) < correct, confidence=even, nll=even + 0.75, brier=even)
+    labels, predicted = np.zeros(total, int), (np.arange(total) >= correct).astype(int)
+    images = ImagePredictions(labels, predicted, confidence=even, nll=even + 0.75, brier=even)
     result = EvalResult(
         config_hash=_hash(folder),
         target=f"shapes:{classes}:test",

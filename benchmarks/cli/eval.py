@@ -107,7 +107,7 @@ def evaluate(
         note("no images/s where image features came from the cache: --force computes and times them")
     code = note_failures(len(done), failures.reasons)
     if output.json:
-        long = {"per_class", "correct_bits", "environment"}
+        long = {"per_class", "correct_bits", "wrong_labels", "environment"}
         evaluated = [
             {
                 **{"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy},

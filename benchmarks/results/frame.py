@@ -75,6 +75,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         manifest              digest of the packed test set: equal digests are equal images in equal order
         changed               how the test set differs from the published one, empty if it does not
         correct_bits          which images were right, see `runner.results.unpack_bits`; None in files of older versions
+        wrong_images          true and predicted labels [2, total - correct] of the others, in order; None likewise
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
     weights than the run has now.
@@ -175,6 +176,7 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "manifest": result.manifest_digest,
         "changed": result.variant,
         "correct_bits": result.correct_bits,
+        "wrong_images": result.wrong_images(),
     }
 
 
@@ -190,7 +192,7 @@ COLUMNS = (
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
     *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
     *("limited", "evaluation", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
-    *("manifest", "changed", "correct_bits"),
+    *("manifest", "changed", "correct_bits", "wrong_images"),
 )
 
 
