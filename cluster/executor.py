@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
 from procap.errors import UserError
+from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
@@ -142,10 +143,10 @@ def attempt(work: Callable[[], TrialReport]) -> TrialReport:
         return work()
     except Interrupted:
         raise
-    # Errors of the user or the environment are reported in one line, all others as internal errors with a traceback.
+    # Errors of the user or the environment are reported in one line, all others with a traceback.
     except (UserError, DataError, OSError) as error:
         why = " ".join(str(error).split())
     except Exception as error:
-        why = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+        why = describe_unexpected(error)
         trace = traceback.format_exc()
     return TrialReport(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())

@@ -80,10 +80,11 @@ def score(accuracies: Sequence[float]) -> float:
 def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
     """Return the accuracy on each target of a finished run, None while its training or an evaluation is missing.
 
-    Raises UserError for a file that cannot be read.
+    Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
+    for a file that cannot be read.
     """
     folder = RunFolder(runtime.results / run.path)
-    if (training := folder.train()) is None:
+    if (training := folder.train()) is None or training.changed_code(run.config):
         return None
     settings = runtime.evaluation.of(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]

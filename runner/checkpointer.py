@@ -41,6 +41,8 @@ class Checkpointer:
             "manifest_digest": card.manifest_digest,
             **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
         }
+        if source := self.setup.method_source:
+            identity[f"source of {self.config.method}"] = source.digest
         self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
         self.saved_at: tuple[int, int] | None = None

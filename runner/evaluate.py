@@ -58,7 +58,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
         RemoteResults.of(runtime).pull_run(config.path)
-    training = _read_training(folder, group)
+    training = _read_training(config, folder, group)
     file = folder.checkpoint_file
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
@@ -98,7 +98,7 @@ def evaluate(
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.of(config)
     store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
-    training = _read_training(folder, group)
+    training = _read_training(config, folder, group)
     if group.ranks.first:
         folder.tidy()
     if target.dataset == config.dataset:
@@ -134,10 +134,12 @@ def evaluate(
     return result
 
 
-def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
+def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup) -> TrainResult:
     training = group.call_on_first(folder.train)
     if training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
+    if why := training.changed_code(config):
+        raise UserError(why)
     return training
 
 

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from procap.errors import UsageError, UserError
+from procap.methods import describe_change
+from procap.methods.plugins import PlugInSource
 from runner.calibration import Calibration
 from runner.config import EvalSettings, FrozenModel, RunConfig, Target
 from shards.files import write_file
@@ -122,6 +124,14 @@ class TrainResult(FrozenModel):
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
+    method_source: PlugInSource | None = Field(
+        default=None, description="code of a plug-in method; None for a built-in method and in files of older versions"
+    )
+
+    def changed_code(self, config: RunConfig) -> str:
+        """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
+        change = describe_change(config.method, self.method_source)
+        return change and f"{config.path} was trained {change}: restore that code, or train again with --force"
 
 
 class Progress(FrozenModel):

@@ -14,8 +14,9 @@ import torch
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import build_method, method_class, method_options
+from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.method import Method
+from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from procap.weights.loading import load_clip
@@ -42,7 +43,7 @@ from shards.transforms import TrainAugment
 class Setup:
     """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples.
 
-    files: the SHA-256 of files that the method has read, by option.
+    files: the SHA-256 of files that the method has read, by option. method_source: the code of a plug-in method.
     """
 
     method: Method
@@ -53,6 +54,7 @@ class Setup:
     fewshot: FewShot | None
     acceleration: Acceleration
     files: Mapping[str, str]
+    method_source: PlugInSource | None
 
     @property
     def steps(self) -> int:
@@ -85,8 +87,11 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     method, card = build(config, shards, clip, labels)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
+    source = method_source(config.method)
     if group.size > 1:
         method.group = group
+        if source:
+            group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     make = partial(make_engine, method, config, runtime, group)
@@ -98,7 +103,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
             group.check_same(f"the file of option {option}", digest)
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, schedule, fewshot, acceleration, files)
+    return Setup(method, card, engine, make, schedule, fewshot, acceleration, files, source)
 
 
 def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:

@@ -99,6 +99,8 @@ def _read_finished(
                 f"{folder.train_file} is of run {result.config_hash}, not {config.hash}; repeat with --force"
             )
         check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
+        if why := result.changed_code(config):
+            raise UserError(why)
         if option := changed_file(config, result.files):
             named = config.options[option]
             raise UserError(
@@ -317,6 +319,7 @@ def _write_result(
         resumed=state.resumed,
         ranks=ranks if len(ranks) > 1 else [],
         files=dict(setup.files),
+        method_source=setup.method_source,
     )
     write_json(folder.train_file, result)
     folder.forget_progress()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from child_process import start_process
 from made_results import put_halves, put_run
+from plug_ins import METHOD, install
 
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
@@ -190,17 +192,31 @@ def test_listings_are_readable_and_json(capsys, what):
     assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
 
 
-def test_a_plug_in_that_cannot_be_imported_is_listed_with_the_reason(capsys, tmp_path, monkeypatch):
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[procap.methods]\ntheirs = no_such_module:Theirs\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_row(capsys, tmp_path, monkeypatch):
+    wrong = "class Wrong(CoOp):\n    @classmethod\n    def recipe(cls, *more):\n        return 1 / 0\n"
+    silent = "class Silent(CoOp):\n    summary = ''\n"
+    points = {"gone": "no_such_module:Theirs", "wrong": "mine:Wrong", "silent": "mine:Silent", "theirs": "mine:Theirs"}
+    install(tmp_path / "lib", {"mine": METHOD + wrong + silent}, points)
+    monkeypatch.syspath_prepend(tmp_path / "lib")
     code, out, err = run(capsys, "ls", "methods", "--json")
-    *table, last = out.splitlines()
-    rows = {row["name"]: row for row in json.loads(last)}
-    assert (code, err) == (0, "") and "No module named 'no_such_module'" in table[-1]
-    assert list(rows)[-1] == "theirs" and rows["theirs"]["recipe"] is None and rows["maple"]["recipe"]["epochs"]
+    rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
+    assert (code, err) == (0, "") and list(rows)[-4:] == [*points]
+    assert "No module named 'no_such_module'" in rows["gone"]["summary"] and rows["gone"]["recipe"] is None
+    assert re.fullmatch(
+        r"method 'wrong' .* fails in .*mine.py, line 9, recipe: ZeroDivision.*", rows["wrong"]["summary"]
+    )
+    assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
+    assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
+    code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
+    assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
+
+
+def test_unfinished_suites_of_other_packages_break_no_listing(capsys, tmp_path, monkeypatch):
+    install(tmp_path, {"bye": "import sys\nsys.exit()\n"}, {"bye": "bye:SUITE"}, kind="suites")
+    monkeypatch.syspath_prepend(tmp_path)
+    for command in (["ls", "suites"], ["bench", "--help"]):
+        code, out, _ = run(capsys, *command)
+        assert code == 0 and "ablation" in out and "SystemExit" in out
 
 
 def test_dry_runs_write_nothing(capsys, tmp_path, shards):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plug_ins import METHOD, install
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
@@ -406,19 +407,18 @@ def test_every_option_is_described_and_strict():
 
 
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
-    (tmp_path / "their_method.py").write_text(
-        "from procap.methods.coop import CoOp\n"
-        "class Theirs(CoOp):\n    summary = 'their own method'\n"
-        "class NotAMethod:\n    pass\n"
-    )
-    (tmp_path / "half_written.py").write_text("class Theirs(\n")
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[procap.methods]\ntheirs = their_method:Theirs\nbroken = no_such_module:Theirs\n"
-        "odd = their_method:NotAMethod\nhalf = half_written:Theirs\nmaple = their_method:Theirs\n"
-    )
+    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__):\n    summary = 'x'\n"
+    modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
+    points = {
+        "theirs": "their_method:Theirs",
+        "broken": "no_such_module:Theirs",
+        "odd": "their_method:NotAMethod",
+        "half": "half_written:Theirs",
+        "exits": "exits:Theirs",
+        "bare": "their_method:Bare",
+        "maple": "their_method:Theirs",
+    }
+    install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
     method = build("theirs", tiny_clip, space)
     assert type(method).__name__ == "Theirs" and method.classifier()(pictures()).shape == (3, 5)
@@ -426,7 +426,9 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     reasons = {
         "broken": "cannot be loaded from no_such_module:Theirs: ModuleNotFoundError",
         "half": "cannot be loaded from half_written:Theirs: SyntaxError",
+        "exits": r"SystemExit: bye \(.*exits.py, line 2, <module>\)",
         "odd": "is not a subclass",
+        "bare": r"has no Options, no recipe\(\), no class_prompts\(\), no plans\(\)$",
     }
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):

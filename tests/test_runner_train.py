@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plug_ins import METHOD, install
 from safetensors.torch import load_file
 
 from procap.errors import UserError
@@ -83,6 +84,42 @@ def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     before = file.stat().st_mtime_ns
     assert train(config, runtime) == result
     assert file.stat().st_mtime_ns == before
+
+
+def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, runtime, tmp_path, monkeypatch):
+    """Other code is neither resumed nor evaluated nor shown as finished, and tables name it."""
+    from benchmarks.results.frame import load
+    from benchmarks.tables.notes import note_code
+
+    install(tmp_path, {"changed_method": METHOD}, {"theirs": "changed_method:Theirs"})
+    monkeypatch.syspath_prepend(tmp_path)
+    there = dataclasses.replace(runtime, results=tmp_path / "results")
+    config, half_done = plan("theirs"), plan("theirs", seed=2)
+    result = train(config, there)
+    assert result.method_source and (result.method_source.package, result.method_source.version) == ("theirs", "1.0")
+    evaluate(config, BASE, there)
+    train(half_done, there, until=1)
+    assert train(config, there) == result and note_code(load(there.results)) == []
+
+    install(
+        tmp_path, {"changed_method": f"{METHOD}    # another line"}, {"theirs": "changed_method:Theirs"}, version="2"
+    )
+    why = r"was trained by theirs 1.0 \(source .{16}\), and the code that is installed now is theirs 2 .*--force"
+    for again in (train, lambda *one: evaluate(one[0], BASE, one[1]), load_trained):
+        with pytest.raises(UserError, match=why):
+            again(config, there)
+    with pytest.raises(UserError, match=r"its source of theirs is .{16}, here it is .{16}; start over with --force"):
+        train(half_done, there)
+    [note] = note_code(load(there.results))
+    assert note.startswith("OTHER CODE: theirs was trained seed 1 by theirs 1.0") and "installed here: theirs 2" in note
+    renewed = train(config, there, force=True)
+    assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
+
+
+def test_runs_of_built_in_methods_and_older_files_have_no_source(finished):
+    _, result = finished
+    older = result.model_dump(by_alias=True, exclude={"method_source"})
+    assert result.method_source is None and TrainResult.model_validate(older) == result
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(1, True), (2, False)])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import note
 from procap.errors import UserError
+from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import own_device, resolve_device
@@ -42,9 +43,8 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            text = one_line(str(error))
             expected = isinstance(error, UserError | DataError | OSError)
-            self.reasons[name] = text if expected else f"internal error: {type(error).__name__}: {text}"
+            self.reasons[name] = one_line(str(error)) if expected else describe_unexpected(error)
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()

@@ -25,7 +25,7 @@ from benchmarks.cli.selection import (
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
-from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text
+from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ class SuiteGroup(TyperGroup):
         return suite_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        titles = {name: suite_named(name).title for name in suite_paths()}
         with formatter.section("Commands"):
-            formatter.write_dl([(ALL, "every suite of the paper, and the report"), *titles.items()])
+            formatter.write_dl([(ALL, "every suite of the paper, and the report"), *suite_titles().items()])
 
 
 app = typer.Typer(help="Run the experiments of the paper, by name.", cls=SuiteGroup, **PLAIN)

@@ -48,15 +48,15 @@ def ls(
 
 
 def _methods() -> Listing:
-    from procap.methods import method_class, method_specs
+    from procap.methods import METHODS, method_class, method_specs
+    from procap.methods.plugins import describe_unexpected
 
     rows: list[dict[str, Any]] = []
     shown = []
     for spec in method_specs():
         row: dict[str, Any] = {"name": spec.name, "summary": spec.summary, "recipe": None, "options": {}}
         text = "-"
-        # The summary of a plug-in that cannot be loaded contains the error.
-        with suppress(UsageError):
+        try:
             found = method_class(spec.name)
             recipe = found.recipe()
             row["recipe"] = recipe.model_dump(mode="json")
@@ -66,18 +66,29 @@ def _methods() -> Listing:
             }
             length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
             text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
+        except UsageError:
+            # The summary of a plug-in that cannot be loaded contains the error.
+            pass
+        except Exception as error:
+            if spec.name in METHODS:
+                raise
+            row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((spec.name, text, spec.summary))
+        shown.append((spec.name, text, row["summary"]))
     return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
 
 
 def _suites() -> Listing:
-    from benchmarks.suites import suite_named, suite_paths
+    from benchmarks.suites import suite_named, suite_titles
 
-    rows: list[dict[str, Any]] = [
-        {"name": suite.name, "title": suite.title, "methods": list(suite.methods), "seeds": list(suite.seeds)}
-        for suite in map(suite_named, suite_paths())
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, title in suite_titles().items():
+        row: dict[str, Any] = {"name": name, "title": title, "methods": [], "seeds": []}
+        # The title of a plug-in that cannot be used contains the error.
+        with suppress(UsageError):
+            suite = suite_named(name)
+            row |= {"name": suite.name, "methods": list(suite.methods), "seeds": list(suite.seeds)}
+        rows.append(row)
     shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
     return columns(("suite", "what it is", "methods", "seeds"), shown), rows
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import quote
+from benchmarks.console.output import note, quote
 from procap.errors import UsageError, unknown_name
 
 METHOD_GROUPS = ("all", "table1")
@@ -50,7 +50,10 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Parse methods; "all" is every installed method, "table1" those given. Raises UsageError for an unknown name."""
+    """Parse methods; "all" is every installed method that can be loaded, "table1" those given.
+
+    Raises UsageError for an unknown name, and for a plug-in that cannot be loaded.
+    """
     from procap.methods import METHODS, method_class, method_paths
 
     known = list(method_paths())
@@ -58,10 +61,15 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
     groups = dict(zip(METHOD_GROUPS, (known, list(table1)), strict=True))
     chosen = groups.get(text) or split_names(text)
-    for name in chosen:
-        # Methods of this program are known to work, and importing one imports torch.
-        if name not in METHODS:
+    # Methods of this program are known to work, and importing one imports torch.
+    for name in (name for name in [*chosen] if name not in METHODS):
+        try:
             method_class(name)
+        except UsageError as error:
+            if text not in METHOD_GROUPS:
+                raise
+            note(f"left out: {error}")
+            chosen.remove(name)
     return chosen
 
 

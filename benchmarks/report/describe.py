@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import STATES, StartedSuite
-from benchmarks.results.frame import TITLES
+from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.suites import SUITES
 from procap.weights.loading import canonical_name
@@ -49,7 +49,7 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
     facts = [
         ("Profile", f"{options.profile.name}{', quick' if options.quick else ''}"),
         ("Data sets", ", ".join(options.datasets)),
-        ("Methods", ", ".join(TITLES.get(name, name) for name in options.methods)),
+        ("Methods", ", ".join(title_method(name) for name in options.methods)),
         ("Seeds", ", ".join(map(str, options.seeds))),
     ]
     # Shots are listed with the classes trained on.
@@ -74,7 +74,7 @@ def describe_recipes(one: StartedSuite) -> list[str]:
         config, recipe = run.spec.config, run.spec.config.recipe
         if recipe.epochs:
             text = f"{recipe.optimizer} {recipe.lr:g}, {plural(recipe.epochs, 'epoch')}, batch {recipe.batch_size}"
-            texts.setdefault(TITLES.get(config.method, config.method), {})[text] = None
+            texts.setdefault(title_method(config.method), {})[text] = None
     return [f"{title}: {' / '.join(own)}" for title, own in texts.items()]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS
+from procap.methods import METHODS, method_look
 from runner.calibration import Calibration
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, RunFolder, TrainResult, find_runs
@@ -37,7 +37,12 @@ TITLES: Mapping[str, str] = {
     "mmlop": "MMLoP (after its text)",
     "procap": "ProCAP",
 }
-"""Methods as tables print them; a plug-in is printed under its own name."""
+"""The built-in methods as tables print them."""
+
+
+def title_method(name: str) -> str:
+    """Return the title of a method in tables and plots; a plug-in that gives none is printed under its name."""
+    return TITLES.get(name) or method_look(name)[0]
 
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
@@ -70,6 +75,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
         features              computed, cached or mixed: whether the image encoder ran in the evaluation
         imported              whether the weights were imported from a checkpoint of public code
+        source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
@@ -171,6 +177,7 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "fps_model": result.images_per_second_model or math.nan,
         "features": result.features,
         "imported": training.imported is not None,
+        "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
         "manifest": result.manifest_digest,
@@ -191,7 +198,7 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
     *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
-    *("limited", "evaluation", "fps", "fps_model", "features", "imported", "train_seconds", "losses"),
+    *("limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds", "losses"),
     *("manifest", "changed", "correct_bits", "wrong_images"),
 )
 
@@ -256,7 +263,7 @@ def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
     for _, method, settings in keys:
         varied = [one for one in settings if len(values[method if "." in one[0] else "", one[0]]) > 1]
         named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
-        titles.append(TITLES.get(method, method) + (f" ({named})" if named else ""))
+        titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.results.frame import TITLES
+from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import Profile, find_profile
 from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
@@ -56,7 +56,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return self.title or TITLES.get(self.method, self.method)
+        return self.title or title_method(self.method)
 
     @property
     def changed(self) -> bool:

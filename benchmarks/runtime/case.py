@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.results.frame import title_method
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import Summary, timed
@@ -123,7 +124,7 @@ class Case:
         return {
             "dataset": self.data.name,
             "method": self.name,
-            "title": METHOD_TITLES.get(self.name, self.name),
+            "title": METHOD_TITLES.get(self.name) or title_method(self.name),
             "mode": self.mode,
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),

@@ -11,17 +11,15 @@ import importlib
 import importlib.util
 import inspect
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from procap.errors import UsageError, unknown_name
+from procap.methods.plugins import SUITES_GROUP, find_plugins
 
 if TYPE_CHECKING:
     from benchmarks.suites.suite import Suite
-
-GROUP = "procap.suites"
 
 SUITES: dict[str, str] = {
     "base-to-novel": "benchmarks.suites.base_to_novel:SUITE",
@@ -48,8 +46,7 @@ ALL = "all"
 
 def suite_paths() -> dict[str, str]:
     """List name and `module:attribute` of every suite, ours first; a plug-in cannot replace one of ours."""
-    plugins = {point.name: point.value for point in entry_points(group=GROUP)}
-    return SUITES | {name: path for name, path in plugins.items() if name not in SUITES}
+    return SUITES | {name: point.value for name, point in find_plugins(SUITES_GROUP).items() if name not in SUITES}
 
 
 def suite_named(name: str) -> Suite:
@@ -63,6 +60,17 @@ def suite_named(name: str) -> Suite:
     if name not in SUITES and found.name in (*SUITES, ALL):
         raise UsageError(f"suite '{name}' is called '{found.name}' like one of ours, whose tables it would replace")
     return found if name == found.name else replace(found, typed=name)
+
+
+def suite_titles() -> dict[str, str]:
+    """List the title of every suite by name; for a plug-in that cannot be used, the reason."""
+    titles = {}
+    for name in suite_paths():
+        try:
+            titles[name] = suite_named(name).title
+        except UsageError as error:
+            titles[name] = str(error)
+    return titles
 
 
 def suite_text(name: str) -> str:
@@ -81,10 +89,12 @@ def _find_module(name: str) -> tuple[ModuleType, str]:
     module, _, attribute = paths[name].partition(":")
     try:
         return importlib.import_module(module), attribute
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
+        # The import of a plug-in may raise anything.
         if name in SUITES:
             raise
-        raise UsageError(f"suite '{name}' is a plug-in that cannot be loaded from {module}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"suite '{name}' is a plug-in that cannot be loaded from {module}: {why}") from error
 
 
 @functools.cache
@@ -96,6 +106,6 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{path} cannot be read as a suite: {type(error).__name__}: {error}") from error
     return module

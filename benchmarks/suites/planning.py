@@ -82,7 +82,7 @@ def read_state(
         settings = runtime.evaluation.of(config)
         results = {target: folder.evaluation(target, settings) for target in targets}
         current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
-        if training.files and _has_changed_file(config, training):
+        if training.changed_code(config) or (training.files and _has_changed_file(config, training)):
             # Not done: the training refuses it and says what to do.
             current = set()
         return RunState("finished", 1.0, [target for target in targets if target not in current])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from benchmarks.results.frame import TITLES
+from benchmarks.results.frame import title_method
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import sign_flip_p
@@ -190,7 +190,7 @@ def column_of(scores: pd.DataFrame, label: str, metric: str) -> pd.Series:
 def title_of(label: str) -> str:
     """Return a variant as a table prints it: its key if that is a text, else its method and key."""
     method, _, key = label.partition(" ")
-    return key if key and not key[0].isdigit() else f"{TITLES.get(method, method)} {key}".strip()
+    return key if key and not key[0].isdigit() else f"{title_method(method)} {key}".strip()
 
 
 def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:

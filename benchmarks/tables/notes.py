@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.frame import TITLES, describe_settings
+from benchmarks.results.frame import describe_settings, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
+from procap.methods import method_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ def note_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not any(options.values()):
         return []
     parts = [
-        f"{TITLES.get(method, method)} {', '.join(f'{name} {value}' for name, value in own.items())}"
+        f"{title_method(method)} {', '.join(f'{name} {value}' for name, value in own.items())}"
         for method, own in options.items()
         if own
     ]
@@ -108,7 +109,7 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str
     values: dict[str, dict[str, list[str]]] = {}
     for method, settings in variants:
         for name, value in settings.items():
-            values.setdefault(name, {}).setdefault(value, []).append(TITLES.get(method, method))
+            values.setdefault(name, {}).setdefault(value, []).append(title_method(method))
     shared = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
     parts = [f"backbone {shared['backbone']}"] if "backbone" in shared else []
     if shared.get("pretrained", "default") != "default":
@@ -136,16 +137,33 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
     """Describe runs that were imported, and targets whose images are not the same for all runs."""
     imported = frame[frame.imported].drop_duplicates("path")
     names = [
-        f"{TITLES.get(method, method)} on {dataset} ({'seeds' if len(runs) > 1 else 'seed'} "
+        f"{title_method(method)} on {dataset} ({'seeds' if len(runs) > 1 else 'seed'} "
         f"{', '.join(map(str, sorted(runs.seed.unique())))})"
         for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
     ]
     versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
-    return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + [
+    found = [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
+    return found + [
         f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
         for target, count in versions.items()
         if count > 1
     ]
+
+
+def note_code(frame: pd.DataFrame) -> list[str]:
+    """Describe runs of plug-in methods whose code differs between runs, or from what is installed now."""
+    found = []
+    for method, runs in frame[frame.source != ""].groupby("method", sort=False):
+        now = str(method_source(str(method)) or "")
+        sources = runs.groupby("source").seed.unique()
+        if len(sources) > 1 or (now and now != sources.index[0]):
+            parts = [
+                f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))} by {source}"
+                for source, seeds in sources.items()
+            ]
+            installed = f"; installed here: {now}" if now else ""
+            found.append(f"OTHER CODE: {title_method(str(method))} was trained {'; '.join(parts)}{installed}.")
+    return found
 
 
 def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, UserError, unknown_name
+from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugin_source
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from procap.clip import CLIP
     from procap.methods.method import Method
     from procap.text import LabelSpace
-
-GROUP = "procap.methods"
 
 METHODS: dict[str, str] = {
     "zeroshot": "procap.methods.zeroshot:ZeroShot",
@@ -76,8 +74,7 @@ class MethodSpec:
 
 def method_paths() -> dict[str, str]:
     """List name and `module:class` of every method, ours first; a plug-in never replaces one of our names."""
-    plugins = {point.name: point.value for point in entry_points(group=GROUP)}
-    return METHODS | {name: path for name, path in plugins.items() if name not in METHODS}
+    return METHODS | {name: point.value for name, point in find_plugins().items() if name not in METHODS}
 
 
 def method_class(name: str) -> type[Method]:
@@ -92,15 +89,42 @@ def method_class(name: str) -> type[Method]:
     module, _, attribute = paths[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
-        why = f"{type(error).__name__}: {error}"
-        raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        place = find_place(error).rpartition(" fails in ")[2]
+        raise UsageError(
+            f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}{place and f' ({place})'}"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
+    if name not in METHODS and (missing := found.missing_members()):
+        raise UsageError(f"method '{name}' is a plug-in whose class {paths[name]} has no {', no '.join(missing)}")
     return found
+
+
+def method_source(name: str) -> PlugInSource | None:
+    """Identify the installed code of a plug-in; None for a built-in method, and for one that is not installed."""
+    point = None if name in METHODS else find_plugins().get(name)
+    return plugin_source(point) if point else None
+
+
+def describe_change(name: str, recorded: PlugInSource | None) -> str:
+    """Describe how the code of method `name` differs from what trained a run; empty if it does not or is unknown."""
+    if recorded is None or (found := method_source(name)) is None or found.digest == recorded.digest:
+        return ""
+    return f"by {recorded}, and the code that is installed now is {found}"
+
+
+def method_look(name: str) -> tuple[str, str]:
+    """Return title and colour of a plug-in as tables and plots show them: its own, else its name and no colour."""
+    try:
+        found = method_class(name)
+    except UsageError:
+        return name, ""
+    return found.title or name, found.colour
 
 
 def method_specs() -> list[MethodSpec]:
@@ -108,7 +132,7 @@ def method_specs() -> list[MethodSpec]:
     specs = []
     for name, path in method_paths().items():
         try:
-            summary = method_class(name).summary
+            summary = method_class(name).summary or f"no summary: give {path} one"
         except UsageError as error:
             summary = str(error)
         specs.append(MethodSpec(name, path, summary))

@@ -62,6 +62,8 @@ class PublicLayout:
 class Method(nn.Module):
     """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
+    summary: one line for `procap ls methods`.
+    title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
     required_option: an option without a default that training needs.
@@ -69,7 +71,9 @@ class Method(nn.Module):
 
     Options: ClassVar[type[BaseModel]]
     required_option: ClassVar[str] = ""
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    colour: ClassVar[str] = ""
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
     class_ids: Tensor
@@ -92,6 +96,20 @@ class Method(nn.Module):
         self.register_buffer("class_slots", self._prompts.slots, persistent=False)
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
         self._constants: dict[str, Tensor] = {}
+
+    @classmethod
+    def missing_members(cls) -> list[str]:
+        """List what a subclass does not define and cannot do without."""
+
+        def defines(*names: str) -> bool:
+            return any(name in vars(kind) for kind in cls.__mro__[: cls.__mro__.index(Method)] for name in names)
+
+        needed = {"Options": defines("Options"), "recipe()": defines("recipe")}
+        needed["class_prompts()"] = defines("class_prompts")
+        # Loss and classifier are made of the plans, unless a method has its own of both.
+        replaced = defines("loss", "features") and defines("classifier", "_classifier")
+        needed["plans()"] = replaced or defines("plans")
+        return [name for name, is_there in needed.items() if not is_there]
 
     @property
     def clip(self) -> CLIP:

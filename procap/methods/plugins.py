@@ -1,0 +1,102 @@
+"""Find methods and suites of other packages, identify their code, and name the place of an error in it.
+
+Nothing here imports a plug-in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import traceback
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel, ConfigDict, Field
+
+METHODS_GROUP, SUITES_GROUP = "procap.methods", "procap.suites"
+
+
+class PlugInSource(BaseModel):
+    """The code of a plug-in: two runs with equal digests were trained by the same code of its package."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    package: str
+    version: str
+    digest: str = Field(description="16 hex digits of a SHA-256 of every Python file of the package")
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version} (source {self.digest})"
+
+
+def find_plugins(group: str = METHODS_GROUP) -> dict[str, EntryPoint]:
+    """Return the entry points of all installed packages in `group` by name."""
+    changed = [(path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.exists(path)]
+    return _find_plugins(group, tuple(changed))
+
+
+@functools.cache
+def _find_plugins(group: str, path: tuple[tuple[str, int], ...]) -> dict[str, EntryPoint]:
+    # Reading the entry points of all packages takes long, and tables need those of each run. Installing a package
+    # changes the time of a folder on the path.
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def source_roots(point: EntryPoint) -> list[Path]:
+    """List the modules (files) and packages (folders) of the distribution of a plug-in, without importing them."""
+    own = point.dist.read_text("top_level.txt") if point.dist else None
+    names = {point.module.partition(".")[0], *(own or "").split()}
+    roots = []
+    for name in sorted(names):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec and spec.submodule_search_locations:
+            roots += [Path(folder) for folder in spec.submodule_search_locations]
+        elif spec and spec.origin:
+            roots.append(Path(spec.origin))
+    return roots
+
+
+def plugin_source(point: EntryPoint) -> PlugInSource:
+    """Identify the code of a plug-in by its files as they are now."""
+    digest = hashlib.sha256()
+    for root in source_roots(point):
+        for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            name = file.relative_to(root.parent).as_posix()
+            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    package, version = (point.dist.name, point.dist.version) if point.dist else (point.module, "0")
+    return PlugInSource(package=package, version=version, digest=digest.hexdigest()[:16])
+
+
+def describe_unexpected(error: BaseException) -> str:
+    """Describe an error that is no user's: the plug-in, file and line that raised it, else an internal error."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{place}: {text}" if (place := find_place(error)) else f"internal error: {text}"
+
+
+def find_place(error: BaseException) -> str:
+    """Find the innermost frame of `error` in the code of a plug-in; empty if there is none."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    for kind, group in (("method", METHODS_GROUP), ("suite", SUITES_GROUP)):
+        points = [(point, source_roots(point)) for point in find_plugins(group).values()]
+        for frame, line in reversed(frames):
+            file = Path(frame.f_code.co_filename)
+            inside = [point for point, roots in points if any(root in (file, *file.parents) for root in roots)]
+            if inside:
+                names = " or ".join(point.name for point in _narrow(inside, frame))
+                return f"{kind} '{names}' (plug-in) fails in {file}, line {line}, {frame.f_code.co_name}"
+    return ""
+
+
+def _narrow(points: list[EntryPoint], frame: FrameType) -> list[EntryPoint]:
+    """Keep the plug-ins whose class the function of `frame` belongs to, if that is known."""
+    owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+    kind = owner if isinstance(owner, type) else type(owner)
+    named = {f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__}
+    return [point for point in points if point.value in named] or points

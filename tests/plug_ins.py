@@ -1,0 +1,31 @@
+"""Install packages with methods or suites of their own into a folder on the module path, as pip would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+METHOD = """
+from procap.methods.coop import CoOp
+
+class Theirs(CoOp):
+    summary = "their own method"
+"""
+
+
+def install(
+    folder: Path, modules: Mapping[str, str], points: Mapping[str, str], *, version: str = "1.0", kind: str = "methods"
+) -> None:
+    """Write `modules` (file name without suffix and text) and the package `theirs` that registers `points`."""
+    folder.mkdir(exist_ok=True)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    for old in folder.glob("theirs-*.dist-info"):
+        (old / "METADATA").unlink()
+        (old / "entry_points.txt").unlink()
+        old.rmdir()
+    info = folder / f"theirs-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: theirs\nVersion: {version}\n")
+    lines = [f"[procap.{kind}]", *(f"{name} = {path}" for name, path in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
