@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
 from benchmarks.results.published.tables import COMPONENTS
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions
+from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.settings import flags_of_options, list_cases, make_settings, run_config
 from benchmarks.suites import PAPER_SUITES, SUITES, suite_named
 from benchmarks.suites.planning import merge_runs, recorded_options
@@ -197,7 +198,7 @@ def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
 @pytest.mark.parametrize("inject", ["final", "final-all"])
 def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
     """Variants with a token set per layer have no last level and keep theirs."""
-    for name in SUITES:
+    for name in SUITES.keys() - {"mmlop-ladder"}:
         flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
         runs = plan_suite(suite_named(name), flags, RuntimeFlags(), tmp_path, several=True).runs
         options = [run.spec.config.options for run in runs if run.variant.method == "procap"]
@@ -322,6 +323,19 @@ def test_data_that_are_named_in_any_way_are_the_papers(tmp_path, monkeypatch):
     assert plan_suite(suite, SuiteFlags(), RuntimeFlags(), tmp_path).options.profile is PAPER
     assert plan_suite(suite, SuiteFlags(datasets="tiles,digits"), RuntimeFlags(), tmp_path).options.profile is MINI
     assert plan_suite(suite, SuiteFlags(profile="mini"), RuntimeFlags(), tmp_path).options.profile is MINI
+
+
+def test_every_rung_of_the_ladder_adds_one_part_to_mmlop():
+    suite = suite_named("mmlop-ladder")
+    options = suite.options(PAPER)
+    first, *others = [run.spec.config for run in suite.plan(options) if (run.dataset, run.seed) == ("dtd", 1)]
+    assert first.method == "ivlp" and (first.options["n_ctx"], first.options["vision_depth"]) == (4, 9)
+    assert {config.recipe for config in (first, *others)} == {first.recipe} and first.recipe.epochs == 30
+    changes = [
+        {name for name in one.options if one.options[name] != other.options[name]} for one, other in pairwise(others)
+    ]
+    assert changes == [{"text_weight", "image_weight", "logit_weight"}, {"drift_correction"}, {"shared_factor"}]
+    assert others[-1] == options.run(Variant("mmlop"), "dtd", 1, "base")
 
 
 def test_durations_are_parts_of_what_each_data_set_has():

@@ -34,10 +34,11 @@ SUITES: dict[str, str] = {
     "runtime": "benchmarks.runtime.suite:SUITE",
     "qualitative": "benchmarks.qualitative.suite:SUITE",
     "readings": "benchmarks.suites.readings:SUITE",
+    "mmlop-ladder": "benchmarks.suites.mmlop_ladder:SUITE",
 }
 """Our own suites in the order of the paper, as `module:attribute`, so that each is imported only when it is used."""
 
-PAPER_SUITES = tuple(name for name in SUITES if name != "readings")
+PAPER_SUITES = tuple(name for name in SUITES if name not in ("readings", "mmlop-ladder"))
 """The experiments that the paper has, which `procap bench all` runs."""
 
 ALL = "all"

@@ -89,17 +89,27 @@ def prompt_length_tables(suite: SuiteResults) -> list[Table]:
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
     """Make results by the number of epochs: on average, as in the paper, and for every data set."""
-    title, tables = suite.suite.heading, []
-    if len(suite.options.datasets) > 1:
-        rows = tuple(_rows(suite, AVERAGE, "training_duration", "epochs", alone=True))
-        notes = suite_notes(suite, note_average(suite), halves=True)
-        main = f"{title}, on average over {len(suite.options.datasets)} data sets"
-        tables = [Table(suite.name, main, ("Method", "Epochs"), HALVES, rows, notes, suite.in_paper)]
-    name = f"{suite.name}-datasets" if tables else suite.name
-    tables.append(_halves_table(suite, name, title, key="epochs", labels=(*LABELS, "Epochs")))
+    tables = _average_first(suite, ("Method", "Epochs"), "epochs")
     epochs = [variant.key["epochs"] for variant in suite.variants if variant.method == "procap"]
     longest = _procap_title(suite, {"epochs": max(epochs)}) if epochs else None
     return [*tables, *comparison_tables(suite, longest)]
+
+
+def ladder_tables(suite: SuiteResults) -> list[Table]:
+    """Make results of ever more parts of MMLoP: on average, as in its paper, and for every data set."""
+    return [*_average_first(suite, ("Variant",)), *comparison_tables(suite, list(suite.by_title)[-1])]
+
+
+def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") -> list[Table]:
+    """Make the averages if there are several data sets, beside the paper's, and the table of every data set."""
+    title, tables = suite.suite.heading, []
+    if len(suite.options.datasets) > 1:
+        rows = tuple(_rows(suite, AVERAGE, suite.suite.published, key, alone=True))
+        notes = suite_notes(suite, note_average(suite), halves=True)
+        main = f"{title}, on average over {len(suite.options.datasets)} data sets"
+        tables = [Table(suite.name, main, labels, HALVES, rows, notes, suite.in_paper)]
+    name = f"{suite.name}-datasets" if tables else suite.name
+    return [*tables, _halves_table(suite, name, title, key=key, labels=(LABELS[0], *labels))]
 
 
 def read_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str = "") -> Halves:
@@ -115,10 +125,11 @@ def printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed:
     if printed == "ablation":
         rows = [row for row in published.ablation() if row.variant == variant.key.get("variant")]
         return None, None, _ablation_hm(suite, rows[0], dataset) if rows else None
-    by_epochs = printed == "training_duration"
-    row = published.halves(variant.method, dataset, printed, variant.key.get("epochs", 0) if by_epochs else 0)
+    by_key = printed in ("training_duration", "mmlop_ladder")
+    key = variant.key if by_key else {}
+    row = published.halves(key.get("variant", variant.method), dataset, printed, key.get("epochs", 0))
     other_average = dataset == AVERAGE and not suite.covers_paper
-    if row is None or other_average or (variant.changed and not by_epochs):
+    if row is None or other_average or (variant.changed and not by_key):
         return None, None, None
     return row.base, row.novel, row.hm
 

@@ -1,0 +1,53 @@
+"""MMLoP's parts added one after the other, from IVLP: the test of an implementation that has no public code to equal.
+
+    procap bench mmlop-ladder --data DATA
+    procap table mmlop-ladder --check
+
+IVLP has MMLoP's tokens, depth and recipe here. "procap bench all" leaves this suite out: it is no experiment of the
+ProCAP paper.
+
+Cost: 11 data sets, five variants, three seeds: 165 runs, of which 33 are those of base-to-novel, and 330 evaluations.
+
+Published (in the paper of MMLoP): averages over the data sets, from HM 77.51 of IVLP to 79.70 of all parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Suite
+from benchmarks.tables.base_novel import ladder_tables
+
+NONE = {"text_weight": 0.0, "image_weight": 0.0, "logit_weight": 0.0}
+PARTS: dict[str, dict[str, Any]] = {
+    "+ low rank": {**NONE, "drift_correction": False, "shared_factor": False},
+    "+ consistency": {"drift_correction": False, "shared_factor": False},
+    "+ drift correction": {"shared_factor": False},
+    "+ shared factor": {},
+}
+"""Options of MMLoP without the parts that later rows add."""
+
+
+def ladder(options: SuiteOptions, method: str) -> list[Variant]:
+    """IVLP with MMLoP's tokens, depth and recipe, then MMLoP with ever more parts; any other method as it is."""
+    if method != "mmlop":
+        return [Variant(method, key={"variant": method})]
+    run = options.run(Variant(method), options.datasets[0], 1, "base")
+    tokens, depth = run.options["n_ctx"], run.options["depth"]
+    own = {"n_ctx": tokens, "vision_tokens": tokens, "depth": depth, "vision_depth": depth}
+    recipe = {name: getattr(run.recipe, name) for name in ("lr", "epochs", "batch_size")}
+    first = Variant("ivlp", "IVLP", {"variant": "IVLP"}, own, recipe)
+    return [first, *(Variant(method, title, {"variant": title}, changed) for title, changed in PARTS.items())]
+
+
+SUITE = Suite(
+    name="mmlop-ladder",
+    title="MMLoP's parts, one after the other",
+    methods=("mmlop",),
+    datasets={"mini": ("textures", "tiles", "petals", "shapes")},
+    variants=ladder,
+    tables=ladder_tables,
+    quick_seeds=(1,),
+    published="mmlop_ladder",
+)
