@@ -14,11 +14,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from shards.audit import CheckedImage, Reporter, check_source, find_duplicates, refuse
 from shards.builtin_sources import builtin_source
 from shards.errors import DataError, DataUsageError
 from shards.files import write_file
@@ -40,7 +41,7 @@ from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.shard_writer import ShardTask, pack_shard, read_finished
+from shards.shard_writer import ShardTask, finished_file, pack_shard, read_finished
 
 PackProgress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them, after each shard."""
@@ -69,12 +70,14 @@ def pack_source(
     per_shard: int = PER_SHARD,
     workers: int = 1,
     on_progress: PackProgress | None = None,
+    on_note: Reporter | None = None,
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
 
     Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
     stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
-    shards whose raw files have not changed. force: start again from the beginning.
+    shards whose raw files have not changed. force: start again from the beginning. on_note: called with notes of the
+    source and with duplicate images. Raises DataError when all images were read, for all problems together.
     """
     counts = {split: count for split, count in source.counts.items() if count}
     if source.name.startswith(".") or Path(source.name).name != source.name:
@@ -84,6 +87,13 @@ def pack_source(
     for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     refuse_packing(data_root)
+    if source.problems:
+        report = check_source(source, workers=workers, on_progress=on_progress)
+        if on_note:
+            list(map(on_note, report.notes))
+        refuse(source.name, report.problems, on_note)
+    if on_note:
+        list(map(on_note, source.notes))
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
     partial = folder.with_name(f".{source.name}.partial")
@@ -102,7 +112,7 @@ def pack_source(
                 hint = "move it away or choose another --data folder"
                 raise DataError(f"{folder} exists but holds no packed data set; {hint}")
             try:
-                manifest = _write(source, counts, partial, per_shard, workers, on_progress)
+                manifest = _write(source, counts, partial, per_shard, workers, on_progress, on_note)
                 _replace(partial / "set", folder)
             except BaseException:
                 if not any(partial.glob("finished/*/*.json")):
@@ -160,6 +170,7 @@ def _write(
     per_shard: int,
     workers: int,
     on_progress: PackProgress | None,
+    on_note: Reporter | None,
 ) -> Manifest:
     """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""
     images = sum(counts.values())
@@ -200,10 +211,15 @@ def _write(
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     processes = min(workers, len(ranges), images // per_shard)
     done = dict.fromkeys(counts, 0)
-    for (split, start, stop), _ in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
+    problems: list[str] = []
+    for (split, start, stop), broken in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
+        problems += broken
         done[split] += stop - start
         if on_progress:
             on_progress(split, done[split], counts[split])
+    if on_note:
+        list(map(on_note, find_duplicates(_checked_images(partial, counts, per_shard), source.classnames)))
+    refuse(source.name, problems, on_note)
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,
@@ -218,6 +234,16 @@ def _write(
         write_file(partial / "set" / file, text)
     write_file(partial / "set" / FILE, manifest.to_json())
     return manifest
+
+
+def _checked_images(partial: Path, counts: Mapping[str, int], per_shard: int) -> Iterator[CheckedImage]:
+    """Yield the images of all shards that are finished."""
+    for split, count in counts.items():
+        for number in range(-(-count // per_shard)):
+            if finished_file(partial, split, number).exists():
+                own = read_finished(partial, split, number)
+                for path, label, digest in zip(own.path, own.label, own.digest, strict=True):
+                    yield CheckedImage(split, path, label, digest)
 
 
 def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:

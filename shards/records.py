@@ -46,6 +46,7 @@ class Source:
     size: bytes of all images; None if it is not known before reading them.
     variant: how the set differs from a published one.
     resize: larger images are scaled to this shorter side, in pixels.
+    problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Source:
     size: int | None = None
     variant: str = ""
     resize: int | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from shards.audit import content_digest, unreadable
 from shards.errors import DataError
 from shards.files import file_sha256, replace_at_end, write_file
+from shards.images import ImageError, decode, shrink
 from shards.manifest import Shard
 from shards.records import ImageRecord, Part
 from shards.tar import image_offset, sample_key, tar_sample
@@ -31,6 +33,7 @@ class Finished(BaseModel):
     size: tuple[int, ...]
     label: tuple[int, ...]
     path: tuple[str, ...]
+    digest: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,24 @@ def read_finished(partial: Path, split: str, number: int) -> Finished:
     return Finished.model_validate_json(finished_file(partial, split, number).read_bytes())
 
 
-def pack_shard(task: ShardTask) -> None:
-    """Write a shard unless it is finished. Raises DataError for an image that is broken or cannot be read."""
+def pack_shard(task: ShardTask) -> list[str]:
+    """Write a shard unless it is finished, and return a problem for each image that does not decode.
+
+    A shard with problems is not finished. Raises DataError for a file that cannot be read.
+    """
     stamp = task.part.stamp()
     if _is_finished(task, stamp):
-        return
+        return []
     task.tar.parent.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
     # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
     with replace_at_end(task.tar) as temporary:
-        finished = _write(task, stamp, temporary)
-    write_file(finished_file(task.partial, task.split, task.number), finished.model_dump_json())
+        finished = _write(task, stamp, temporary, problems)
+    if problems:
+        task.tar.unlink()
+    else:
+        write_file(finished_file(task.partial, task.split, task.number), finished.model_dump_json())
+    return problems
 
 
 def _is_finished(task: ShardTask, stamp: str) -> bool:
@@ -84,47 +95,53 @@ def _is_finished(task: ShardTask, stamp: str) -> bool:
         return False
 
 
-def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
+def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Finished:
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
     where, wanted = f"'{task.dataset}' {task.split}", task.stop - task.start
     from_image = f"(from image {task.start} on)"
-    offsets, sizes, labels, paths = [], [], [], []
+    offsets, sizes, labels, paths, digests = [], [], [], [], []
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for number, record in enumerate(islice(task.part.records(), wanted + 1)):
             if number == wanted:
                 raise DataError(f"{where}: its source gave more images, its list says {wanted} {from_image}")
-            data, extension = _check_image(task, record)
+            labels.append(record.label)
+            paths.append(record.path)
+            try:
+                data, extension = _check_image(task, record)
+            except ImageError as error:
+                problems.append(unreadable(task.split, record.path, error))
+                continue
             try:
                 sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
             except ValueError as error:
                 raise DataError(f"{where}: {record.path!r} cannot be packed: {error}") from None
             offsets.append(image_offset(sample, extension, writer.tarstream.offset))
             sizes.append(len(data))
-            labels.append(record.label)
-            paths.append(record.path)
+            digests.append(content_digest(record.data))
             writer.write(sample)
     if len(paths) < wanted:
         raise DataError(f"{where}: its source gave {len(paths)} images, its list says {wanted} {from_image}")
     name = f"{task.split}/{task.number}.tar"
     shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(paths))
     return Finished(
-        stamp=stamp, shard=shard, offset=tuple(offsets), size=tuple(sizes), label=tuple(labels), path=tuple(paths)
+        stamp=stamp,
+        shard=shard,
+        offset=tuple(offsets),
+        size=tuple(sizes),
+        label=tuple(labels),
+        path=tuple(paths),
+        digest=tuple(digests),
     )
 
 
 def _check_image(task: ShardTask, record: ImageRecord) -> tuple[bytes, str]:
-    """Check image and label of a record and return the bytes to store, resized if the task does so."""
-    from shards.images import ImageError, decode, shrink
-
-    where = f"'{task.dataset}' {task.split}"
+    """Check image and label and return the bytes to store, resized if the task does so. Raises ImageError."""
     if not 0 <= record.label < task.classes:
+        where = f"'{task.dataset}' {task.split}"
         raise DataError(f"{where}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
-    try:
-        smaller = shrink(record.data, task.resize) if task.resize else None
-        if smaller is None:
-            decode(record.data)
-    except ImageError as error:
-        raise DataError(f"{where}: {record.path} is not a readable image ({error}); replace it") from None
+    smaller = shrink(record.data, task.resize) if task.resize else None
+    if smaller is None:
+        decode(record.data)
     return smaller or (record.data, record.extension)

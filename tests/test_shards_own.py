@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from clip_benchmark_shards import layout
 
 from benchmarks.cli import main
 from shards.errors import DataError
 from shards.fewshot import load_few_shot
 from shards.pack import pack_source
+from shards.raw.description import Description
 from shards.raw.user_dataset import user_source
 from shards.reader import ShardSet, open_dataset
 from shards.records import Source, png
@@ -280,8 +282,8 @@ def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
     says = "split" in text or (extension == "json" and ("{" in text[:1] or "test" in text))
     file = sheet(tmp_path, f"table: birds.{extension}\n" + ("" if says else "split: test\n"))
     with pytest.raises(DataError, match=words) as caught:
-        user_source(file)
-    assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
+        pack_source(user_source(file), tmp_path / "data")
+    assert str(caught.value).startswith((str(file), "'my-birds' ")) and "\n" not in str(caught.value)
 
 
 def test_numeric_labels_must_fit_the_listed_classes(tmp_path):
@@ -310,7 +312,7 @@ def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
     [
         ("empty class", r"images/emu holds no image"),
         ("few images", r"class 'emu' has 2 images, too few for train, val, test"),
-        ("stray file", r"holds 'Ara/notes\.txt', no image of a known kind"),
+        ("stray file", r"holds 'Ara/photo\.heic', no image of a known kind"),
         ("nested folder", r"holds 'Ara/more', no image"),
         ("another part", r"holds test with classes inside and also .*'Ara'"),
         ("no test part", r"there are no test images"),
@@ -331,13 +333,13 @@ def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, trouble, words)
     elif trouble == "few images":
         put_classes(images, ("emu",), each=2)
     elif trouble == "stray file":
-        (images / "Ara" / "notes.txt").write_text("")
+        (images / "Ara" / "photo.heic").write_text("")
     elif trouble == "nested folder":
         put(images / "Ara" / "more" / "1.png")
     elif trouble == "another part":
         put_classes(images / "test")
     with pytest.raises(DataError, match=words) as caught:
-        user_source(sheet(tmp_path, text))
+        pack_source(user_source(sheet(tmp_path, text)), tmp_path / "data")
     assert "\n" not in str(caught.value)
 
 
@@ -349,3 +351,139 @@ def test_a_file_that_is_no_sheet_is_refused(tmp_path, content):
         user_source(file)
     with pytest.raises(DataError, match="cannot be read"):
         user_source(tmp_path / "nowhere.yaml")
+
+
+def put_dirt(images: Path) -> None:
+    """Put files of operating systems, notes, a hidden image, equal images and broken ones among class folders."""
+    for file in ("Thumbs.db", "notes.txt", "Ara/Thumbs.db", "Ara/notes.txt", ".DS_Store", "Ara/._00.png"):
+        (images / file).write_bytes(b"x")
+    put(images / "loose.png")
+    for name in ("bee_eater/copy.png", "Ara/copy.png"):
+        (images / name).write_bytes((images / "Ara" / "00.png").read_bytes())
+
+
+def pack(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["data", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted(tmp_path, capsys):
+    images, at = tmp_path / "My Birds", ("--data", tmp_path / "data", "--workers", "1")
+    put_classes(images)
+    put_dirt(images)
+    code, out, err = pack(capsys, "pack", images, "--dry-run", *at)
+    assert code == 0 and "my-birds" in out and "22/8/12" in out and not (tmp_path / "My Birds.yaml").exists()
+    code, out, err = pack(capsys, "pack", images, *at)
+    assert code == 0, err
+    assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)
+    for words in (
+        "left out: 4 files that are no images ('Ara/Thumbs.db', 'Ara/notes.txt', 'Thumbs.db' and 1 more)",
+        "left out: 1 hidden image ('Ara/._00.png')",
+        "left out: 1 image beside the class folders ('loose.png')",
+        "1 image has copies of another class: ",
+    ):
+        assert f"procap: note: {words}" in err
+    written = tmp_path / "My Birds.yaml"
+    assert open_dataset(tmp_path / "data", "my-birds").manifest.source == user_source(written).origin
+    written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
+    assert pack(capsys, "pack", images, *at)[0] == 0, "an existing YAML file is read, not written over"
+    assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
+    written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
+    code, _, err = pack(capsys, "pack", images, *at)
+    assert code == 2 and f"{written} is there already and describes other images" in err
+
+
+@pytest.mark.parametrize(
+    ("layout", "keys"),
+    [
+        (
+            "images/deep/{c}",
+            {"folder": "birds/images/deep", "split": {"train": 0.5, "val": 0.2, "test": 0.3, "seed": 1}},
+        ),
+        ("{s:train,val,test}/{c}", {"folder": "birds"}),
+        ("{s:Training,valid,test}/{c}", {"splits": {"train": "Training", "val": "valid", "test": "test"}}),
+        ("x/{s:train,val}/{c}", {"folder": "birds/x", "splits": {"train": "train", "test": "val"}}),
+        ("{c}: few", {"split": {"train": 0.5, "test": 0.5, "seed": 1}}),
+        ("table", {"table": "birds/labels.csv", "images": "birds/pictures"}),
+        ("table with splits", {"table": "birds/labels.csv", "images": "birds/pictures"}),
+    ],
+)
+def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
+    root = tmp_path / "birds"
+    if layout.startswith("table"):
+        put_classes(root / "pictures")
+        lines = [(f"{name}/{i:02d}.png", name, ("train", "test")[i % 2]) for name in CLASSES for i in range(EACH)]
+        columns = 3 if "splits" in layout else 2
+        with (root / "labels.csv").open("w") as file:
+            csv.writer(file).writerows([("path", "label", "split")[:columns], *(line[:columns] for line in lines)])
+    else:
+        place, _, few = layout.partition(": few")
+        splits = re.findall(r"{s:(.*?)}", place)
+        for split in splits[0].split(",") if splits else [""]:
+            folder = re.sub(r"{s:.*?}", split, place.removesuffix("{c}"))
+            put_classes(root / folder, each=2 if few or layout.endswith("few") else EACH)
+    code, _, err = pack(capsys, "pack", root, "--data", tmp_path / "data", "--workers", "1")
+    assert code == 0, err
+    written = yaml.safe_load((tmp_path / "birds.yaml").read_text())
+    assert {key: written[key] for key in keys} == keys
+    assert ("split" in written) == (layout not in ("table with splits",) and "{s:" not in layout)
+    assert set(open_dataset(tmp_path / "data", "birds").manifest.splits) >= {"train", "test"}
+
+
+@pytest.mark.parametrize("command", ["pack", "check"])
+def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
+    images = tmp_path / "birds"
+    put_classes(images)
+    put_classes(images, ("coal_tit", "Zebra fnch"), each=1)
+    (images / "emu").mkdir()
+    (images / "Ara" / "cut.png").write_bytes((images / "Ara" / "00.png").read_bytes()[:40])
+    (images / "Ara" / "page.jpg").write_text("<html>")
+    code, _, err = pack(
+        capsys, command, f"{images}/", "--workers", "1", *(("--data", tmp_path / "data") * (command == "pack"))
+    )
+    assert code == 1 and not (tmp_path / "data" / "birds").exists()
+    for words in (
+        "birds/emu holds no image: remove the folder",
+        "split: class 'coal_tit' has 1 image, too few for train, val, test",
+        "split: class 'Zebra fnch' has 1 image",
+        "Ara/cut.png is not a readable image",
+        "Ara/page.jpg is not a readable image",
+    ):
+        assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
+    assert "note: class 'Zebra fnch' (1) may be a misspelling of 'Zebra finch' (10 images)" in err
+    assert re.search("note: classes 'coal.tit' and 'coal.tit' differ in case, blanks or dashes alone", err)
+    assert "classes are unequal: 1 (" in err and "2 classes have 1 image" in err
+
+
+def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys):
+    for split in ("train", "test"):
+        put_classes(tmp_path / "birds" / split, each=2)
+    put(tmp_path / "birds" / "test" / "Ara" / "02.png", (77, 7, 7))
+    code, _, err = pack(capsys, "pack", tmp_path / "birds", "--data", tmp_path / "data", "--workers", "1")
+    assert code == 0
+    assert "procap: warning: 8 test images are in train too, byte for byte (test/Ara/00.png = train/Ara/00.png" in err
+
+
+def test_a_nested_folder_and_wrong_labels_of_a_table_are_named(tmp_path):
+    put_classes(tmp_path / "images" / "deep" / "more", each=2)
+    with pytest.raises(DataError, match=r"did you mean folder: images/deep/more\?"):
+        user_source(sheet(tmp_path, IN_FOLDERS))
+    put_classes(tmp_path / "pictures")
+    lines = [
+        (f"{name}/{i:02d}.png", "coal tit" if (name, i) == ("Ara", 3) else name) for name in CLASSES for i in range(9)
+    ]
+    put_table(tmp_path, lines, ("path", "label"))
+    notes = user_source(sheet(tmp_path, f"table: birds.csv\nimages: pictures\n{RULE}")).notes
+    assert "1 label differs from the folder of the image: 'Ara/03.png is coal tit'" in notes
+    assert any(
+        note.startswith("left out: 4 images that the table does not list ('Zebra finch/09.png'") for note in notes
+    )
+
+
+def test_the_data_page_lists_every_key_of_the_yaml_file():
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    described = dict(re.findall(r"^\| `([a-z.]+)` +\| (.*?) +\|$", page, re.MULTILINE))
+    keys = {name: field.description for name, field in Description.model_fields.items()}
+    assert {name: text for name, text in described.items() if name in keys} == keys

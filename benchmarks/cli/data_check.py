@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import raw_sets
+from benchmarks.cli.data_sources import is_own, raw_sets, report_note, wanted_sets
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, flag, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
+from procap.errors import UsageError
 from runner.environment import available_cores
 from shards.catalogue import CATALOGUE, find
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
-from shards.resolve import base_name, packed_names, resolve_dataset
+from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
 
 if TYPE_CHECKING:
     from shards.raw.check import RawReport
@@ -35,22 +36,55 @@ app = typer.Typer(**PLAIN)
         "procap data check shapes --data demo/data",
         "procap data check --raw /datasets",
         "procap data check oxford-pets --raw /datasets --no-decode",
+        "procap data check ./birds",
     )
 )
 @flat
 def check(
     output: OutputFlags,
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="data sets [default: all]")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="data sets, ./FOLDER or YAML file [default: all]")
+    ] = None,
     data: Data = "",
     raw: Annotated[Path | None, flag("FOLDER", "check raw folders below this one instead of shards")] = None,
     no_decode: Annotated[bool, typer.Option("--no-decode", help="raw: do not open every image")] = False,
     workers: Workers = None,
 ) -> int:
-    """Check packed shards (hashes, every image), or raw folders against the published lists."""
+    """Check packed shards (hashes, every image), raw folders against the published lists, or your images.
+
+    A folder or YAML file of your images is read as a whole without packing it, and all findings are listed at once.
+    """
+    if own := [name for name in names or () if is_own(name) and not is_packed(data_root(data), name)]:
+        if raw or len(own) < len(names or ()):
+            raise UsageError("check own images alone, without --raw and names of data sets")
+        return _check_own(own, workers or available_cores(), output)
     given = split_names(",".join(names or ())) or ["all"]
     if raw:
         return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or available_cores(), output)
     return _check_packed(given, data_root(data), workers or available_cores(), output)
+
+
+def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
+    """Check images that a folder or YAML file names, without packing them."""
+    from shards.audit import check_source
+
+    problems: dict[str, list[str]] = {}
+    rows: list[tuple[object, ...]] = []
+    notes: list[str] = []
+    for one in wanted_sets(names, PackFlags(), data_root(""), write=False):
+        source = one.source()
+        with parts_progress(f"checking {one.name}", source.counts) as progress:
+            report = check_source(source, workers=workers, on_progress=progress)
+        problems[one.name] = [*report.problems]
+        verdict = plural(len(report.problems), "problem") if report.problems else "ok"
+        rows.append((one.name, len(source.classnames), sum(source.counts.values()), len(report.notes), verdict))
+        notes += [*report.notes, *(f"problem: {problem}" for problem in report.problems)]
+    show(columns(("data set", "classes", "images", "notes", "verdict"), rows))
+    for text in notes:
+        report_note(text)
+    if output.json:
+        show_json({"ok": not any(problems.values()), "problems": problems, "notes": notes})
+    return 1 if any(problems.values()) else 0
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:

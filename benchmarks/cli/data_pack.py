@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from benchmarks.cli.data_sources import DatasetToPack, raw_sets, wanted_sets
+from benchmarks.cli.data_sources import DatasetToPack, raw_sets, report_note, wanted_sets
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, flag, flat
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
@@ -18,13 +19,16 @@ from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote,
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.environment import available_cores
+from shards.audit import refuse
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import refuse_packing
+from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
 
 SPLITS = ("train", "val", "test")
+CLASSES_SHOWN = 40
 
 app = typer.Typer(**PLAIN)
 
@@ -35,6 +39,7 @@ app = typer.Typer(**PLAIN)
         "procap data pack caltech101 dtd eurosat --raw /datasets",
         "procap data pack all --raw /datasets --data /scratch/shards",
         "procap data pack sun397 --raw /datasets --resize 256",
+        "procap data pack birds",
         "procap data pack my-birds.yaml",
         "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
     )
@@ -45,19 +50,21 @@ def pack(
     mode: ModeFlags,
     output: OutputFlags,
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
+        list[str],
+        typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper, world"),
     ],
     data: Annotated[str, flag("FOLDER", "where the shards go")] = "",
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
 
-    Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
+    Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read. For
+    a folder of your images a YAML file is guessed and written beside it; all findings are listed at once.
     """
     from shards.raw.tars import remove_downloads
 
     root = _local_root(data, packing)
-    wanted = wanted_sets(names, packing, root)
+    wanted = wanted_sets(names, packing, root, write=not mode.dry_run)
     if mode.dry_run:
         return _show_plan(wanted, root, output)
     packed: dict[str, Manifest] = {}
@@ -67,7 +74,13 @@ def pack(
             there = None if mode.force else one.packed_in(root)
             if there:
                 note(f"{one.name} is there already from the same published shards; --force fetches them again")
-            manifest = there or pack_one(one.source(), root, force=mode.force, workers=workers or available_cores())
+            manifest = there or pack_one(
+                one.source(),
+                root,
+                force=mode.force,
+                workers=workers or available_cores(),
+                on_note=report_note if one.is_own else None,
+            )
             packed[one.name] = manifest
             remove_downloads(one.shards, cache_home())
             if one.caution:
@@ -77,6 +90,9 @@ def pack(
                 raise
             failed[one.name] = str(error)
             note(f"procap: error: {one_line(str(error))}")
+    for one in wanted:
+        if one.is_own and one.name in packed:
+            show(format_classes(open_dataset(root, one.name)) + "\n")
     rows = []
     for name, manifest in packed.items():
         splits = manifest.splits.values()
@@ -93,6 +109,20 @@ def pack(
     return 0 if not failed else SOME_FAILED if packed else 1
 
 
+def format_classes(shards: ShardSet) -> str:
+    """Format the images of each class and split, of the first classes of many."""
+    counts = {
+        split: np.bincount(shards.labels(split), minlength=len(shards.classnames)) for split in shards.manifest.splits
+    }
+    rows: list[tuple[object, ...]] = [
+        (name, *(int(count[label]) for count in counts.values()))
+        for label, name in enumerate(shards.classnames[:CLASSES_SHOWN])
+    ]
+    if more := len(shards.classnames) - CLASSES_SHOWN:
+        rows += [(f"and {more} more", *("" for _ in counts))] if more > 0 else []
+    return columns(("class", *counts), rows)
+
+
 def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:
     states = data_states((one.name for one in wanted), root)
     rows, failed = [], {}
@@ -102,6 +132,9 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             # Reading the list of a remote source would download it.
             if not one.remote:
                 source = one.source()
+                for text in source.notes:
+                    report_note(text)
+                refuse(one.name, source.problems, report_note)
                 counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in SPLITS)
                 size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
             state = states[one.name] if is_packed(root, one.name) else state

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quote
@@ -17,6 +19,7 @@ from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find
 from shards.dataset import Dataset
 from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
+from shards.files import write_file
 from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.records import Source
@@ -40,6 +43,11 @@ class DatasetToPack:
     caution: str = ""
 
     @property
+    def is_own(self) -> bool:
+        """Whether the images are the user's own, described by a YAML file."""
+        return bool(self.location) and self.location != self.shards
+
+    @property
     def remote(self) -> bool:
         """Whether reading the list of images downloads them all."""
         return is_url(self.shards) and local_path(self.shards) is None
@@ -61,13 +69,18 @@ class DatasetToPack:
         return None
 
 
-def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
-    """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped."""
+def wanted_sets(
+    names: Iterable[str], packing: PackFlags, data_root: Path, *, write: bool = True
+) -> list[DatasetToPack]:
+    """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
+
+    Duplicates are dropped. write: write the YAML file of a folder that has none.
+    """
     wanted: dict[str, DatasetToPack] = {}
-    for name in split_names(",".join(names)):
+    for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
         if packing.shards and name in GROUPS:
             raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
-        for one in _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]:
+        for one in _resolve(name, packing, data_root, write=write):
             if wanted.setdefault(one.name, one).location != one.location:
                 raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
@@ -103,9 +116,51 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
     return [*(_folder(dataset, packing) for dataset in there), *(drawn if name == "all" else ())]
 
 
+def is_own_folder(name: str) -> bool:
+    """Whether a name is a folder of images; a folder called like a data set is written as `./name`."""
+    if not Path(name).expanduser().is_dir():
+        return False
+    try:
+        return os.sep in name or name in (".", "..") or not (name in GROUPS or find(name))
+    except DataUsageError:
+        return True
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is a folder of images or the YAML file of one."""
+    return is_own_folder(name) or name.lower().endswith((".yaml", ".yml"))
+
+
+def report_note(text: str) -> None:
+    """Print a note on a user's images, a warning or a problem."""
+    note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
+
+
+def _resolve(name: str, packing: PackFlags, data_root: Path, *, write: bool) -> list[DatasetToPack]:
+    if is_own_folder(name):
+        return [_guessed(Path(name).expanduser(), packing, write=write)]
+    return _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]
+
+
+def _guessed(folder: Path, packing: PackFlags, *, write: bool) -> DatasetToPack:
+    """Take a folder by the YAML file beside it, which is guessed and written if there is none."""
+    from shards.raw.guess import find_description
+
+    file, text = find_description(folder)
+    if not text:
+        note(f"{file} describes {folder}")
+    elif write:
+        write_file(file, text)
+        note(f"wrote {file}:\n{indent(text.rstrip(), '  ')}")
+        text = ""
+    else:
+        note(f"{file} would be:\n{indent(text.rstrip(), '  ')}")
+    return described(file, packing, text)
+
+
 def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
     if name.lower().endswith((".yaml", ".yml")):
-        return _described(Path(name).expanduser(), packing)
+        return described(Path(name).expanduser(), packing)
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
@@ -122,16 +177,17 @@ def _drawn(dataset: Dataset) -> DatasetToPack:
     return DatasetToPack(dataset.name, lambda: builtin_source(dataset))
 
 
-def _described(file: Path, packing: PackFlags) -> DatasetToPack:
-    from shards.raw.description import read_description
+def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
+    """Take the data set of a YAML file, or of its `text` if it is not written."""
+    from shards.raw.description import parse_description, read_description
     from shards.raw.user_dataset import user_source
 
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
-    if not file.is_file():
-        raise UsageError(f"there is no file {file}; name the YAML file of a data set")
-    own = read_description(file)
-    source = partial(user_source, file, cache_home())
+    if not text and not file.is_file():
+        raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
+    own = parse_description(text, file) if text else read_description(file)
+    source = partial(user_source, file, cache_home(), text)
     return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "")
 
 

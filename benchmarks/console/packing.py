@@ -51,13 +51,19 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
 
 
 def pack_one(
-    source: Source, data_root: Path, *, force: bool = False, workers: int = 1, quiet: bool = False
+    source: Source,
+    data_root: Path,
+    *,
+    force: bool = False,
+    workers: int = 1,
+    quiet: bool = False,
+    on_note: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Pack one data set under a progress bar."""
     from shards.pack import pack_source
 
     with parts_progress(f"packing {source.name}", source.counts, quiet=quiet) as progress:
-        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress)
+        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress, on_note=on_note)
 
 
 @contextmanager

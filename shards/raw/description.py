@@ -53,25 +53,33 @@ class Description(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: StrictStr
-    template: StrictStr
-    templates: tuple[StrictStr, ...] = ()
-    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = None
-    folder: StrictStr | None = None
-    table: StrictStr | None = None
-    images: StrictStr | None = None
-    shards: StrictStr | None = None
-    splits: dict[SplitName, StrictStr] | None = None
-    split: SplitRule | Literal["test"] | None = None
+    name: StrictStr = Field(description="of the data set: small letters, digits, `-` and `.`")
+    template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
+    templates: tuple[StrictStr, ...] = Field(
+        default=(), description="more class prompts, see below [default: the template without its full stop]"
+    )
+    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
+        default=None, description="a list: the order of the labels; a mapping: class names of folders or labels"
+    )
+    folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
+    table: StrictStr | None = Field(default=None, description="instead: a CSV or JSON file of path, label and split")
+    images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
+    shards: StrictStr | None = Field(default=None, description="instead: a folder or URL of WebDataset tars")
+    splits: dict[SplitName, StrictStr] | None = Field(
+        default=None, description="the folder of each split, `{train: training, test: valid}`, if not `train` etc."
+    )
+    split: SplitRule | Literal["test"] | None = Field(
+        default=None, description="a random split by fractions and `seed`, or `test`: all images are for testing"
+    )
 
     @model_validator(mode="after")
     def _check_keys(self) -> Description:
         given = [kind for kind in ("folder", "table", "shards") if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of folder, table and shards, not {' and '.join(given) or 'none of them'}")
-        for key, kind in (("images", "table"), ("splits", "shards")):
-            if getattr(self, key) is not None and given != [kind]:
-                raise ValueError(f"{key} goes with {kind}, not with {given[0]}")
+        for key, kinds in (("images", ("table",)), ("splits", ("folder", "shards"))):
+            if getattr(self, key) is not None and given[0] not in kinds:
+                raise ValueError(f"{key} goes with {' and '.join(kinds)}, not with {given[0]}")
         if self.shards and (self.split or isinstance(self.classes, dict)):
             raise ValueError("shards define their own split and labels: leave out split, list the classes")
         return self
@@ -120,14 +128,23 @@ def read_description(file: Path) -> Description:
     try:
         if file.stat().st_size > SIZE_LIMIT:
             raise DataError(f"{file} is larger than the description of a data set ({SIZE_LIMIT // 1024} KB)")
-        content = yaml.load(file.read_text(encoding="utf-8-sig"), _Loader)  # a SafeLoader
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
+    except ValueError as error:
+        raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
+    return parse_description(text, file)
+
+
+def parse_description(text: str, file: Path) -> Description:
+    """Parse the content of the YAML file of a user's data set, as `read_description` does."""
+    try:
+        content = yaml.load(text, _Loader)  # a SafeLoader
         if not isinstance(content, dict):
             raise DataError(f"{file} holds no keys like name: and folder:")
         return Description.model_validate(content)
     except ValidationError as error:
         raise DataError(f"{file}: {_first_mistake(error)}") from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise DataError(f"{file}{line}: {error.problem or 'it is no YAML'}") from None

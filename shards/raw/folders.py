@@ -131,11 +131,11 @@ def unsafe_path(path: str) -> str:
     return ""
 
 
-def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file" or "other", without hidden entries; links are followed."""
+def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:
+    """Map the sorted names in a folder to "folder", "file" or "other"; links are followed. hidden: also those names."""
     try:
         with os.scandir(folder) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
+            entries = [entry for entry in found if hidden or not entry.name.startswith(".")]
             return {entry.name: _kind(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
     except OSError as error:
         what = f"{folder} cannot be read ({error.strerror or error})"
@@ -161,12 +161,17 @@ def scan_class_folders(root: Path, labels: Mapping[str, int], prefix: str = "") 
     for name, label in sorted(labels.items(), key=lambda item: item[1]):
         for file, kind in list_folder(root / prefix / name).items():
             path = f"{prefix}{name}/{file}"
-            stem, _, extension = file.rpartition(".")
-            if kind == "file" and stem and extension.lower() in IMAGE_EXTENSIONS and not unsafe_path(file):
+            if kind == "file" and is_image_name(file) and not unsafe_path(file):
                 images.append((path, label))
             else:
                 strays.append(path)
     return images, strays
+
+
+def is_image_name(file: str) -> bool:
+    """Whether a file name has the extension of a kind of image that is read."""
+    stem, _, extension = file.rpartition(".")
+    return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
 
 
 def missing_files(root: Path, paths: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from shards.errors import DataError
 from shards.raw.classnames import published_classnames
@@ -59,16 +60,21 @@ def split_classes(
     for path, label in images:
         by_class.setdefault(label, []).append(path)
     splits: dict[str, Images] = {split: [] for split in fractions}
-    last = [*fractions][-1]
     for label in (*by_class, *(label for label in range(len(classnames)) if label not in by_class)):
         paths = by_class.get(label, [])
+        if not (sizes := split_sizes(len(paths), fractions)):
+            has = f"class {classnames[label]!r} has {len(paths)} image{'s' * (len(paths) != 1)}"
+            raise DataError(f"{has}, too few for {', '.join(fractions)}: add images")
         draw.shuffle(paths)
-        start = 0
-        for split, fraction in fractions.items():
-            stop = len(paths) if split == last else start + round(fraction * len(paths))
-            if stop <= start:
-                has = f"class {classnames[label]!r} has {len(paths)} image{'s' * (len(paths) != 1)}"
-                raise DataError(f"{has}, too few for {', '.join(fractions)}: add images")
-            splits[split] += [(path, label) for path in paths[start:stop]]
-            start = stop
+        rest = iter(paths)
+        for split, size in sizes.items():
+            splits[split] += [(path, label) for path in islice(rest, size)]
     return splits
+
+
+def split_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
+    """Divide `count` images by `fractions`, of which the last takes the rest; empty if one of them would get none."""
+    sizes = {split: round(fraction * count) for split, fraction in fractions.items()}
+    last = [*fractions][-1]
+    sizes[last] = count - sum(size for split, size in sizes.items() if split != last)
+    return sizes if min(sizes.values()) > 0 else {}

@@ -8,49 +8,42 @@ the disk and in tables are untrusted; paths must stay inside the folder of the i
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import io
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shards.errors import DataError
 from shards.manifest import unfit_texts
-from shards.raw.description import Description, read_description
+from shards.raw.class_folders import Found, Item, scan_folders
+from shards.raw.class_notes import compare_table, describe_classes
+from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import (
     Images,
     Listing,
     file_sizes,
     first_few,
     missing_files,
-    scan_class_folders,
-    subfolders,
     unsafe_path,
 )
 from shards.raw.lists import SPLITS, parse_split_lists
-from shards.raw.random_split import split_classes
+from shards.raw.random_split import split_classes, split_sizes
 from shards.records import Source
 
 COLUMNS = ("path", "label", "split")
 
 
-@dataclass(frozen=True)
-class Item:
-    """One image: its path, its label as the data give it (text or number), and split and class name if given."""
+def user_source(file: Path, cache: Path | None = None, text: str = "") -> Source:
+    """Make a source of the data set that a YAML file describes; shards from a URL are kept in `cache` until packed.
 
-    path: str
-    label: str | int
-    split: str = ""
-    classname: str = ""
-
-
-def user_source(file: Path, cache: Path | None = None) -> Source:
-    """Make a source of the data set that a YAML file describes; shards from a URL are kept in `cache` until packed."""
-    description = read_description(file)
+    text: the content of a file that is not written yet. What is wrong in single images or classes are its `problems`.
+    """
+    description = parse_description(text, file) if text else read_description(file)
     try:
         if description.shards is not None:
             return _shard_source(file, description, cache or file.parent)
@@ -87,13 +80,17 @@ def _image_source(file: Path, description: Description) -> Source:
         if missing := missing_files(root, [item.path for item in items]):
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
             raise DataError(f"{what}: {first_few(missing)}")
+        found = Found(items, notes=compare_table(root, items))
     else:
         root, kind = _resolve(file, description.folder or ""), "folders"
-        items = scan_folders(root)
+        found = scan_folders(root, dict((description.splits or {}).items()), description.folder or "")
+    items = found.items
     names, labels = _number_classes(description, items)
     if kind == "folders":
         items.sort(key=lambda item: labels[item.label])
-    listing = Listing(root, names, _assign_splits(description, items, names, labels), f"own {kind}", scanned=True)
+    splits, problems = _assign_splits(description, items, names, labels)
+    listing = Listing(root, names, splits, f"own {kind}", scanned=True)
+    counts = Counter(names[labels[item.label]] for item in items)
     sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
@@ -106,42 +103,13 @@ def _image_source(file: Path, description: Description) -> Source:
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),
+        problems=(*found.problems, *problems),
+        notes=(*found.notes, *describe_classes(counts)),
     )
 
 
 def _resolve(file: Path, path: str) -> Path:
     return file.parent / os.path.expanduser(path)
-
-
-def scan_folders(root: Path) -> list[Item]:
-    """List the images of class folders, or of class folders in train, val and test, sorted by code point.
-
-    The second is assumed if a folder called train, val or test contains folders, so a class can be called "train".
-    """
-    if not root.is_dir():
-        state = "a file" if root.exists() else "not there"
-        raise DataError(f"folder: {root} is {state}; name the folder of the images")
-    folders = subfolders(root)
-    if not folders:
-        raise DataError(f"folder: {root} holds no class folders: it needs one folder of images per class")
-    splits = [split for split in SPLITS if split in folders]
-    if any(subfolders(root / split) for split in splits):
-        if others := [name for name in folders if name not in SPLITS]:
-            beside = f"{', '.join(splits)} with classes inside and also {first_few(others)}"
-            raise DataError(f"folder: {root} holds {beside}: nothing may lie beside train, val and test")
-    else:
-        splits = [""]
-    items: list[Item] = []
-    for split in splits:
-        prefix = f"{split}/" if split else ""
-        classes = subfolders(root / prefix)
-        images, strays = scan_class_folders(root, {name: i for i, name in enumerate(classes)}, prefix)
-        if strays:
-            raise DataError(f"folder: {root} holds {first_few(strays)}, no image of a known kind: move it away")
-        if empty := [name for i, name in enumerate(classes) if i not in {label for _, label in images}]:
-            raise DataError(f"folder: {root / prefix / empty[0]} holds no image: remove the folder, or add its images")
-        items += [Item(path, classes[label], split) for path, label in images]
-    return items
 
 
 def read_table(file: Path) -> list[Item]:
@@ -252,8 +220,11 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 def _assign_splits(
     description: Description, items: Sequence[Item], names: Sequence[str], labels: dict[str | int, int]
-) -> dict[str, Images]:
-    """Assign a split to every image, as the data give it or else by the description; every class needs test images."""
+) -> tuple[dict[str, Images], list[str]]:
+    """Assign a split to every image, as the data give it or else by the description, and list problems of classes.
+
+    If classes are too small for the rule, all images are in the split "".
+    """
     images = {
         split: [(item.path, labels[item.label]) for item in items if item.split == split] for split in ("", *SPLITS)
     }
@@ -271,16 +242,29 @@ def _assign_splits(
     else:
         fractions = {split: fraction for split in SPLITS if (fraction := getattr(rule, split))}
         by_name = sorted(unassigned, key=lambda image: (image[1], image[0]))
-        try:
-            images = split_classes(by_name, names, fractions, random.Random(rule.seed))
-        except DataError as error:
-            raise DataError(f"split: {error}, or change the fractions") from None
+        if few := _find_small_classes(by_name, names, fractions):
+            return {"": by_name}, few
+        images = split_classes(by_name, names, fractions, random.Random(rule.seed))
     if not images["test"]:
         raise DataError("there are no test images: nothing could be evaluated")
     if images.get("val") and not images["train"]:
         raise DataError("there are val images and no train images")
+    problems = []
     for split in ("train", "test"):
-        absent = set(range(len(names))) - {label for _, label in images.get(split, [])}
-        if images.get(split) and absent:
-            raise DataError(f"class {names[min(absent)]!r} has no {split} image")
-    return {split: found for split, found in images.items() if found}
+        present = {names[label] for _, label in images.get(split, [])}
+        for name in names if images.get(split) else ():
+            if name not in present:
+                close = difflib.get_close_matches(name, present, n=1, cutoff=0.7)
+                hint = f"; is it {close[0]!r} there?" if close else ""
+                problems.append(f"class {name!r} has no {split} image{hint}")
+    return {split: found for split, found in images.items() if found}, problems
+
+
+def _find_small_classes(images: Images, names: Sequence[str], fractions: Mapping[str, float]) -> list[str]:
+    counts = Counter(label for _, label in images)
+    return [
+        f"split: class {names[label]!r} has {count} image{'s' * (count != 1)}, too few for {', '.join(fractions)}: "
+        f"add images, or change the fractions"
+        for label, count in sorted(counts.items())
+        if not split_sizes(count, fractions)
+    ]

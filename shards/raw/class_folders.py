@@ -1,0 +1,169 @@
+"""List the images of class folders, or of class folders in folders of splits, and what else lies there."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shards.errors import DataError
+from shards.raw.folders import first_few, is_image_name, list_folder, unsafe_path
+from shards.raw.lists import SPLITS
+
+JUNK_FILES = frozenset(("thumbs.db", "desktop.ini"))
+JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
+JUNK_FOLDERS = frozenset(("__MACOSX",))
+"""Names that operating systems, archives and notes leave in folders of images; any other file there is a problem."""
+
+# What is left out and counted, as one and as several.
+HIDDEN = ("hidden entry", "hidden entries")
+HIDDEN_IMAGE = ("hidden image", "hidden images")
+BESIDE = ("image beside the class folders", "images beside the class folders")
+OTHER = ("file that is no image", "files that are no images")
+LeftOut = dict[tuple[str, str], list[str]]
+
+# Folders below a folder of a user that are searched for class folders: how deep, and how many of a level.
+DEPTH = 3
+MOST = 200
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: its path, its label as the data give it (text or number), and split and class name if given."""
+
+    path: str
+    label: str | int
+    split: str = ""
+    classname: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Images as the data list them; with problems they are not packed, notes tell what was left out."""
+
+    items: list[Item] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """List the subfolders that are not hidden or left by an archive."""
+    return [name for name, kind in list_folder(folder).items() if kind == "folder" and name not in JUNK_FOLDERS]
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Whether a subfolder holds an image."""
+    return any(_has_images(folder / name) for name in class_folders(folder)[:MOST])
+
+
+def _has_images(folder: Path) -> bool:
+    return any(kind == "file" and is_image_name(name) for name, kind in list_folder(folder).items())
+
+
+def find_class_roots(root: Path) -> list[str]:
+    """Find the nearest folders below `root` that hold class folders, or folders of splits; relative paths."""
+    level = [""]
+    for _ in range(DEPTH):
+        level = [posixpath.join(path, name) for path in level for name in class_folders(root / path)][:MOST]
+        found = [path for path in level if has_class_folders(root / path)]
+        if found:
+            split_words = {word for words in SPLIT_WORDS.values() for word in words}
+            is_split = [posixpath.basename(path).lower() in split_words for path in found]
+            return list(dict.fromkeys(posixpath.dirname(p) if s else p for p, s in zip(found, is_split, strict=True)))
+    return []
+
+
+SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+"""Names that folders of a split commonly have."""
+
+
+def find_split_folders(root: Path) -> dict[str, str]:
+    """Find the folders of splits by their common names; empty unless one of them holds class folders.
+
+    A class can be called "train". Without a folder for test, that for val has the test images.
+    """
+    names = {name.lower(): name for name in class_folders(root)}
+    found = {split: next((names[w] for w in words if w in names), "") for split, words in SPLIT_WORDS.items()}
+    found = {split: name for split, name in found.items() if name}
+    if not any(has_class_folders(root / name) for name in found.values()):
+        return {}
+    if "test" not in found and "val" in found:
+        found["test"] = found.pop("val")
+    return found
+
+
+def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str = "") -> Found:
+    """List the images of class folders, or of class folders in train, val and test, sorted by code point.
+
+    splits: the folder of each split; by default a folder called train, val or test that contains folders is one.
+    given: the folder as the user wrote it, for messages. Hidden files and what lies beside class folders are noted.
+    """
+    if not root.is_dir():
+        state = "a file" if root.exists() else "not there"
+        raise DataError(f"folder: {root} is {state}; name the folder of the images")
+    folders = class_folders(root)
+    if not folders:
+        raise DataError(f"folder: {root} holds no class folders: it needs one folder of images per class")
+    found = Found()
+    if not splits:
+        present = {split: split for split in SPLITS if split in folders}
+        splits = present if any(class_folders(root / split) for split in present) else {"": ""}
+    elif absent := [name for name in splits.values() if not (root / name).is_dir()]:
+        raise DataError(f"splits: {root} has no folder {first_few(absent)}; it has {first_few(folders)}")
+    if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
+        beside = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
+        rename = "; splits: {train: ..., test: ...} names the folders of splits"
+        raise DataError(f"folder: {root} holds {beside}: nothing may lie beside the folders of splits{rename}")
+    left_out: LeftOut = {}
+    strays: list[str] = []
+    for split, prefix in splits.items():
+        for name in class_folders(root / prefix):
+            images = _scan_class(root, posixpath.join(prefix, name), left_out, strays)
+            found.items.extend(Item(path, name, split) for path in images)
+            if not images and not strays:
+                where = root / prefix / name
+                found.problems.append(f"folder: {where} holds no image: remove the folder, or add its images")
+    for folder in {"", *splits.values()}:
+        _sort_beside(root, folder, left_out)
+    if not found.items and (roots := find_class_roots(root)):
+        choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
+        raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
+    if strays:
+        what = "no image of a known kind" if len(strays) == 1 else f"{len(strays):,} of them no images of a known kind"
+        found.problems.append(f"folder: {root} holds {first_few(strays)}, {what}: move it away")
+    for (one, several), names in sorted(left_out.items()):
+        found.notes.append(f"left out: {len(names):,} {one if len(names) == 1 else several} ({first_few(names)})")
+    return found
+
+
+def _scan_class(root: Path, folder: str, left_out: LeftOut, strays: list[str]) -> list[str]:
+    """Return the paths of a class folder's images; other entries are added to `left_out` by kind, or to `strays`."""
+    images = []
+    for name, kind in list_folder(root / folder, hidden=True).items():
+        path = f"{folder}/{name}"
+        if reason := _why_left_out(name):
+            left_out.setdefault(reason, []).append(path)
+        elif kind == "file" and is_image_name(name) and not unsafe_path(name):
+            images.append(path)
+        else:
+            strays.append(path)
+    return images
+
+
+def _sort_beside(root: Path, folder: str, left_out: LeftOut) -> None:
+    """Add the files beside class folders to `left_out`."""
+    for name, kind in list_folder(root / folder, hidden=True).items():
+        path = posixpath.join(folder, name)
+        if reason := _why_left_out(name):
+            left_out.setdefault(reason, []).append(path)
+        elif kind != "folder":
+            left_out.setdefault(BESIDE if is_image_name(name) else OTHER, []).append(path)
+
+
+def _why_left_out(name: str) -> tuple[str, str] | None:
+    """Return the kind of an entry that is left out wherever it lies; None for any other."""
+    if name.startswith("."):
+        return HIDDEN_IMAGE if is_image_name(name) else HIDDEN
+    is_junk = name.lower() in JUNK_FILES or name.rpartition(".")[2].lower() in JUNK_EXTENSIONS or name in JUNK_FOLDERS
+    return OTHER if is_junk else None

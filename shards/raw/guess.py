@@ -1,0 +1,134 @@
+"""Guess the YAML file of a folder of images: class folders, folders of splits, a table, or shards."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shards.errors import DataError, DataUsageError
+from shards.raw.class_folders import (
+    class_folders,
+    find_class_roots,
+    find_split_folders,
+    has_class_folders,
+    scan_folders,
+)
+from shards.raw.description import Description, read_description
+from shards.raw.folders import is_image_name, list_folder
+from shards.raw.random_split import split_sizes
+from shards.raw.user_dataset import read_table
+
+HEADER = """\
+# Guessed by `procap data pack {folder}`: {what}.
+# Edit it and pack this file again; docs/data.md lists all keys.
+"""
+RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
+"""Fractions of a random split; the second is for classes of two or three images."""
+SEED = 1
+
+
+def description_file(folder: Path) -> Path:
+    """Return the YAML file of a folder of images, which lies beside it."""
+    folder = folder.resolve()
+    if not folder.name:
+        raise DataUsageError(f"{folder} is no folder of images")
+    return folder.with_name(f"{folder.name}.yaml")
+
+
+def find_description(folder: Path) -> tuple[Path, str]:
+    """Return the YAML file of a folder, and its guessed content, "" if the file exists already and describes it.
+
+    Raises DataUsageError for a file that describes other images, DataError if no layout fits.
+    """
+    file = description_file(folder)
+    if file.exists():
+        own = read_description(file)
+        images = (file.parent / text for text in (own.folder, own.images, own.table, own.shards) if text)
+        if not any(path.resolve().is_relative_to(folder.resolve()) for path in images):
+            hint = "pack it by its name, or move it away"
+            raise DataUsageError(f"{file} is there already and describes other images than {folder}; {hint}")
+        return file, ""
+    keys, what = guess_keys(folder.resolve())
+    keys = {"name": _name_set(folder.resolve().name), "template": "a photo of a {}."} | keys
+    Description.model_validate(keys)
+    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    return file, HEADER.format(folder=folder.resolve().name, what=what) + text
+
+
+def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
+    """Guess how the images of a folder are labelled and split: the keys of its YAML file, and the guess in words."""
+    base = folder.name
+    files = [name for name, kind in list_folder(folder).items() if kind == "file"]
+    tables = [name for name in files if name.lower().endswith((".csv", ".json")) and _is_table(folder / name)]
+    if len(tables) == 1:
+        return _guess_table(folder, tables[0])
+    if tables:
+        raise DataError(
+            f"{folder} holds several tables ({', '.join(tables)}): write a YAML file with table: one of them"
+        )
+    if any(name.endswith(".tar") for name in files):
+        return {"shards": base}, "shards of images"
+    roots = [""] if has_class_folders(folder) else find_class_roots(folder)
+    if len(roots) == 1:
+        root = folder / roots[0]
+        keys: dict[str, Any] = {"folder": f"{base}/{roots[0]}" if roots[0] else base}
+        if splits := find_split_folders(root):
+            same = "test" in class_folders(root) and all(split == name for split, name in splits.items())
+            words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
+            return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}"
+        return _guess_split(root, keys)
+    if roots:
+        choices = ", ".join(f"{base}/{root}" for root in roots[:3])
+        raise DataError(f"{folder} holds class folders in several places: pack one of {choices}")
+    if unlabelled := [name for name in files if is_image_name(name)]:
+        what = f"{folder} holds {len(unlabelled):,} images and no class folders"
+        raise DataError(f"{what}: put each class into a folder of its own, or add a table labels.csv of path,label")
+    raise DataError(f"{folder} holds no images: it needs a folder of images per class, or a table labels.csv")
+
+
+def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Add the random split that the smallest class allows."""
+    counts: dict[str | int, int] = {}
+    for item in scan_folders(root).items:
+        counts[item.label] = counts.get(item.label, 0) + 1
+    # A class of one image, which is reported later, does not change the split of the others.
+    sizes = [count for count in counts.values() if count > 1] or [0]
+    rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
+    return keys | {"split": {**rule, "seed": SEED}}, f"{len(counts)} class folders, split at random"
+
+
+def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
+    """Find the folder that the paths of a table are relative to, and whether it has splits."""
+    items = read_table(folder / table)
+    places = ["", *class_folders(folder)]
+    place = next((place for place in places if (folder / place / items[0].path).is_file()), "")
+    keys: dict[str, Any] = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
+    if items[0].split:
+        return keys, f"the table {table}, with its splits"
+    return keys | {"split": {**RULES[0], "seed": SEED}}, f"the table {table}, split at random"
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a file is a table of paths and labels, of which only the first row of a CSV is read."""
+    try:
+        if file.suffix.lower() == ".csv":
+            header = file.open(encoding="utf-8-sig").readline()
+            return {name.strip() for name in header.split(",")} >= {"path", "label"}
+        return bool(read_table(file))
+    except (DataError, OSError, ValueError):
+        return False
+
+
+def _name_set(folder: str) -> str:
+    """Make the name of a data set from that of a folder; a name with another meaning already gets "my-" before it."""
+    name = re.sub(r"[^a-z0-9.]+", "-", folder.lower()).strip("-.")[:60] or "my-images"
+    for candidate in (name, f"my-{name}"):
+        try:
+            return Description.model_validate({"name": candidate, "template": "{}", "folder": "-"}).name
+        except ValueError:
+            continue
+    return "my-images"
