@@ -211,7 +211,7 @@ def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path, na
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The quick grid; of one pair of weights a data set is missing."""
     return make(
-        tmp_path_factory.mktemp("swept"), "sensitivity", quick=True,
+        tmp_path_factory.mktemp("swept"), "sensitivity", quick=True, datasets=("tiles", "petals"),
         dropped=lambda entry: (entry.variant.key["nce_weight"], entry.variant.key["kl_weight"]) == (1.0, 0.0)
         and entry.dataset == "petals",
     )  # fmt: skip

@@ -57,5 +57,6 @@ SUITE = Suite(
     },
     variants=variants,
     tables=ablation_tables,
+    quick_datasets={"mini": ("tiles", "petals")},
     published="ablation",
 )

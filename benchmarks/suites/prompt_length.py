@@ -48,5 +48,6 @@ SUITE = Suite(
     },
     variants=by_length,
     tables=prompt_length_tables,
+    quick_datasets={"mini": ("tiles", "petals")},
     plots=prompt_length_plots,
 )

@@ -48,5 +48,5 @@ SUITE = Suite(
     variants=grid,
     tables=sensitivity_tables,
     plots=sensitivity_plots,
-    quick_datasets={"mini": ("tiles", "petals")},
+    quick_datasets={"mini": ("tiles",)},
 )
