@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.address import LOCAL, ray_address, set_auth_mode
 from cluster.paths import StoragePaths
@@ -23,12 +23,14 @@ from cluster.ray_cluster import (
     nodes,
 )
 from cluster.run import RunSpec
-from cluster.tune_runner import TrialListener, execute_trial, run_trials
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import available_cores, available_memory, resolve_device
+
+if TYPE_CHECKING:
+    from cluster.tune_runner import TrialListener
 
 KINDS = ("local", "ray")
 RUN_BYTES = 3 * 2**30
@@ -105,6 +107,8 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
 
 def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
     """Execute `runs` in their order; the listener identifies each by its index, `config["number"]`."""
+    # This imports torch, which a wrong flag need not wait for.
+    from cluster.tune_runner import execute_trial, run_trials
 
     def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
         return [runs[config["number"]]]

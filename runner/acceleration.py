@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 NAMES = ("compile", "graphs", "images")
 
 
+def acceleration_names(text: str) -> list[str]:
+    """Split `auto`, `off` or some of `NAMES` with commas between; the first two name none. Raises UsageError."""
+    names = [] if text in ("auto", "off") else text.split(",")
+    if not {*names} <= {*NAMES}:
+        raise UsageError(f"--accelerate {text}: known are auto, off, and {', '.join(NAMES)} with commas between")
+    return names
+
+
 @dataclass(frozen=True)
 class Acceleration:
     """The accelerations that are switched on.
@@ -35,12 +43,7 @@ class Acceleration:
         gpu = device.type == "cuda"
         if text == "auto":
             return cls(compile=gpu and not _missing_tool(device), graphs=gpu, images=gpu)
-        names = [] if text == "off" else text.split(",")
-        for name in names:
-            if name not in NAMES:
-                raise UsageError(
-                    f"--accelerate {text}: known are auto, off, and {', '.join(NAMES)} with commas between"
-                )
+        names = acceleration_names(text)
         if "graphs" in names and not gpu:
             raise UsageError(f"--accelerate graphs needs a CUDA device, not {device}: leave it out")
         if "compile" in names and (missing := _missing_tool(device)):

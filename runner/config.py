@@ -8,13 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from procap.errors import UsageError, unknown_name
 from procap.methods import ADDED_OPTIONS
 from procap.recipe import ADDED_FIELDS, Recipe
+from runner.acceleration import acceleration_names
+from runner.environment import check_device_name
 from shards.fewshot import Classes, parse_classes
 
 IDENTITY_SCHEMA = 1
@@ -231,6 +233,8 @@ class RuntimeConfig:
             raise unknown_name("engine", self.engine, ENGINES)
         if self.engine != "deepspeed" and (self.zero_stage is not None or self.deepspeed_json):
             raise UsageError("--zero-stage and --deepspeed-config are DeepSpeed's: add --engine deepspeed")
+        check_device_name(self.device)
+        acceleration_names(self.accelerate)
         if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
         if self.limit is not None and self.limit < 1:
@@ -263,13 +267,17 @@ def plan_run(
     data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
-    from procap.weights.loading import canonical_name
     from shards.resolve import resolve_dataset
 
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
-    kind, found = method_class(method), resolve_dataset(dataset, data)
-    task = task or ("few-shot" if parse_classes(classes) == "all" else "base-to-novel")
+    found = resolve_dataset(dataset, data)
+    fields = {"dataset": found.name, "classes": parse_classes(classes), "shots": shots, "seed": seed}
+    fields |= {"method": method, "precision": precision}
+    # Once before the method is known, whose import takes longer than everything else here.
+    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
+    kind = method_class(method)
+    task = task or ("few-shot" if fields["classes"] == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.base)
     base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
     changes = dict(overrides or {})
@@ -278,28 +286,27 @@ def plan_run(
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
-    try:
-        resolved = Recipe.model_validate({**base.model_dump(), **changes})
-    except ValidationError as error:
-        raise explain_validation_error(error, Recipe, "recipe") from error
+    resolved = _make_recipe({**base.model_dump(), **changes})
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
+    from procap.weights.loading import canonical_name
+
     backbone, pretrained = canonical_name(backbone, pretrained)
+    recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe
+    fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
+    return _make_config(resolved, {**fields, "picks": picks if resolved.epochs else ""})
+
+
+def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
-        return RunConfig(
-            method=method,
-            options=filled,
-            recipe=resolved,
-            recipe_name="custom" if resolved != base and own.epochs > 0 else cast(RecipeName, recipe),
-            backbone=backbone,
-            pretrained=pretrained,
-            dataset=found.name,
-            classes=parse_classes(classes),
-            shots=shots,
-            seed=seed,
-            precision=cast(Precision, precision),
-            picks=picks if resolved.epochs else "",
-        )
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise explain_validation_error(error, Recipe, "recipe") from error
+
+
+def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
+    try:
+        return RunConfig(recipe=recipe, **fields)
     except ValidationError as error:
         raise explain_validation_error(error, RunConfig, "run") from error
 

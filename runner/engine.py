@@ -5,6 +5,7 @@ Shapes: B images, T loss terms, W processes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -71,6 +72,14 @@ def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     return [{"params": groups[rate, scale], "rate": rate, "scale": scale} for rate, scale in sorted(groups)]
 
 
+@functools.cache
+def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a subclass whose methods do not import torch's compiler, which takes longer than a short training."""
+    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+
+
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """Make the recipe's optimizer for what the method learns, with the groups of `group_parameters`."""
     decay, device, lr = recipe.weight_decay, method.clip.device, recipe.lr
@@ -79,14 +88,15 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         # Steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it: a tensor for each
         # group, because torch would share the default one between all of them.
         parameters = [{**group, "lr": torch.tensor(lr, device=device)} for group in parameters]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
+    kind = kind if on_gpu else without_compiler(kind)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
-    if recipe.optimizer in ("adam", "adamw"):
-        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    if recipe.optimizer != "sgd":
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         return kind(parameters, lr, recipe.betas, recipe.eps, weight_decay=decay, fused=True, capturable=on_gpu)
-    return torch.optim.SGD(parameters, lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+    return kind(parameters, lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

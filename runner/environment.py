@@ -51,14 +51,19 @@ def library_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
+def check_device_name(name: str) -> None:
+    """Raise UsageError for a name that is no device on any machine; imports no torch."""
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]+)?", name):
+        raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
+
+
 def resolve_device(name: str = "auto") -> torch.device:
     """Return the torch device called `name`; "auto" is the first GPU, else the CPU. Raises UsageError if absent."""
     import torch
 
+    check_device_name(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
-        raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
     device = torch.device(name)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= gpus:

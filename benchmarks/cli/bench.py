@@ -107,7 +107,6 @@ def bench(
     output: OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    from benchmarks.cli.execution import execute
     from benchmarks.cli.plan import show_plan
     from benchmarks.results.published.tables import table1_methods
     from benchmarks.suites.checks import check_engine, check_training_images
@@ -150,6 +149,9 @@ def bench(
         forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
         show_plan(work, output, force=mode.force, forecast=forecast)
         return 0
+    # This imports torch, which a wrong flag need not wait for.
+    from benchmarks.cli.execution import execute
+
     title = plural(len(plans), "suite") if several else plans[0].suite.title
     where = plans[0].options.profile.where
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")

@@ -92,13 +92,13 @@ def evaluate(
         "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
     )
     # One process checks its flags before it imports torch, which takes seconds.
-    runs = find_runs() if ranks_from_environment().size == 1 and not folders else []
+    runs = find_runs() if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
-        runs = _broadcast(find_runs, group, runtime) if folders else runs or find_runs()
+        runs = runs or (_broadcast(find_runs, group, runtime) if folders else find_runs())
         work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
-        exporter_for(runtime).flush()
+        exporter_for(runtime).flush(create=False)
     if done:
         show(format_evaluations(done, {config.path: RunFolder(at.results / config.path) for config, at, _ in work}))
     if any(result.limited for _, _, result in done):

@@ -17,7 +17,6 @@ from benchmarks.console.output import note, plural, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
-from shards.image_files import find_images
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,14 +53,16 @@ def predict(
     classified as in `procap eval`, at its speed. An image that cannot be read ends the command with its name.
     """
     library_defaults()
+    if out and not out.expanduser().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
+    config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
+    # These import torch, which a wrong flag need not wait for.
     from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
     from runner.progress import ProgressDisplay
     from runner.results import write_bytes
+    from shards.image_files import find_images
 
-    if out and not out.expanduser().parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
-    config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
     classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
     top = min(top, len(classifier.classnames))
     text = io.StringIO()

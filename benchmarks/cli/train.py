@@ -65,7 +65,7 @@ def train(
             store_file(recipe.few_shot_samples, runs[0].dataset, runtime.data)
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _train_all(runs, runtime, failures, group, force=mode.force)
-        exporter_for(runtime).flush()
+        exporter_for(runtime).flush(create=False)
     rows = []
     for config, result in done.items():
         loss = f"{sum(result.epochs[-1].terms.values()):.4f}" if result.epochs else "-"

@@ -12,7 +12,6 @@ from benchmarks.report.started_suites import STATES, StartedSuite
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.suites import SUITES
-from procap.weights.loading import canonical_name
 
 KEYS: Mapping[str, str] = {
     "n_ctx": "Prompt tokens",
@@ -80,6 +79,8 @@ def describe_recipes(one: StartedSuite) -> list[str]:
 
 def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     """List what a reader has to know before any number, each once for all suites, with a short form if it has one."""
+    # This imports torch.
+    from procap.weights.loading import canonical_name
 
     def names(chosen: Sequence[StartedSuite]) -> str:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from procap.errors import UsageError
-from runner.acceleration import NAMES, Acceleration
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
 from shards.fewshot import check_shots
@@ -23,12 +22,7 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
-    """Raise UsageError for an unknown acceleration, or an engine that no run can use with so many processes."""
-    import torch
-
-    if not {*runtime.accelerate.split(",")} <= {*NAMES}:
-        # Only check the name: whether the acceleration is possible depends on the machine of the run.
-        Acceleration.of(runtime.accelerate, torch.device("cpu"))
+    """Raise UsageError for an engine that no run can use with so many processes."""
     if runtime.engine == "ddp":
         return
     from runner.setup import engine_settings

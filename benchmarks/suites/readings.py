@@ -27,7 +27,6 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite, halves
 from benchmarks.tables.readings import DEFAULT, readings_tables
-from procap.methods.procap import PROCAP_RECIPE, ProCAPOptions
 from runner.config import Target
 
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -57,6 +56,9 @@ def readings(options: SuiteOptions, method: str) -> list[Variant]:
     """The default, and one variant for every other value of every option; any other method as it is."""
     if method != "procap":
         return [Variant(method)]
+    # This imports torch.
+    from procap.methods.procap import PROCAP_RECIPE, ProCAPOptions
+
     own = ProCAPOptions(**options.options.get(method, {}))
     recipe = PROCAP_RECIPE.model_copy(update=dict(options.overrides))
     found = [Variant(method, DEFAULT, {"reading": DEFAULT})]

@@ -55,8 +55,15 @@ class BackgroundExporter:
                 self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
                 self._start()
 
-    def flush(self) -> None:
-        """Export everything that was posted; returns when that is done, has failed, or makes no progress."""
+    def flush(self, *, create: bool = True) -> None:
+        """Export everything that was posted; returns when that is done, has failed, or makes no progress.
+
+        create: else the default store is left to `procap ui` while it does not exist. MLflow takes longer to import and
+            to make its tables than a short training.
+        """
+        if not (create or self.store is None or self._remote.url) and self.store.is_unused:
+            with self._lock:
+                self._pending.clear()
         self._flushing.set()
         # The second time for what was posted while the thread was exporting.
         for _ in range(2):
@@ -89,6 +96,8 @@ class BackgroundExporter:
         self._flushing.wait(INTERVAL_SECONDS)
         with self._lock:
             batch, self._pending = self._pending, {}
+        if not batch:
+            return
         for path in (path for path, synchronize in batch.items() if synchronize):
             try:
                 if path.startswith(f"{COLLECTIONS}/"):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "procap"
 SQLITE = "sqlite:///"
+DEFAULT_FILE = "mlflow.db"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 60.0
 RUNS_PER_PAGE = 1000
@@ -49,7 +50,7 @@ class TrackingStore:
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
-        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{(results / 'mlflow.db').resolve()}"
+        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{(results / DEFAULT_FILE).resolve()}"
         if chosen.startswith(SQLITE):
             chosen = f"{SQLITE}{Path(chosen.removeprefix(SQLITE)).resolve()}"
         return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, results.resolve())
@@ -58,6 +59,11 @@ class TrackingStore:
     def file(self) -> Path | None:
         """The SQLite file, None for any other kind of store."""
         return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether this is the store of the results that is chosen by default, and nothing was exported to it yet."""
+        return self.file == self.results / DEFAULT_FILE and not self.file.exists()
 
     @property
     def address(self) -> str:
