@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from shards.errors import DataError
+from shards.files import read_regular
+from shards.index import PATHS_FILE
 from shards.manifest import Shard, convention_texts
-from shards.manifest_checks import hash_problem, read_paths, size_problem
+from shards.manifest_checks import hash_problem, list_problem, read_paths, size_problem
 from shards.mirror import is_mirror
+from shards.names import unsafe_path
 from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
-from shards.tar import scan_tar
+from shards.tar import TarIndex, sample_key, scan_tar
 
 NAMED_IMAGES = 3
 """How many of the undecodable images of a split are named."""
@@ -48,8 +51,8 @@ class DatasetReport:
         return not self.problems and not any(split.problems for split in self.splits)
 
 
-Task = tuple[Path, str, Shard, Split | None]
-"""A shard to check of a split in a folder; its images are None if the index of the split is unusable."""
+Task = tuple[Path, str, Shard, Split | None, list[bytes]]
+"""A shard to check of a split in a folder: its images, None if their index or list is unusable, and their paths."""
 
 
 def check_dataset(
@@ -66,10 +69,13 @@ def check_dataset(
     problems: dict[str, list[str]] = {}
     for split, entry in entries.items():
         problems[split] = _differing(folder, {f"{split}/nshards.txt": f"{len(entry.shards)}\n"})
-        images = None
+        images, paths = None, []
         try:
             images = shards.unverified(split)
-            read_paths(folder, shards.manifest, split)
+            text = read_paths(folder, shards.manifest, split)
+            paths = text.split(b"\n")[:-1]
+            wrong = list_problem(folder, shards.manifest, split, text, images.labels), _path_problem(paths)
+            problems[split] += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
         except DataError as error:
             problems[split].append(str(error))
         start = 0
@@ -77,14 +83,14 @@ def check_dataset(
             # Shards of a mirror that were not read yet are not there.
             if not is_mirror(data_root) or (folder / shard.file).exists():
                 own = images and images.subset(np.arange(start, start + shard.count))
-                tasks.append((folder, split, shard, own))
+                tasks.append((folder, split, shard, own, paths[start : start + shard.count]))
             start += shard.count
     largest = max(shard.count for entry in entries.values() for shard in entry.shards)
     processes = min(workers, sum(entry.count for entry in entries.values()) // max(largest, IMAGES_PER_PROCESS))
     done, readable = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0)
     undecodable: dict[str, list[str]] = {split: [] for split in entries}
     checked = map_in_order(_check_shard, tasks, processes)
-    for (_, split, shard, _), (problem, decoded, errors) in zip(tasks, checked, strict=True):
+    for (_, split, shard, *_), (problem, decoded, errors) in zip(tasks, checked, strict=True):
         problems[split] += [problem] if problem else []
         undecodable[split] += errors
         readable[split] += decoded
@@ -106,20 +112,17 @@ def check_dataset(
 
 def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
-    folder, split, shard, images = task
+    folder, split, shard, images, paths = task
     problem = size_problem(folder, shard) or hash_problem(folder, shard)
     if images is None:
         return problem, 0, []
     if problem is None:
         # Other readers go by the members of the tar: these must be the images and labels of the index.
-        file, rows = folder / shard.file, images.rows
         try:
-            found = scan_tar(file, split, read_paths=False)
-            pairs = ((found.offsets, rows["offset"]), (found.sizes, rows["size"]), (found.labels, rows["label"]))
-            if not all(np.array_equal(*pair) for pair in pairs):
-                problem = f"{file} holds other images or labels than its index says"
+            problem = _member_problem(scan_tar(folder / shard.file, split), images, paths)
         except ValueError as error:
-            problem = f"{file} {error}"
+            problem = str(error)
+        problem = problem and f"{folder / shard.file} {problem}"
     errors = []
     for i in range(len(images)):
         try:
@@ -129,12 +132,38 @@ def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
     return problem, len(images) - len(errors), errors
 
 
+def _member_problem(found: TarIndex, images: Split, paths: list[bytes]) -> str | None:
+    """Describe a shard whose samples are not the given images of index and list, in words that follow its name."""
+    pairs = ((found.offsets, "offset"), (found.sizes, "size"), (found.labels, "label"))
+    if not all(np.array_equal(column, images.rows[name]) for column, name in pairs):
+        return "holds other images or labels than its index says"
+    for position, key, own, path in zip(
+        images.positions, found.keys.tolist(), found.paths.tolist(), paths, strict=False
+    ):
+        if key.decode() != sample_key(position):
+            return f"has the sample {key.decode()!r:.80} where {sample_key(position)!r} belongs"
+        if own != path:
+            return f"calls image {position + 1} {own.decode()!r:.200}, the list of the split {path.decode()!r:.200}"
+    return None
+
+
+def _path_problem(paths: list[bytes]) -> str | None:
+    """Describe paths of a list that are no plain paths, or there twice."""
+    earlier: set[bytes] = set()
+    for number, path in enumerate(paths, 1):
+        reason = "is listed twice" if path in earlier else unsafe_path(path.decode())
+        if reason:
+            return f"image {number} of {PATHS_FILE}, {path.decode()!r:.200}, {reason}"
+        earlier.add(path)
+    return None
+
+
 def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:
     """Describe the text files below `folder` that are absent or hold other text."""
     problems = []
     for name, text in texts.items():
         try:
-            same = (folder / name).read_bytes() == text.encode()
+            same = read_regular(folder, name, len(text.encode())) == text.encode()
         except OSError:
             same = False
         if not same:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -40,6 +42,37 @@ def write_file(file: Path, content: bytes | str) -> None:
         stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def open_regular(folder: Path, name: str) -> int:
+    """Open a file by its name below `folder` (with forward slashes) for reading, and return its descriptor.
+
+    A link, folder, device or FIFO at the end, and a link on the way, raise OSError; `folder` itself may be a link.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in name.split("/"):
+        outer = descriptor
+        try:
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=outer)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a link; put the file itself there") from None
+            raise
+        finally:
+            os.close(outer)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
+
+
+def read_regular(folder: Path, name: str, limit: int) -> bytes:
+    """Read a file that `open_regular` opens. Raises OSError, also when it is longer than `limit` bytes."""
+    with open(open_regular(folder, name), "rb") as stream:
+        if os.fstat(stream.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
+        return stream.read()
 
 
 def file_sha256(file: Path) -> str:

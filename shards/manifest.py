@@ -6,57 +6,91 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shards.errors import DataError
+from shards.files import read_regular
+from shards.names import NAME, has_control, unfit_texts
 
-SCHEMA = 2
+SCHEMA: Final = 2
 FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
 # Imported few-shot samples, which stay when a data set is packed again.
 SAMPLES_FOLDER = "few-shot"
+# Bytes; the manifest of a set with a million shards is this long.
+MANIFEST_LIMIT = 2**28
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Shard(BaseModel):
     """One tar file of a split."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    file: str = Field(description="path inside the data set's folder, e.g. test/0.tar")
-    sha256: str
-    size: int = Field(ge=0, description="bytes")
+    file: str = Field(description="<split>/<number>.tar", pattern=rf"^{NAME.pattern}/[0-9]{{1,9}}\.tar$")
+    sha256: Sha256
+    size: int = Field(ge=0, lt=2**63, description="bytes")
     count: int = Field(ge=1, description="images")
 
 
 class SplitEntry(BaseModel):
     """One split: its number of images, the digest of its list, its shards, and the hashes of index and paths."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    count: int = Field(ge=1)
-    digest: str = Field(description="first 16 hex digits of SHA-256 over the lines path<TAB>label<TAB>class name")
-    index_sha256: str = Field(description="of <split>/index.npy")
-    paths_sha256: str = Field(description="of <split>/paths.txt")
+    count: int = Field(ge=1, lt=2**40)
+    digest: str = Field(
+        pattern="^[0-9a-f]{16}$",
+        description="first 16 hex digits of SHA-256 over the lines path<TAB>label<TAB>class name",
+    )
+    index_sha256: Sha256 = Field(description="of <split>/index.npy")
+    paths_sha256: Sha256 = Field(description="of <split>/paths.txt")
     shards: tuple[Shard, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_shards(self) -> SplitEntry:
+        if len({shard.file for shard in self.shards}) != len(self.shards):
+            raise ValueError("the same shard is listed twice")
+        if (images := sum(shard.count for shard in self.shards)) != self.count:
+            raise ValueError(f"its shards hold {images} images, not {self.count}")
+        return self
 
 
 class Manifest(BaseModel):
     """A packed data set as data; two packings of the same images have the same manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_version: int = SCHEMA
-    dataset: str
+    schema_version: Literal[2] = SCHEMA
+    dataset: str = Field(pattern=f"^{NAME.pattern}$")
     source: str
-    classnames: tuple[str, ...]
+    classnames: tuple[str, ...] = Field(min_length=1)
     template: str
     templates: tuple[str, ...]
     variant: str = Field(default="", description="how it differs from the published set; empty: it is that set")
-    resize: int | None = Field(default=None, description="pixels that the shorter side of larger images was brought to")
+    resize: int | None = Field(
+        default=None, ge=1, description="pixels that the shorter side of larger images was brought to"
+    )
     splits: dict[str, SplitEntry] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Manifest:
+        """Refuse texts that break a line or a terminal, and files that are not of their split."""
+        for reason in unfit_texts(self.classnames, (self.template, *self.templates)):
+            raise ValueError(reason)
+        for text in (self.source, self.variant):
+            if has_control(text):
+                raise ValueError(f"{text!r:.200} holds control characters")
+        for split, entry in self.splits.items():
+            for shard in entry.shards:
+                if shard.file.partition("/")[0] != split:
+                    raise ValueError(f"split {split!r:.80} has the shard {shard.file:.80}")
+        return self
 
     @property
     def digest(self) -> str:
@@ -85,26 +119,6 @@ def convention_texts(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
-    """Explain why class names or templates cannot be stored one per line; equal names are allowed."""
-    for label, name in enumerate(classnames):
-        if not _one_line(name) or not name.replace("_", " ").strip():
-            yield f"class name {label} is {name!r}"
-    for template in templates:
-        if not _one_line(template):
-            yield f"the template is {template!r}"
-        elif template.count("{}") != 1 or "{" in template.replace("{}", "") or "}" in template.replace("{}", ""):
-            yield f"the template {template!r} must hold one {{}} and no other brace"
-
-
-def _one_line(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return len(text.splitlines()) == 1 and text == text.strip()
-
-
 def is_mirror(root: Path) -> bool:
     """Whether a data root is the local copy of one behind a URL; `shards.mirror` makes such roots."""
     return (root / MIRROR_FILE).is_file()
@@ -129,31 +143,34 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
     wanted = dataset or folder.name
     mend = repack_hint(folder.with_name(wanted))
     try:
-        text = (folder / FILE).read_text(encoding="utf-8")
+        text = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
         pack = f"pack them: procap data pack {wanted} --data {folder.parent}"
         raise DataError(f"no shards of '{wanted}' in {folder} ({state}); {pack}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{folder / FILE} cannot be read ({error}); {mend}") from None
-    manifest = parse_manifest(text, str(folder / FILE), mend)
-    if manifest.dataset != wanted:
-        holds = f"{folder} holds the data set '{manifest.dataset}', not '{wanted}'"
-        raise DataError(f"{holds}; rename the folder to {manifest.dataset}")
-    return manifest
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{folder / FILE} cannot be read ({reason}); {mend}") from None
+    return parse_manifest(text, str(folder / FILE), wanted, mend)
 
 
-def parse_manifest(text: str, file: str, mend: str) -> Manifest:
-    """Parse the manifest in `text`. Raises DataError naming `file` and a remedy if this version cannot read it."""
+def parse_manifest(text: str, file: str, wanted: str, mend: str) -> Manifest:
+    """Parse the manifest in `text`, of the data set `wanted`. Raises DataError naming `file` and a remedy."""
     try:
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != SCHEMA:
-            raise DataError(f"{file} has schema {version}, this version reads schema {SCHEMA}; {mend}")
-        return Manifest.model_validate(content)
+            raise DataError(f"{file} has schema {version!r:.40}, this version reads schema {SCHEMA}; {mend}")
+        manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{file} is damaged ({where}: {first['msg']}); {mend}") from None
+        found = f", not {first['input']!r:.80}" if isinstance(first["input"], str | int | float) else ""
+        # Keys of the file can hold any character.
+        where = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
+        what = first["msg"].removeprefix("Value error, ") + (found if first["type"] != "json_invalid" else "")
+        raise DataError(f"{file} is damaged ({where}{': ' * bool(where)}{what}); {mend}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error}); {mend}") from None
+    if manifest.dataset != wanted:
+        raise DataError(f"{file} holds the data set '{manifest.dataset}', not '{wanted}'; rename its folder, or {mend}")
+    return manifest

@@ -1,22 +1,26 @@
-"""Compare files of a packed data set with its manifest: sizes on opening, hashes before a split is read."""
+"""Compare files of a packed data set with its manifest: sizes on opening, hashes and lists before a split is read."""
 
 from __future__ import annotations
 
 import hashlib
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError
-from shards.files import file_sha256
+from shards.files import open_regular, read_regular
 from shards.hash_cache import HashCache
-from shards.index import INDEX_FILE, PATHS_FILE, index_rows
-from shards.manifest import Manifest, Shard, repack_hint
+from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_rows
+from shards.manifest import FILE, Manifest, Shard, repack_hint
 from shards.mirror import fetch_file, is_mirror
 
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.
 ALWAYS_HASH_BYTES = 256 * 2**20
+# Bytes: the header of a NumPy file, and the longest path that a file system stores.
+HEADER, LONGEST_PATH = 4096, 4096
 
 
 def check_files(folder: Path, manifest: Manifest, split: str) -> None:
@@ -32,36 +36,47 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
 
 
 def size_problem(folder: Path, shard: Shard) -> str | None:
-    """Describe a shard whose file is missing, truncated or longer than packed; looks at the size only."""
+    """Describe a shard that is missing, truncated, longer than packed, or no file of its own; does not open it."""
     file = folder / shard.file
     try:
-        size = file.stat().st_size
+        facts = file.lstat()
+        is_own = stat.S_ISREG(facts.st_mode) and not file.parent.is_symlink()
     except OSError:
         return f"{file} is missing ({shard.count} images)"
-    if size == shard.size:
+    if not is_own:
+        return f"{file} is altered (a link or no file; put the file itself there; {shard.count} images)"
+    if facts.st_size == shard.size:
         return None
-    verdict = "truncated" if size < shard.size else "altered"
-    return f"{file} is {verdict} ({size} of {shard.size} bytes, {shard.count} images)"
+    verdict = "truncated" if facts.st_size < shard.size else "altered"
+    return f"{file} is {verdict} ({facts.st_size} of {shard.size} bytes, {shard.count} images)"
 
 
 def hash_problem(folder: Path, shard: Shard) -> str | None:
     """Describe a shard whose bytes differ from those that were packed; None if they are equal."""
     file = folder / shard.file
     try:
-        same = file_sha256(file) == shard.sha256
+        same = shard_sha256(folder, shard.file) == shard.sha256
     except OSError as error:
         return f"{file} cannot be read ({error.strerror}; {shard.count} images)"
     return None if same else f"{file} is altered (SHA-256 differs from the manifest; {shard.count} images)"
 
 
-def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
-    """Check that every shard of a split has the packed bytes; those of a mirror are verified when they are opened."""
-    if is_mirror(folder.parent):
-        return
+def shard_sha256(folder: Path, file: str) -> str:
+    """Compute the SHA-256 of a shard, in hex."""
+    with open(open_regular(folder, file), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_split(folder: Path, manifest: Manifest, split: str, labels: NDArray[np.int64], *, hash_shards: bool) -> None:
+    """Check that a split has the packed bytes, and that its digest is that of its paths, labels [N] and class names.
+
+    What was found right is remembered for large splits. hash_shards: hash the shards, unless they are of a mirror,
+    whose shards are verified when they are opened.
+    """
     entry = manifest.splits[split]
     cache = HashCache(folder) if sum(shard.size for shard in entry.shards) > ALWAYS_HASH_BYTES else None
     try:
-        for shard in entry.shards:
+        for shard in entry.shards if hash_shards and not is_mirror(folder.parent) else ():
             if cache and cache.is_verified(shard):
                 continue
             if problem := hash_problem(folder, shard):
@@ -69,24 +84,46 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
                 raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
             if cache:
                 cache.add(shard)
+        if not (cache and cache.has_list(manifest, split)):
+            if problem := list_problem(folder, manifest, split, read_paths(folder, manifest, split), labels):
+                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
+            if cache:
+                cache.add_list(manifest, split)
     finally:
         # Save also after an interrupt, because hashing hundreds of gigabytes takes minutes.
         if cache:
             cache.save()
 
 
+def list_problem(folder: Path, manifest: Manifest, split: str, paths: bytes, labels: NDArray[np.int64]) -> str | None:
+    """Describe a split whose paths (one per line), labels [N] or class names are not those of its digest."""
+    digest = list_digest(paths, labels, manifest.classnames)
+    if digest == manifest.splits[split].digest:
+        return None
+    what = f"its paths, labels and class names have digest {digest}, not {manifest.splits[split].digest}"
+    return f"{folder / FILE} is altered ({what})"
+
+
+def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[str]) -> str:
+    """Compute the first 16 hex digits of SHA-256 over lines path<TAB>label<TAB>class name; `paths` is one per line."""
+    ends = [f"\t{label}\t{name}".encode() for label, name in enumerate(classnames)]
+    lines = (path + ends[label] for path, label in zip(paths.split(b"\n"), labels.tolist(), strict=False))
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
+
+
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises DataError if it differs from the manifest."""
     entry = manifest.splits[split]
-    data = _read_verified(folder, manifest, split, INDEX_FILE, entry.index_sha256)
     try:
-        rows = index_rows(data)
-        if len(rows) != entry.count:
-            raise ValueError(f"it lists {len(rows)} images, the manifest {entry.count}")
-        if rows["shard"].max() >= len(entry.shards) or rows["label"].min() < 0:
-            raise ValueError("it names shards or labels that do not exist")
-        if rows["label"].max() >= len(manifest.classnames):
-            raise ValueError(f"it has label {rows['label'].max()} of {len(manifest.classnames)} classes")
+        rows = index_rows(_read_verified(folder, manifest, split, INDEX_FILE))
+        counts, sizes = (np.array([getattr(shard, name) for shard in entry.shards]) for name in ("count", "size"))
+        if not np.array_equal(rows["shard"], np.repeat(np.arange(len(counts), dtype=np.uint32), counts)):
+            raise ValueError("it names other shards, or more or fewer images of one, than the manifest")
+        ends = np.maximum.reduceat(rows["offset"] + rows["size"], np.cumsum(counts) - counts)
+        if rows["offset"].max() >= 2**63 or (ends > sizes.astype(np.uint64)).any():
+            raise ValueError("it has images beyond the end of their shard")
+        if rows["label"].min() < 0 or rows["label"].max() >= len(manifest.classnames):
+            raise ValueError(f"it has labels that do not exist; there are {len(manifest.classnames)} classes")
     except ValueError as error:
         raise _unusable(folder, manifest, split, INDEX_FILE, error) from None
     return rows
@@ -95,18 +132,29 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
     """Read the paths of a split, one per line; raises DataError if they differ from the manifest."""
     entry = manifest.splits[split]
-    text = _read_verified(folder, manifest, split, PATHS_FILE, entry.paths_sha256)
-    lines = text.count(b"\n")
-    if lines != entry.count or not text.endswith(b"\n"):
-        error = ValueError(f"it lists {lines} images, the manifest {entry.count}")
-        raise _unusable(folder, manifest, split, PATHS_FILE, error)
+    text = _read_verified(folder, manifest, split, PATHS_FILE)
+    try:
+        lines = text.count(b"\n")
+        if lines != entry.count or not text.endswith(b"\n"):
+            raise ValueError(f"it lists {lines} images, the manifest {entry.count}")
+        # Decoding takes memory, and most lists are ASCII.
+        if not text.isascii():
+            text.decode()
+    except UnicodeDecodeError:
+        raise _unusable(folder, manifest, split, PATHS_FILE, ValueError("it is not UTF-8 text")) from None
+    except ValueError as error:
+        raise _unusable(folder, manifest, split, PATHS_FILE, error) from None
     return text
 
 
-def _read_verified(folder: Path, manifest: Manifest, split: str, name: str, sha256: str) -> bytes:
-    fetch_file(folder, f"{split}/{name}", sha256)
+def _read_verified(folder: Path, manifest: Manifest, split: str, name: str) -> bytes:
+    entry, file = manifest.splits[split], f"{split}/{name}"
+    sha256, each = {INDEX_FILE: (entry.index_sha256, INDEX.itemsize), PATHS_FILE: (entry.paths_sha256, LONGEST_PATH)}[
+        name
+    ]
+    fetch_file(folder, file, sha256)
     try:
-        data = (folder / split / name).read_bytes()
+        data = read_regular(folder, file, HEADER + each * entry.count)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError("SHA-256 differs from the manifest")
     except (OSError, ValueError) as error:
@@ -115,5 +163,5 @@ def _read_verified(folder: Path, manifest: Manifest, split: str, name: str, sha2
 
 
 def _unusable(folder: Path, manifest: Manifest, split: str, name: str, error: Exception) -> DataError:
-    file = folder / split / name
-    return DataError(f"'{manifest.dataset}' {split}: {file} is not usable ({error}); {repack_hint(folder)}")
+    file, reason = folder / split / name, getattr(error, "strerror", None) or error
+    return DataError(f"'{manifest.dataset}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")

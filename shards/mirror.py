@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import warnings
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.files import write_file
+from shards.files import open_regular, read_regular, write_file
 from shards.hash_cache import HashCache
 from shards.locks import file_lock
-from shards.manifest import FILE, MIRROR_FILE, Manifest, Shard, convention_texts, is_mirror, parse_manifest
+from shards.manifest import FILE, MANIFEST_LIMIT, MIRROR_FILE, Shard, convention_texts, is_mirror, parse_manifest
+from shards.names import NAME
 from shards.remote import download, read_bytes
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact
 
 CHECKED_FILE = ".checked"
 """A file whose modification time is that of the last check of the server's manifest."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-MANIFEST_LIMIT = 2**26
 # Seconds for which a manifest is not checked again, because one command opens a data set several times.
 FRESH = 10.0
 
@@ -79,7 +76,9 @@ def refresh(root: Path, name: str) -> None:
         # A copy on a read-only disk has no writers to wait for.
         with suppress(OSError):
             stack.enter_context(file_lock(root / f".{name}.lock"))
-        last = (folder / FILE).read_text(encoding="utf-8") if (folder / FILE).is_file() else None
+        last = None
+        with suppress(OSError, ValueError):
+            last = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
         with suppress(OSError):
             if last is not None and 0 <= time.time() - (folder / CHECKED_FILE).stat().st_mtime < FRESH:
                 return
@@ -93,7 +92,7 @@ def refresh(root: Path, name: str) -> None:
             raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
         else:
             if text != last:
-                manifest = _parse_untrusted(text, redact(url), name)
+                manifest = parse_manifest(text, redact(url), name, "report it to whoever publishes the data")
                 try:
                     # What any reader of the convention needs beside the shards; the manifest last.
                     for split, entry in manifest.splits.items():
@@ -105,24 +104,6 @@ def refresh(root: Path, name: str) -> None:
                     raise DataError(f"{folder} cannot be written ({error.strerror or error})") from error
         with suppress(OSError):
             (folder / CHECKED_FILE).touch()
-
-
-def _parse_untrusted(text: str, url: str, name: str) -> Manifest:
-    """Parse a server's manifest and refuse names that would leave the folder of the data set."""
-    hint = "report it to whoever publishes the data"
-    manifest = parse_manifest(text, url, hint)
-    if manifest.dataset != name:
-        raise DataError(f"{url} is of the data set '{manifest.dataset:.80}', not of '{name}'; {hint}")
-    for split, entry in manifest.splits.items():
-        files = [shard.file for shard in entry.shards]
-        hashes = [entry.index_sha256, entry.paths_sha256, *(shard.sha256 for shard in entry.shards)]
-        bad = [file for file in files if not re.fullmatch(rf"{re.escape(split)}/[0-9]{{1,9}}\.tar", file)]
-        bad += [each for each in hashes if not SHA256.fullmatch(each)]
-        bad += [] if NAME.fullmatch(split) else [split]
-        bad += [] if len(set(files)) == len(files) else ["the same shard twice"]
-        if bad:
-            raise DataError(f"{url} is not to be trusted (split {split!r:.80} has {bad[0]!r:.80}); {hint}")
-    return manifest
 
 
 def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) -> os.stat_result | None:
@@ -145,7 +126,7 @@ def open_shard(folder: Path, shard: Shard) -> int:
             cache = HashCache(folder)
             cache.add(shard, stat)
             cache.save()
-    descriptor = os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(folder, shard.file)
     # The open file is checked, not its name: another version of the data set may take the name at any time.
     if not cache.is_verified(shard, os.fstat(descriptor)):
         os.close(descriptor)

@@ -23,7 +23,7 @@ from shards.audit import CheckedImage, Reporter, check_source, find_duplicates, 
 from shards.builtin_sources import builtin_source
 from shards.errors import DataError, DataUsageError
 from shards.files import write_file
-from shards.index import INDEX, INDEX_FILE, PATHS_FILE, Paths, index_bytes
+from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes
 from shards.locks import file_lock
 from shards.manifest import (
     FILE,
@@ -33,10 +33,10 @@ from shards.manifest import (
     SplitEntry,
     convention_texts,
     is_mirror,
-    lines_digest,
-    unfit_texts,
 )
+from shards.manifest_checks import list_digest
 from shards.mirror import refuse_packing
+from shards.names import NAME, has_control, unfit_texts
 from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
@@ -80,12 +80,16 @@ def pack_source(
     source and with duplicate images. Raises DataError when all images were read, for all problems together.
     """
     counts = {split: count for split, count in source.counts.items() if count}
-    if source.name.startswith(".") or Path(source.name).name != source.name:
-        raise DataUsageError(f"'{source.name}' is no name of a data set: it must be that of a folder")
+    if not NAME.fullmatch(source.name):
+        raise DataUsageError(
+            f"{source.name!r:.120} is no name of a data set: letters, digits, '.', '_' and '-' are allowed"
+        )
     if not counts:
         raise DataError(f"'{source.name}' has no images")
     for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
+    if has_control(source.origin):
+        raise DataError(f"'{source.name}': its source {source.origin!r:.200} holds control characters")
     refuse_packing(data_root)
     if source.problems:
         report = check_source(source, workers=workers, on_progress=on_progress)
@@ -274,33 +278,27 @@ def _finish_split(source: Source, partial: Path, split: str, count: int, per_sha
         lines.append("".join(f"{path}\n" for path in finished.path).encode())
         shards.append(finished.shard)
     text = b"".join(lines)
-    paths = Paths(lambda: text, count)
-    _refuse_repeated(source.name, split, paths)
+    _refuse_repeated(source.name, split, text)
     index, folder = index_bytes(rows), partial / "set" / split
     write_file(folder / INDEX_FILE, index)
     write_file(folder / PATHS_FILE, text)
     write_file(folder / "nshards.txt", f"{len(shards)}\n")
     return SplitEntry(
         count=count,
-        digest=lines_digest(
-            f"{paths[i]}\t{label}\t{source.classnames[label]}" for i, label in enumerate(rows["label"].tolist())
-        ),
+        digest=list_digest(text, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
         shards=tuple(shards),
     )
 
 
-def _refuse_repeated(dataset: str, split: str, paths: Paths) -> None:
+def _refuse_repeated(dataset: str, split: str, paths: bytes) -> None:
     """Refuse a path that is listed twice, because few-shot samples and results name images by their paths."""
-    # Hashes need an eighth of the memory of the paths; only paths with equal hashes are compared.
-    hashes = np.fromiter((hash(paths[i]) for i in range(len(paths))), np.int64, len(paths))
-    order = np.argsort(hashes, kind="stable")
-    for k in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]):
-        first, second = int(order[k]), int(order[k + 1])
-        if paths[first] == paths[second]:
-            where = f"as image {first + 1} and as image {second + 1}"
-            raise DataError(f"'{dataset}' {split}: {paths[first]} is listed twice, {where}; list it once")
+    earlier: dict[bytes, int] = {}
+    for number, path in enumerate(paths.split(b"\n")[:-1], 1):
+        if (first := earlier.setdefault(path, number)) != number:
+            where = f"as image {first} and as image {number}"
+            raise DataError(f"'{dataset}' {split}: {path.decode()} is listed twice, {where}; list it once")
 
 
 def _bytes(number: float) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shards.errors import DataError, DataUsageError
 from shards.index import Paths
 from shards.manifest import Manifest, read_manifest
-from shards.manifest_checks import check_files, check_hashes, read_index, read_paths
+from shards.manifest_checks import check_files, check_split, read_index, read_paths
 from shards.mirror import refresh
 from shards.shard_files import ShardFiles
 from shards.streaming import make_pipeline, stream_images
@@ -122,14 +122,12 @@ class ShardSet:
         """Open one split and verify it against the manifest byte for byte."""
         self.require(name)
         split = self.unverified(name, fetch=True)
-        if not self.stream:
-            check_hashes(self.folder, self.manifest, name)
+        check_split(self.folder, self.manifest, name, split.labels, hash_shards=not self.stream)
         return split
 
     def pipeline(self, name: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        self.require(name)
-        return make_pipeline(self.unverified(name)._files, deal=True)
+        return make_pipeline(self.split(name)._files, deal=True)
 
     def unverified(self, name: str, fetch: bool = False) -> Split:
         """Open one split without verifying its shards' bytes. fetch: get a shard of a mirror when it is first read."""

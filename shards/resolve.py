@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable, unknown_name
 from shards.manifest import FILE, read_manifest
 from shards.mirror import is_mirror, refresh
-
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
-"""Names of data sets; they become folders below the data root and the results, and arguments of commands."""
+from shards.names import OWN_NAME
 
 
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
@@ -25,7 +22,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
         dataset = find(name)
     except DataUsageError as error:
         own = name.strip().lower()
-        if data_root is not None and NAME.fullmatch(own) and is_packed(data_root, own):
+        if data_root is not None and OWN_NAME.fullmatch(own) and is_packed(data_root, own):
             manifest = read_manifest(data_root / own, own)
             return Dataset(
                 name=manifest.dataset,
@@ -72,7 +69,7 @@ def packed_names(data_root: Path) -> list[str]:
     """List the packed data sets of a data root, sorted; of a mirror those that were opened already."""
     if not data_root.is_dir():
         return []
-    return sorted(file.parent.name for file in data_root.glob(f"*/{FILE}") if NAME.fullmatch(file.parent.name))
+    return sorted(file.parent.name for file in data_root.glob(f"*/{FILE}") if OWN_NAME.fullmatch(file.parent.name))
 
 
 def base_name(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import DataError
+from shards.files import open_regular
 from shards.manifest import Shard, is_mirror
 from shards.mirror import mirrored_url, open_shard
 from shards.urls import join
@@ -66,7 +67,7 @@ class ShardFiles:
         if self.fetch:
             descriptor = open_shard(self.folder, self.shards[number])
         else:
-            descriptor = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(self.folder, self.shards[number].file)
         file = self._open.setdefault(number, _OpenFile(descriptor))
         for oldest in list(self._open)[:-MOST_OPEN]:
             self._open.pop(oldest, None)

@@ -22,7 +22,7 @@ from shards.errors import DataError
 from shards.manifest import Shard
 from shards.remote import open_stream, translate_errors
 from shards.shard_files import ShardFiles
-from shards.tar import IMAGES
+from shards.tar import IMAGES, SAMPLE_KEY
 from shards.urls import redact
 
 if TYPE_CHECKING:
@@ -104,9 +104,11 @@ def stream_images(
 def _read_shard(files: ShardFiles, number: int, wanted: set[int]) -> dict[int, bytes]:
     images = {}
     for sample in make_pipeline(files, [number]):
-        position = int(sample["__key__"][1:])
-        if position in wanted:
-            images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
+        key = sample["__key__"]
+        position = int(key[1:]) if SAMPLE_KEY.fullmatch(key) else -1
+        image = next((sample[extension] for extension in IMAGES if extension in sample), None)
+        if position in wanted and image is not None:
+            images[position] = image
     if len(images) != len(wanted):
         raise ShardStreamError(f"{redact(files.location(number))} lacks images of its index")
     return images

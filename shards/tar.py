@@ -21,6 +21,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.names import unsafe_path
+
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
@@ -37,6 +39,9 @@ PICKLED = frozenset(("pyd", "pickle", "pkl", "pth", "pt"))
 HEADER_LIMIT = 2**20
 METADATA = re.compile(r"__[^/]*__(\.|/|$)")
 NAMED = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
+
+
+SAMPLE_KEY = re.compile(r"s[0-9]{7,18}")
 
 
 def sample_key(position: int) -> str:
@@ -94,18 +99,17 @@ def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) 
     return start
 
 
-def scan_tar(file: Path, split: str, *, read_paths: bool = True) -> TarIndex:
-    """Walk through the headers of a tar, reading labels but no image.
+def scan_tar(file: Path, split: str) -> TarIndex:
+    """Walk through the headers of a tar, reading labels and paths but no image.
 
-    read_paths: take the path that a sample's json member gives, as in shards that this program packed; else, and where
-    there is none, an image is called `<split>/<key>.<ext>`. Directories, hidden names, names without a dot and
-    `__names__` are no samples; all else must belong to a whole one. Raises TarProblem when the file is no such tar or
-    a sample is not whole.
+    The path of an image is the one that its sample's json member gives, as in shards that this program packed, else
+    `<split>/<key>.<ext>`. Directories, hidden names, names without a dot and `__names__` are no samples; all else must
+    belong to a whole one. Raises TarProblem when the file is no such tar, a sample is not whole, or a name leads out.
     """
     try:
         with _TarFile(io.FileIO(file)) as stream:
             samples = groupby(_find_members(stream), key=lambda member: member[0])
-            rows = [_read_sample(stream, key, members, split, read_paths) for key, members in samples]
+            rows = [_read_sample(stream, key, members, split) for key, members in samples]
     except (tarfile.TarError, OSError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         raise TarProblem(f"is not a readable uncompressed tar ({reason})") from error
@@ -137,9 +141,12 @@ def _find_members(stream: _TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]
             end = member.offset_data
             if not member.isdir() and (not member.isreg() or member.issparse()):
                 raise TarProblem(f"has {member.name!r:.200}, which is no plain file")
-            name = NAMED.fullmatch(member.name)
-            if name and not member.isdir() and not METADATA.match(member.name):
-                yield _check_name(name["key"].removeprefix("./"), member), name["extension"].lower(), member
+            name = member.name.removeprefix("./")
+            if name != ".":
+                _check_name(name, member)
+            parts = NAMED.fullmatch(name)
+            if parts and not member.isdir() and not METADATA.match(name):
+                yield parts["key"], parts["extension"].lower(), member
         # tarfile stops silently at anything that is not a header; only blocks of zeros prove that nothing is missing.
         stream.seek(tar.offset)
         block = stream.read(tarfile.BLOCKSIZE)
@@ -152,7 +159,7 @@ def _find_members(stream: _TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]
 
 
 def _read_sample(
-    stream: _TarFile, key: str, members: Iterable[tuple[str, str, tarfile.TarInfo]], split: str, read_paths: bool
+    stream: _TarFile, key: str, members: Iterable[tuple[str, str, tarfile.TarInfo]], split: str
 ) -> tuple[int, int, int, bytes, bytes]:
     """Read offset, size and label of the image of a sample, its key and its path."""
     found: dict[str, tarfile.TarInfo] = {}
@@ -174,7 +181,7 @@ def _read_sample(
         if not digits.isdigit() or len(digits) > 9:
             raise TarProblem(f"has {member.name!r} with the label {digits[:20]!r}, which is no whole number from 0")
         labels.append(int(digits))
-    if "json" in found and read_paths:
+    if "json" in found:
         side = _read_json(stream, found["json"])
         # Beside a cls member a json member may say something else by "label", such as the class's name.
         if "label" in side and (not labels or isinstance(side["label"], int)):
@@ -208,7 +215,7 @@ def _read_member(stream: _TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _check_name(name: str, member: tarfile.TarInfo) -> str:
-    """Return `name` if it is a relative path without "." and ".."."""
-    if {"", ".", ".."} & set(name.split("/")) or not name.isprintable() or len(name) > 1000:
+    """Return `name` if it is a plain relative path."""
+    if unsafe_path(name) or len(name) > 1000:
         raise TarProblem(f"has {member.name!r:.200}, whose name is no plain name inside a data set")
     return name

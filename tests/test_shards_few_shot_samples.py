@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import struct
 import sys
 import types
@@ -319,9 +320,7 @@ def test_imported_samples_replace_the_draw_and_halves_are_taken_from_them(toy):
 @pytest.fixture
 def packed(few_digits, tmp_path) -> tuple[Path, FewShotSamples]:
     """The packed digits in a folder of their own, and samples that the rule does not draw."""
-    (tmp_path / "data" / "digits").mkdir(parents=True)
-    for file in (few_digits / "digits").iterdir():
-        (tmp_path / "data" / "digits" / file.name).symlink_to(file)
+    shutil.copytree(few_digits / "digits", tmp_path / "data" / "digits")
     other = draw_samples(open_dataset(tmp_path / "data", "digits"), 2, 9)
     return tmp_path / "data", FewShotSamples("digits", 2, 1, "imported", other.train, other.val)
 

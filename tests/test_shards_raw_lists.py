@@ -13,8 +13,8 @@ from miniature_roots import build
 
 from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
+from shards.names import unsafe_path
 from shards.raw.classnames import published_classnames
-from shards.raw.folders import unsafe_path
 from shards.raw.published import raw_source
 
 BROKEN_FILE = "unchanged copy of the published file"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 import shutil
@@ -25,6 +25,7 @@ from shards.files import file_sha256
 from shards.index import INDEX, index_bytes
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
+from shards.tar import scan_tar
 
 
 @pytest.fixture(scope="module")
@@ -135,23 +136,98 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     assert broken["test"].shards_found == (3 if kind in ("missing", "a folder in its place") else 4)
 
 
+def edit(file: Path, place: str, value: object) -> None:
+    """Set a place such as `splits.test.count` in a manifest; None removes it."""
+    content = json.loads(file.read_text())
+    *parents, last = [int(part) if part.isdigit() else part for part in place.split("/")]
+    inside = content
+    for part in parents:
+        inside = inside[part]
+    if value is None:
+        del inside[last]
+    else:
+        inside[last] = value
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("schema_version", 9, "has schema 9, this version reads schema 2"),
+        ("dataset", "other", "holds the data set 'other', not 'toy'"),
+        ("dataset", "\ud800", "Invalid JSON"),
+        ("splits", {"test": {}}, "splits.test.count: Field required"),
+        ("splits", {}, "splits: .* at least 1"),
+        ("splits/test/count", 18, "splits.test: its shards hold 17 images, not 18"),
+        ("splits/test/count", "17", "splits.test.count: .* not '17'"),
+        ("splits/test/shards/3", None, "its shards hold 15 images, not 17"),
+        ("splits/test/shards/0/count", 10**30, "shards hold 1000"),
+        ("splits/test/shards/0/size", True, "not True"),
+        ("splits/test/shards/0/size", 10**30, "size: .* less than"),
+        ("splits/test/shards/0/sha256", "x", "not 'x'"),
+        ("splits/test/shards/0/file", "test/1.tar", "the same shard is listed twice"),
+        ("splits/test/shards/0/file", "train/0.tar", "split 'test' has the shard train/0.tar"),
+        *(("splits/test/shards/0/file", name, f"not {name!r}") for name in ("/etc/passwd", "/dev/zero")),
+        *(("splits/test/shards/0/file", name, "is damaged") for name in ("test/../0.tar", "test/\0.tar", "../0.tar")),
+        ("splits/test/digest", "", "digest: .* not ''"),
+        ("splits/test/digest", "0" * 16, r"digest [0-9a-f]{16}, not 0{16}\)"),
+        ("classnames", list(CLASSNAMES[::-1]), "its paths, labels and class names have digest"),
+        ("classnames", list(CLASSNAMES[:4]), "it has labels that do not exist; there are 4 classes"),
+        ("classnames/0", "a\0b", r"class name 0 is 'a\\x00b'"),
+        ("classnames/0", "a\ud800", "Invalid JSON"),
+        ("source", "a\x1b[31m", "holds control characters"),
+        ("template", "a photo", "the template 'a photo' must hold one {} and no other brace"),
+        ("templates/1", "{0.__class__}", "must hold one {}"),
+        ("resize", -1, "resize: .* not -1"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_in_one_line(root, place, value, message):
+    edit(root / "toy/manifest.json", place, value)
+    with pytest.raises(DataError, match=message) as error:
+        open_dataset(root, "toy").split("test")
+    assert "\n" not in str(error.value) and str(root / "toy") in str(error.value)
+    assert not check_dataset(root, "toy").ok
+
+
+def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    return lambda file: (shutil.rmtree(file) if file.is_dir() else file.unlink(), make(file))[0]
+
+
+LINK, FIFO = replace_by(lambda file: file.symlink_to("/dev/zero")), replace_by(os.mkfifo)
+
+
+def move_out(file: Path) -> None:
+    file.symlink_to(file.rename(file.parents[2] / "outside").absolute())
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
         ("manifest.json", Path.unlink, "no shards of 'toy'"),
         ("manifest.json", lambda file: file.write_text(file.read_text()[:300]), "damaged"),
+        ("manifest.json", lambda file: file.write_text("[" * 100_000), "damaged"),
         ("manifest.json", lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read"),
         ("manifest.json", lambda file: file.write_text("[]"), "schema None, this version reads schema 2"),
-        ("manifest.json", lambda file: edit(file, schema_version=9), "schema 9, this version reads schema 2"),
-        ("manifest.json", lambda file: edit(file, dataset="other"), "holds the data set 'other', not 'toy'"),
-        ("manifest.json", lambda file: edit(file, splits={"test": {}}), "damaged"),
+        ("manifest.json", LINK, "cannot be read .it is a link"),
+        ("manifest.json", FIFO, "cannot be read .it is no regular file"),
         ("test/index.npy", Path.unlink, "index.npy is not usable"),
         ("test/index.npy", lambda file: file.write_bytes(b""), "index.npy is not usable"),
         ("test/index.npy", lambda file: flip_last_byte(file), "index.npy is not usable .SHA-256 differs"),
+        ("test/index.npy", LINK, "index.npy is not usable .it is a link"),
+        ("test/index.npy", lambda file: os.truncate(file, 2**40), "index.npy is not usable .it has more than"),
+        ("test/paths.txt", FIFO, "paths.txt is not usable .it is no regular file"),
+        ("test/0.tar", FIFO, "0.tar is altered .a link or no file"),
+        ("test/0.tar", move_out, "0.tar is altered .a link or no file"),
+        ("test", lambda file: move_out(file), "0.tar is altered .a link or no file"),
+        ("verified.json", os.mkfifo, None),
     ],
 )
-def test_a_wrong_manifest_or_index_is_refused_in_one_line(root, file, change, message):
+def test_files_are_read_only_when_they_are_the_packed_ones_in_the_folder(root, monkeypatch, file, change, message):
+    monkeypatch.setattr(manifest_checks, "ALWAYS_HASH_BYTES", 0)
     change(root / "toy" / file)
+    if message is None:
+        assert len(open_dataset(root, "toy").split("test")) == 17
+        return
     with pytest.raises(DataError, match=message) as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value)
@@ -164,8 +240,65 @@ def flip_last_byte(file: Path) -> None:
     file.write_bytes(data)
 
 
-def edit(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+def renew_hashes(folder: Path) -> None:
+    """Write the hashes and sizes of a split's files into the manifest, as someone who edits data by hand would."""
+    content = json.loads((folder.parent / "manifest.json").read_text())
+    entry = content["splits"][folder.name]
+    for shard in entry["shards"]:
+        file = folder.parent / shard["file"]
+        shard.update(sha256=file_sha256(file), size=file.stat().st_size)
+    entry["index_sha256"], entry["paths_sha256"] = (file_sha256(folder / name) for name in ("index.npy", "paths.txt"))
+    labels = np.load(folder / "index.npy")["label"]
+    entry["digest"] = manifest_checks.list_digest((folder / "paths.txt").read_bytes(), labels, content["classnames"])
+    (folder.parent / "manifest.json").write_text(json.dumps(content))
+
+
+def rename(old: str, new: str) -> Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]:
+    return lambda members: [(name.replace(old, new), data) for name, data in members]
+
+
+def first_json(data: bytes) -> Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]:
+    return lambda members: [(name, data if name == "s0000000.json" else old) for name, old in members]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (rename("s0000001", "s0000000"), "has 's0000000.cls' twice"),
+        (rename("s0000002", "s0000000"), "has the sample 's0000000' where 's0000002' belongs"),
+        (rename("s000", "t000"), "has the sample 't0000000' where 's0000000' belongs"),
+        (rename("s000", "/s000"), "has '/s0000000.cls', whose name is no plain name"),
+        (rename("s000", "a/../s000"), "has 'a/../s0000000.cls', whose name is no plain name"),
+        (lambda members: [*members, ("../.profile", b"")], "has '../.profile', whose name is no plain name"),
+        (first_json(b'{"path": "test/other.png"}'), "calls image 1 'test/other.png', the list of the split"),
+        (first_json(b'{"path": "caf\xe9.png"}'), "has 's0000000.json', which is no JSON"),
+        (first_json(b"{}"), "calls image 1 'test/s0000000.png', the list of the split"),
+        (b"test/caf\xe9.png", "paths.txt is not usable (it is not UTF-8 text)"),
+        (b"/etc/a.png", "image 1 of paths.txt, '/etc/a.png', is not a relative path"),
+        (b"test/../a.png", "image 1 of paths.txt, 'test/../a.png', is not a plain path"),
+        (b"test/red_ball/1.png", "image 2 of paths.txt, 'test/red_ball/1.png', is listed twice"),
+    ],
+)
+def test_a_check_finds_what_someone_edited_and_hashed_again(root, change, message):
+    folder = root / "toy/test"
+    if isinstance(change, bytes):
+        _, *lines = (folder / "paths.txt").read_bytes().split(b"\n")
+        (folder / "paths.txt").write_bytes(b"\n".join([change, *lines]))
+    else:
+        with tarfile.open(folder / "0.tar") as tar:
+            members = [(member.name, tar.extractfile(member).read()) for member in tar]
+        with tarfile.open(folder / "0.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, data in change(members):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    with suppress(ValueError):
+        found, rows = scan_tar(folder / "0.tar", "test"), np.load(folder / "index.npy")
+        rows["offset"][: len(found)], rows["size"][: len(found)] = found.offsets, found.sizes
+        (folder / "index.npy").write_bytes(index_bytes(rows))
+    renew_hashes(folder)
+    report = check_dataset(root, "toy")
+    assert message in "\n".join(report.splits[2].problems) and not report.splits[0].problems
 
 
 def test_an_undecodable_image_is_refused_when_it_is_read(root):
@@ -176,10 +309,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
         image = tar.getmembers()[5]
     data[image.offset_data + 45 : image.offset_data + image.size] = b"\0" * (image.size - 45)
     file.write_bytes(data)
-    manifest = json.loads((root / "toy/manifest.json").read_text())
-    manifest["splits"]["test"]["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
-    (root / "toy/manifest.json").write_text(json.dumps(manifest))
-
+    renew_hashes(file.parent)
     split = open_dataset(root, "toy").split("test")
     split.image(5)
     with pytest.raises(DataError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
@@ -235,27 +365,27 @@ def test_an_unknown_split_names_those_there_are(packed):
 def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatch):
     monkeypatch.setattr(manifest_checks, "ALWAYS_HASH_BYTES", 0)
     open_dataset(root, "toy").split("test")
-    assert len(json.loads((root / "toy/verified.json").read_text())) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(manifest_checks, "file_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
+        patch.setattr(manifest_checks, "shard_sha256", lambda folder, file: pytest.fail(f"{file} was hashed again"))
+        patch.setattr(manifest_checks, "list_digest", lambda *args: pytest.fail("the list was hashed again"))
         open_dataset(root, "toy").split("test")
     let_time_pass(root)
     flip_pixel_byte(root / "toy/test/2.tar")
     with pytest.raises(DataError, match=r"2\.tar is altered"):
         open_dataset(root, "toy").split("test")
+    edit(root / "toy/manifest.json", "classnames", list(CLASSNAMES[::-1]))
+    with pytest.raises(DataError, match="class names have digest"):
+        open_dataset(root, "toy").split("val")
 
 
 def flip_label(file: Path) -> None:
-    """Change the first label in a tar and in the manifest's hash, as someone who repacks by hand would."""
+    """Change the first label in a tar."""
     with tarfile.open(file) as tar:
         place = next(member for member in tar if member.name.endswith(".cls")).offset_data
     data = bytearray(file.read_bytes())
     data[place] = ord("0") + (data[place] - ord("0") + 1) % 5
     file.write_bytes(data)
-    manifest = file.parents[1] / "manifest.json"
-    content = json.loads(manifest.read_text())
-    content["splits"]["test"]["shards"][0]["sha256"] = hashlib.sha256(data).hexdigest()
-    manifest.write_text(json.dumps(content))
+    renew_hashes(file.parent)
 
 
 def test_a_shard_whose_labels_differ_from_the_index_is_reported(root):
@@ -264,26 +394,18 @@ def test_a_shard_whose_labels_differ_from_the_index_is_reported(root):
     assert "other images or labels than its index" in report.splits[2].problems[0]
 
 
-@pytest.mark.parametrize(("column", "value"), [("shard", 4), ("label", 5), ("label", -1)])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("shard", 4), ("shard", 1), ("label", 5), ("label", -1), ("size", 2**32 - 1), ("offset", 2**63)],
+)
 def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column, value):
-    file, manifest = root / "toy/test/index.npy", root / "toy/manifest.json"
+    file = root / "toy/test/index.npy"
     rows = np.load(file)
     rows[column][3] = value
     file.write_bytes(index_bytes(rows))
-    content = json.loads(manifest.read_text())
-    content["splits"]["test"]["index_sha256"] = file_sha256(file)
-    manifest.write_text(json.dumps(content))
+    edit(root / "toy/manifest.json", "splits/test/index_sha256", file_sha256(file))
     with pytest.raises(DataError, match=r"index\.npy is not usable \(it (names|has)"):
         open_dataset(root, "toy").split("test")
-
-
-def test_paths_are_read_when_they_are_asked_for_and_proven_then(root):
-    (root / "toy/test/paths.txt").write_text("wrong\n" * 17)
-    split = open_dataset(root, "toy").split("test")
-    assert np.array_equal(np.asarray(split.image(3)), pixels("test", 3))
-    with pytest.raises(DataError, match=r"paths\.txt is not usable \(SHA-256 differs"):
-        _ = split.paths
-    assert "paths.txt" in check_dataset(root, "toy").splits[2].problems[0]
 
 
 def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):
@@ -312,11 +434,12 @@ def test_a_split_as_large_as_imagenet_opens_at_once_and_in_little_memory(tmp_pat
         (folder / f"train/{i}.tar").touch()
     entry = {
         "count": IMAGENET,
-        "digest": "",
+        "digest": "0" * 16,
         "index_sha256": file_sha256(folder / "train/index.npy"),
         "paths_sha256": file_sha256(folder / "train/paths.txt"),
         "shards": [{"file": f"train/{i}.tar", "sha256": "0" * 64, "size": 0, "count": 1000} for i in range(1282)],
     }
+    entry["shards"][-1]["count"] = IMAGENET % 1000
     document = {"dataset": "large", "source": "", "classnames": ["x"] * 1000, "template": "{}", "templates": []}
     (folder / "manifest.json").write_text(json.dumps(document | {"schema_version": 2, "splits": {"train": entry}}))
     code = (

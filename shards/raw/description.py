@@ -20,8 +20,7 @@ from pydantic import (
 
 from shards.catalogue import GROUPS, find, parse_name
 from shards.errors import DataError, DataUsageError
-from shards.manifest import unfit_texts
-from shards.resolve import NAME
+from shards.names import OWN_NAME, unfit_texts
 
 # Bytes; a description with the names of thousands of classes is a tenth of this.
 SIZE_LIMIT = 2**20
@@ -87,7 +86,7 @@ class Description(BaseModel):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
+        if not OWN_NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
         try:
             taken = find(parse_name(name)[0]).name

@@ -1,18 +1,18 @@
 """Raw image folders: list images, find missing ones, and read them for packing.
 
-Nothing in `shards.raw` writes below a raw folder. Names in lists and on the disk are untrusted: see `unsafe_path`.
+Nothing in `shards.raw` writes below a raw folder. Names in lists and on the disk are untrusted: see `shards.names`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
+from shards.names import unsafe_path
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -118,17 +118,6 @@ class FolderPart:
 
 def _unreadable(error: OSError) -> DataError:
     return DataError(f"{error.filename} cannot be read ({error.strerror}): put it back, or pack a subset without it")
-
-
-def unsafe_path(path: str) -> str:
-    """Explain why a relative path is refused; "" for a plain path that stays inside its folder."""
-    if not path or path.startswith("/"):
-        return "is not a relative path"
-    if not path.isprintable() and any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in path):
-        return "holds characters that do not belong into a path"
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        return "is not a plain path inside the folder of the images"
-    return ""
 
 
 def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:

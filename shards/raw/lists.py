@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shards.names import unsafe_path
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import (
     Images,
@@ -22,7 +23,6 @@ from shards.raw.folders import (
     list_folder,
     scan_class_folders,
     subfolders,
-    unsafe_path,
 )
 from shards.raw.locations import RawLocation, class_folders
 

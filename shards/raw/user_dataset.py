@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.manifest import unfit_texts
+from shards.names import unfit_texts, unsafe_path
 from shards.raw.class_folders import Found, Item, scan_folders
 from shards.raw.class_notes import compare_table, describe_classes
 from shards.raw.description import Description, parse_description, read_description
@@ -29,7 +29,6 @@ from shards.raw.folders import (
     file_sizes,
     first_few,
     missing_files,
-    unsafe_path,
 )
 from shards.raw.lists import SPLITS, parse_split_lists
 from shards.raw.random_split import split_classes, split_sizes

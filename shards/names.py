@@ -1,0 +1,40 @@
+"""Names from outside that become folders, lines or terminal output: which of them are accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names of data sets and splits; they become folders. Names that a user gives are lower case: `OWN_NAME`."""
+OWN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
+# Control characters, line ends of Unicode, and halves of surrogate pairs, which no file can store as UTF-8.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def has_control(text: str) -> bool:
+    """Whether `text` holds a character that ends a line, controls a terminal or is no character."""
+    return _CONTROL.search(text) is not None
+
+
+def unsafe_path(path: str) -> str:
+    """Explain why a relative path is refused; "" for a plain path that stays inside its folder."""
+    if not path or path.startswith("/"):
+        return "is not a relative path"
+    if has_control(path):
+        return "holds characters that do not belong into a path"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "is not a plain path inside the folder of the images"
+    return ""
+
+
+def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
+    """Explain why class names or templates cannot be stored one per line; equal names are allowed."""
+    for label, name in enumerate(classnames):
+        if has_control(name) or name != name.strip() or not name.replace("_", " ").strip():
+            yield f"class name {label} is {name!r:.200}"
+    for template in templates:
+        if has_control(template) or template != template.strip():
+            yield f"the template is {template!r:.200}"
+        elif template.count("{}") != 1 or "{" in template.replace("{}", "") or "}" in template.replace("{}", ""):
+            yield f"the template {template!r:.200} must hold one {{}} and no other brace"
