@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -254,8 +253,7 @@ def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -
     broken.write_text("[]")
     state = "All 1 run and 2 evaluations that were planned in the suites that could be read are finished."
     assert build_report(root, shown="results").state == state
-    shutil.rmtree(root / "collections/suite/ablation")
-    assert build_report(root, shown="results").state == "No suite could be read."
+    assert build_report(root, ["duration"], shown="results").state == "No suite could be read."
 
 
 def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: Path) -> None:
@@ -371,7 +369,7 @@ def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(
 ) -> None:
     root = tmp_path / "results"
     root.mkdir()
-    with pytest.raises(UserError, match="no suite was started"):
+    with pytest.raises(UserError, match="no run below"):
         write_report(root)
     with pytest.raises(UsageError, match="did you mean ablation"):
         write_report(root, wanted=["abalation"])

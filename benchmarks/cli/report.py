@@ -1,4 +1,4 @@
-"""`procap report`: every suite on one page."""
+"""`procap report`: suites, sweeps and runs on one page."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OpenBrowser, OutputFlags, Price, Results, flag, flat
+from benchmarks.cli.flags import (
+    Data,
+    OpenBrowser,
+    OutputFlags,
+    Price,
+    Results,
+    SelectionFlags,
+    command_line,
+    flag,
+    flat,
+)
+from benchmarks.cli.selection import run_filter
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
-from benchmarks.results.frame import find_results
-from procap.errors import UsageError
+from benchmarks.results.frame import find_results, run_folders
+from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 from shards.default_paths import data_root
 from shards.urls import is_url
@@ -26,13 +37,18 @@ app = typer.Typer(**PLAIN)
         "procap report",
         "procap report --results /shared/results --out page --open",
         "procap report base-to-novel ablation",
+        "procap report --methods coop,procap --datasets pets --data shards",
         "procap report --tracking http://127.0.0.1:5000 --price 2.5",
     )
 )
 @flat
 def report(
+    selection: SelectionFlags,
     output: OutputFlags,
-    suites: Annotated[list[str] | None, typer.Argument(metavar="SUITE", help="names or files [default: all]")] = None,
+    suites: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SUITE", help="suites (names or files) and sweeps [default: all, and other runs]"),
+    ] = None,
     results: Results = "results",
     out: Annotated[Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report]")] = None,
     data: Data = "",
@@ -40,19 +56,33 @@ def report(
     price: Price = None,
     open_browser: OpenBrowser = False,
 ) -> int:
-    """Write one HTML page of every suite: tables, figures, comparisons, published figures, and what is missing.
+    """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
-    It is made of result files alone and needs no network. The tables (md, csv, tex, json) and figures (pdf, png, svg)
-    lie in folders beside it.
+    Flags such as --methods select runs, of which the page shows accuracies by class, confusion matrices and
+    misclassified images. It is made of result files and packed test images, without a model or the network. The
+    tables (md, csv, tex, json) and figures (pdf, png, svg) lie in folders beside it.
     """
     library_defaults()
     if tracking and not tracking.startswith(("http://", "https://")):
         raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
+    given = command_line(selection)
+    if given and suites:
+        raise UsageError(f"name suites or select runs: {' '.join(suites)} or {given}")
     root = find_results(results)
+    if not root.is_dir():
+        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
+    selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))) if given else None
     # The local folder of a URL is a cache, in which users would not find the page.
     out = out or (Path("report") if is_url(results) else None)
     page = write_report(
-        root, out, data=data_root(data), tracking=tracking, price=price, wanted=suites or (), shown=results
+        root,
+        out,
+        wanted=suites or (),
+        selected=selected,
+        shown=results,
+        data=data_root(data),
+        tracking=tracking,
+        price=price,
     )
     show(str(page))
     if open_browser and not webbrowser.open(page.resolve().as_uri()):

@@ -25,6 +25,8 @@ KEYS: Mapping[str, str] = {
 
 def describe_suite(one: StartedSuite) -> tuple[str, str]:
     """Return what the suite is, and what the paper has of it, from the docstring of a built-in suite's module."""
+    if not one.is_suite:
+        return "", ""
     module = sys.modules.get(SUITES.get(one.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
     prose = [" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost"))]
@@ -46,7 +48,7 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
     """List how it was run, as terms and values."""
     options, runs = one.options, one.results.runs
     facts = [
-        ("Profile", f"{options.profile.name}{', quick' if options.quick else ''}"),
+        ("Profile", f"{options.profile.name}{', quick' * options.quick}"),
         ("Data sets", ", ".join(options.datasets)),
         ("Methods", ", ".join(title_method(name) for name in options.methods)),
         ("Seeds", ", ".join(map(str, options.seeds))),
@@ -56,25 +58,27 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
         values = dict.fromkeys(str(run.variant.key[name]) for run in runs if name in run.variant.key)
         facts.append((KEYS.get(name, name.capitalize()), ", ".join(values)))
     if runs:
-        config = runs[0].spec.config
-        weights = f" ({config.pretrained})" if config.pretrained else ""
-        shots = ", ".join(str(number or "all") for number in sorted({run.spec.config.shots for run in runs}))
-        facts.append(("Backbone", f"{config.backbone}{weights}, {config.precision}"))
-        facts.append(("Trained on", f"{config.classes} classes, {shots} images per class"))
+        configs = [run.spec.config for run in runs]
+        weights = {one.pretrained: f" ({one.pretrained})" if one.pretrained else "" for one in configs}
+        backbones = dict.fromkeys(f"{one.backbone}{weights[one.pretrained]}, {one.precision}" for one in configs)
+        shots = ", ".join(str(number or "all") for number in sorted({one.shots for one in configs}))
+        classes = " or ".join(dict.fromkeys(one.classes for one in configs))
+        facts.append(("Backbone", "; ".join(backbones)))
+        facts.append(("Trained on", f"{classes} classes, {shots} images per class"))
         facts.append(("Recipe", "; ".join(describe_recipes(one))))
     facts.append(("Runs", describe_state(one)))
     return [(name, value) for name, value in facts if value]
 
 
 def describe_recipes(one: StartedSuite) -> list[str]:
-    """Describe the recipe of each trained method, with several where they differ."""
+    """Describe the recipe of each trained method, with up to three where they differ."""
     texts: dict[str, dict[str, None]] = {}
     for run in one.results.runs:
         config, recipe = run.spec.config, run.spec.config.recipe
         if recipe.epochs:
             text = f"{recipe.optimizer} {recipe.lr:g}, {plural(recipe.epochs, 'epoch')}, batch {recipe.batch_size}"
             texts.setdefault(title_method(config.method), {})[text] = None
-    return [f"{title}: {' / '.join(own)}" for title, own in texts.items()]
+    return [f"{title}: {' / '.join(own) if len(own) <= 3 else f'{len(own)} recipes'}" for title, own in texts.items()]
 
 
 def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
@@ -86,7 +90,12 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)
 
     found = []
-    if generated := [one for one in suites if one.options.profile.name == MINI.name]:
+    made = {*MINI.datasets, *MINI.shifts}
+    if generated := [
+        one
+        for one in suites
+        if one.options.profile.name == MINI.name or (not one.is_suite and made & {*one.options.datasets})
+    ]:
         text = (
             f"Generated data ({names(generated)}): small made-up image sets and the embedded backbone. The numbers "
             "show how methods compare here; none of them can be compared with published ones."
@@ -102,7 +111,7 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     if other := [
         one
         for one in suites
-        if one.options.profile.name != MINI.name
+        if one.options.profile.name == PAPER.name
         and any((run.spec.config.backbone, run.spec.config.pretrained) != paper for run in one.results.runs)
     ]:
         found.append((f"Another backbone than the paper's ViT-B/16 of OpenAI ({names(other)}).", "another backbone"))

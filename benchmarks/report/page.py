@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.mistakes import Mistakes
 from benchmarks.report.pictures import Picture
 from benchmarks.report.started_suites import Problem, UnfinishedRun
 from benchmarks.tables.html import to_html
@@ -22,6 +23,8 @@ TEMPLATE = Path(__file__).with_name("page.html")
 GENERATOR = "procap report"
 FOLDED_FROM = 36
 """Rows from which a table is folded."""
+MAX_ROWS = 200
+"""Rows of a table in the page; its files have all."""
 WIDE_FROM = 10
 """Columns from which a table is set in smaller type."""
 PIXELS = 125
@@ -30,12 +33,14 @@ PIXELS = 125
 
 @dataclass(frozen=True)
 class Section:
-    """One suite. facts: how it was run, as terms and values. command, ui: continue it, show its runs in MLflow.
+    """One suite, sweep, or the single runs. facts: how it was run, as terms and values.
 
-    leads: its main table and plot are the headline of the page. status: how its last command ended, if it failed.
+    command, ui: continue it ("" if no single command does), show its runs in MLflow. leads: its main table and plot are
+    the headline of the page. status: how its last command ended, if it failed.
     """
 
     name: str
+    heading: str
     text: str
     paper: str
     command: str
@@ -49,6 +54,7 @@ class Section:
     state: str
     status: str
     unfinished: Sequence[UnfinishedRun]
+    mistakes: Sequence[Mistakes] = ()
     leads: bool = False
 
     @property
@@ -96,7 +102,10 @@ class FileWriter:
         """Write the files of a table; returns what the template shows."""
         name = self._make_name(table.name)
         write_tables([replace(table, name=name)], self.folder / "tables")
-        table = table.without_details()
+        table, rows = table.without_details(), len(table.rows)
+        if rows > MAX_ROWS:
+            note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
+            table = replace(table, rows=table.rows[:MAX_ROWS], notes=(note, *table.notes))
         return {
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",
@@ -120,7 +129,7 @@ class FileWriter:
             "caption": f"Figure {next(self.picture_numbers)}. {picture.caption}",
             "alt": picture.alt,
             "width": round(picture.width * PIXELS),
-            "source": f"data:{kind};base64,{base64.b64encode(picture.shown).decode()}",
+            "source": _to_url(picture.shown, kind),
             "files": [(form, f"figures/{name}.{form}") for form in sorted(picture.files)],
         }
 
@@ -130,10 +139,14 @@ def write_page(contents: PageContents, folder: Path) -> None:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["digest"] = _digest
+    environment.filters |= {"digest": _digest, "url": _to_url}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     page = template.render(vars(contents), writer=FileWriter(folder), generator=GENERATOR)
     write_bytes(folder / "index.html", page.encode())
+
+
+def _to_url(content: bytes, kind: str = "image/jpeg") -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _digest(script: str) -> str:

@@ -19,14 +19,18 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.claims import read_claims
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
 from benchmarks.report.links import find_links
+from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
 from benchmarks.report.pictures import Picture, draw_picture, load_picture
+from benchmarks.report.runs import find_sweeps, read_runs
 from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_suites, merge_unfinished
 from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
 from benchmarks.tables.published import published_tables
+from benchmarks.tables.runs import title_runs
 from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
+from runner.config import RunConfig
 from shards.errors import DataError
 
 T = TypeVar("T")
@@ -44,6 +48,7 @@ def write_report(
     out: Path | None = None,
     *,
     wanted: Sequence[str] = (),
+    selected: Callable[[RunConfig], bool] | None = None,
     shown: str = "",
     data: Path | None = None,
     tracking: str = "",
@@ -51,12 +56,15 @@ def write_report(
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced as a whole, anything else is a UsageError. wanted: suites, all by default. shown:
-    the results folder or URL as commands in the page name it. The rest: flags of `procap report`.
+    An old report there is replaced as a whole, anything else is a UsageError. wanted: suites and sweeps, by default all
+    and the runs that belong to none. selected: shows only these runs instead, whatever they belong to. shown: the
+    results folder or URL as commands in the page name it. The rest: flags of `procap report`.
     """
     folder = out or results / "report"
     _check_replaceable(folder)
-    report = build_report(results, wanted, shown=shown or str(results), data=data, tracking=tracking, price=price)
+    report = build_report(
+        results, wanted, selected, shown=shown or str(results), data=data, tracking=tracking, price=price
+    )
     try:
         _replace_folder(folder, report)
     except OSError as error:
@@ -99,6 +107,7 @@ def _replace_folder(folder: Path, report: PageContents) -> None:
 def build_report(
     results: Path,
     wanted: Sequence[str] = (),
+    selected: Callable[[RunConfig], bool] | None = None,
     *,
     shown: str,
     data: Path | None = None,
@@ -106,12 +115,22 @@ def build_report(
     price: float | None = None,
 ) -> PageContents:
     """Collect the contents of the page, see `write_report`."""
-    suites, problems = find_suites(results, data, wanted)
-    if not suites and not problems:
-        raise UserError(f"no suite was started in {shown}; run them all: procap bench all --results {shown}")
-    state = _describe_runs(suites, all_read=not problems)
-    sections = [_make_section(one, shown, data, tracking, problems) for one in suites]
-    with_tables = [one for one in sections if one.tables]
+    groups, problems = _find_groups(results, data, wanted, selected)
+    if not groups and not problems:
+        hint = f"procap ls runs --results {shlex.quote(shown)}"
+        raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
+    suites = [one for one in groups if one.is_suite]
+    state = _describe_runs(groups, all_read=not problems)
+    existing = [one for one in suites if len(one.results.frame)]
+    lead = next((one for one in existing if one.name == MAIN_SUITE), existing[0] if existing else None)
+    sections = []
+    for one in groups:
+        section = _make_section(one, shown, data, tracking, problems)
+        if one.collection.kind == "suite" and (wanted or one is lead or not one.is_suite):
+            find = partial(_find_mistakes, one, data)
+            section = replace(section, mistakes=_attempt(problems, one.name, "where it is wrong", find, []))
+        sections.append(section)
+    with_tables = [part for part, one in zip(sections, groups, strict=True) if part.tables and one.is_suite]
     main = next((one for one in with_tables if one.name == MAIN_SUITE), with_tables[0] if with_tables else None)
     headline: tuple[Table, Picture | None] | None = None
     if main:
@@ -122,29 +141,53 @@ def build_report(
         sections[sections.index(main)] = rest
     read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
     claims = _attempt(problems, "claims", "the table of claims", read, None) if suites else None
-    jobs = read_jobs(suites)
+    jobs = read_jobs(groups)
     return PageContents(
-        lead=_describe_dates(suites),
+        lead=_describe_dates(groups),
         state=state,
         shown=shown,
         sections=sections,
         headline=headline,
         claims=(claims.notes[0], replace(claims, notes=claims.notes[1:])) if claims and claims.rows else None,
         problems=problems,
-        caveats=list_caveats(suites),
+        caveats=list_caveats(groups),
         cost=describe_cost(jobs, price),
-        work=[suites_table(suites, jobs), machines_table(jobs)] if any(one.results.paths for one in suites) else [],
+        work=[suites_table(groups, jobs), machines_table(jobs)] if any(one.results.paths for one in groups) else [],
         versions=list_versions(jobs),
     )
 
 
+def _find_groups(
+    results: Path, data: Path | None, wanted: Sequence[str], selected: Callable[[RunConfig], bool] | None
+) -> tuple[list[StartedSuite], list[Problem]]:
+    """Find suites, sweeps and the runs without either below `results`, or the part of them that was chosen."""
+    if selected:
+        runs = read_runs(results, selected, "selected runs")
+        return ([runs] if runs else []), []
+    sweeps, problems = find_sweeps(results)
+    names = {one.name for one in sweeps} | {name for name, _ in problems}
+    suites: list[StartedSuite] = []
+    if not wanted or not names.issuperset(wanted):
+        suites, unread = find_suites(results, data, [word for word in wanted if word not in names])
+        problems = unread + problems
+    if wanted:
+        chosen = [name for name, _ in problems if name in wanted or name not in names]
+        return suites + [one for one in sweeps if one.name in wanted], [one for one in problems if one[0] in chosen]
+    members = {path for one in suites + sweeps for path in one.collection.runs}
+    runs = read_runs(results, lambda config: config.path not in members, "single runs")
+    return suites + sweeps + ([runs] if runs else []), problems
+
+
 def _describe_dates(suites: Sequence[StartedSuite]) -> str:
-    """Describe the number of suites and runs, and the days between which they ran, in UTC."""
+    """Describe the number of suites, sweeps and runs, and the days between which they ran, in UTC."""
     runs = len({path for one in suites for path in one.results.paths})
+    sweeps = sum(one.collection.kind == "sweep" for one in suites)
+    counts = [(sum(one.is_suite for one in suites), "suite"), (sweeps, "sweep"), (runs, "run")]
+    counted = ", ".join(plural(count, noun) for count, noun in counts if count)
     moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
     days = sorted({datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments})
     between = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
-    return f"{plural(len(suites), 'suite')}, {plural(runs, 'run')}{f', {between}' if between else ''}."
+    return f"{counted}{f', {between}' if between else ''}."
 
 
 def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
@@ -157,6 +200,8 @@ def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
         listed = "; ".join(f"{counts[state]} {STATES[state]}" for state in STATES if counts[state])
         return f"{len(unfinished)} of {runs} unfinished: {listed}."
     evaluations = len({job for one in suites for job in one.results.planned})
+    if not any(one.is_suite for one in suites):
+        return f"All {runs} and {plural(evaluations, 'evaluation')} are finished."
     where = "" if all_read else " in the suites that could be read"
     return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
 
@@ -177,9 +222,10 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
     attempt = partial(_attempt, problems, one.name)
     suite, results = one.suite, one.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
-    tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
+    if one.is_suite:
+        tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
     plots: Plots = {}
-    if suite.plots and len(results.frame):
+    if suite.plots and (len(results.frame) or not one.is_suite):
         plots = attempt("its plots", partial(suite.plots, results), {})
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in results.pictures.get("pictures", {}):
@@ -189,10 +235,13 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
     text, paper = describe_suite(one)
     return Section(
         name=one.name,
+        heading=one.name if one.is_suite else suite.heading,
         text=text,
         paper=paper,
-        command=suite.command(replace(one.options, data=data), shown),
-        ui=shlex.join(["procap", "ui", "--results", shown, "--suite", one.name]) if one.results.paths else "",
+        command=suite.command(replace(one.options, data=data), shown) if one.is_suite else "",
+        ui=shlex.join(["procap", "ui", "--results", shown, *(["--suite", one.name] if one.is_suite else [])])
+        if one.results.paths
+        else "",
         facts=attempt("how it was run", lambda: list_facts(one), []),
         links=attempt("its links", lambda: find_links(one.collection, results.results, tracking), []),
         tables=[table for table in tables if not table.compares],
@@ -203,3 +252,18 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
         status=STATUS.get(one.collection.status, ""),
         unfinished=one.unfinished,
     )
+
+
+def _find_mistakes(one: StartedSuite, data: Path | None) -> list[Mistakes]:
+    """List the mistakes of a suite, with its titles of variants, or of other runs."""
+    results = one.results
+    if results.frame.empty:
+        return []
+    if not one.is_suite:
+        return list_mistakes(title_runs(results.frame), data)
+    titles = {
+        results.variants.index(variant): title
+        for title, variants in results.group_by_title().items()
+        for variant in variants
+    }
+    return list_mistakes(results.frame.assign(title=results.frame.number.map(titles)), data)

@@ -43,13 +43,17 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class StartedSuite:
-    """A suite that was started: its unfinished runs, the worst first; further: finished runs made with other flags."""
+    """A suite that was started: its unfinished runs, the worst first; further: finished runs made with other flags.
+
+    is_suite: False for a sweep and for runs without a suite, which no `procap bench` continues.
+    """
 
     suite: Suite
     collection: Collection
     results: SuiteResults
     unfinished: tuple[UnfinishedRun, ...] = ()
     further: tuple[str, ...] = ()
+    is_suite: bool = True
 
     @property
     def name(self) -> str:
@@ -93,7 +97,7 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
         missing.setdefault(path, []).append(target)
     unfinished = []
     for path, targets in missing.items():
-        state, reason = _read_state(root / path, results.unreadable.get(path, ""), collection.failed.get(path, ""))
+        state, reason = read_state(root / path, results.unreadable.get(path, ""), collection.failed.get(path, ""))
         text = STATES[state] + (f" ({', '.join(targets)})" if state == "not evaluated" else "")
         unfinished.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
     # A command that was stopped or refused has left its plan in the collection, but no runs.
@@ -101,7 +105,7 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
     return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), further)
 
 
-def _read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
+def read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
     """Return state and reason of an unfinished run. failure: the reason of its last attempt, if that failed."""
     if unreadable:
         return "broken", unreadable

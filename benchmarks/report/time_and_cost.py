@@ -45,7 +45,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
                         environment, watts = result.environment, result.use.gpu_watts
                         rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1))
         # A suite without runs measures runtime.
-        other = one.results.pictures if one.results.runs else newest_measurement(one.results) or {}
+        other = one.results.pictures if one.results.runs or not one.is_suite else newest_measurement(one.results) or {}
         if "seconds" in other:
             rows.append((one.name, "other", one.name, "", other["seconds"], other.get("environment") or {}, None, 1))
     jobs = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"watts": float})

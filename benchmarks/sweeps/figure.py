@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots.style import COLOURS, FAINT, GRID, INK, SPARE, save_plots
+from benchmarks.plots.style import COLOURS, FAINT, GRID, INK, SPARE, heading, save_plots
 from benchmarks.sweeps.table import find_best
 from cluster.configuration import Configuration, SweepSettings
 
@@ -20,15 +20,18 @@ MAX_COLUMNS = 3
 
 def draw_sweep(settings: SweepSettings, configurations: Sequence[Configuration], folder: Path) -> list[Path]:
     """Write sweep.png and sweep.pdf into `folder` and return the PNG's path; no plot for fewer than two points."""
-    shown = [one for one in configurations if one.score is not None]
-    fields = [field for field in settings.domains if len({str(one.values.get(field)) for one in shown}) > 1]
-    return save_plots(folder, {"sweep": lambda: _plot(settings, shown, fields)}) if fields else []
+    return save_plots(folder, {"sweep": lambda: plot_sweep(settings, configurations)})
 
 
-def _plot(settings: SweepSettings, shown: Sequence[Configuration], fields: Sequence[str]) -> Figure:
+def plot_sweep(settings: SweepSettings, configurations: Sequence[Configuration]) -> Figure | None:
+    """Plot the scores against each varied field; None for fewer than two points."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    shown = [one for one in configurations if one.score is not None]
+    fields = [field for field in settings.domains if len({str(one.values.get(field)) for one in shown}) > 1]
+    if not fields:
+        return None
     columns = min(MAX_COLUMNS, len(fields))
     rows = math.ceil(len(fields) / columns)
     figure = Figure(figsize=(3.6 * columns + 0.6, 3.1 * rows + 0.5), layout="constrained")
@@ -48,6 +51,7 @@ def _plot(settings: SweepSettings, shown: Sequence[Configuration], fields: Seque
         Line2D([], [], linestyle="none", marker=marker, color=colour, markerfacecolor=face, label=label)
         for marker, colour, face, label in marks
     ]
+    heading(figure, f"Sweep {settings.name}: {settings.metric} of each configuration, by the values of each field")
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
     return figure
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.console.output import columns
-from cluster.configuration import Configuration, SweepSettings
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.table import Column, Row, Table
+from cluster.configuration import METRICS, Configuration, SweepSettings
 from cluster.space import Values
 
 STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
@@ -56,6 +58,21 @@ def format_table(settings: SweepSettings, configurations: Sequence[Configuration
         rows.append((*values, score, seeds, f"{one.epoch}/{one.epochs}", STATES[one.state], mark))
     headers = [field.rpartition(".")[2] for field in settings.domains]
     return columns((*headers, f"{settings.metric} %", "seeds", "epochs", "state", ""), rows)
+
+
+def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:
+    """Make a row for each configuration, the best first."""
+    rows = []
+    for number, one in enumerate(rank(settings, configurations), 1):
+        seeds = tuple(sorted(map(int, one.by_seed)))
+        score = None if one.score is None else Metric(one.score, one.spread, seeds)
+        values = [_format_value(one.values.get(field)) for field in settings.domains]
+        rows.append(Row((str(number),), (*values, score, f"{one.epoch} of {one.epochs}", STATES[one.state])))
+    fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
+    better: Literal["high", "low"] = "high" if settings.direction == "max" else "low"
+    columns = (*fields, Column(f"{settings.metric}, %", better), Column("Epochs", ""), Column("State", ""))
+    note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
+    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), (note,), wide=True)
 
 
 def format_configuration(one: Configuration) -> str:

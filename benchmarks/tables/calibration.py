@@ -83,10 +83,7 @@ def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple
         return []
     means = {title: float(own.correct.sum() / own.total.sum()) for title, own in counts.items()}
     methods = {title: variants[title].method.iloc[0] for title in counts}
-    procap = [title for title in counts if methods[title] == "procap"]
-    reference = (procap or list(counts))[0 if procap else -1]
-    others = sorted((title for title in counts if title != reference), key=lambda title: -means[title])
-    compared = dict.fromkeys([*(title for title in others if methods[title] == "zeroshot"), *others[:1]])
+    reference, *compared = choose_compared(means, methods)
     worst = counts[reference].assign(accuracy=lambda own: own.correct / own.total)
     worst = worst.sort_values(["accuracy", "total"], ascending=[True, False], kind="stable").head(WORST)
     rows = []
@@ -100,9 +97,17 @@ def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple
     columns = (Column("Test images", "", digits=0), *(Column(title, "") for title in (reference, *compared)))
     rule = f"The {len(rows)} classes with the lowest accuracy of {reference} in %, over all seeds together"
     beside = f", beside {' and '.join(compared)}" if compared else ""
-    also = " (the best of the others on average)" if others and methods[others[0]] != "zeroshot" else ""
+    also = " (the best of the others on average)" if compared and methods[compared[-1]] != "zeroshot" else ""
     title, labels = f"Classes with the lowest accuracies of {reference}", ("Class", "Data set", "Tested on")
     return [Table(name, title, labels, columns, tuple(rows), (f"{rule}{beside}{also}.", *notes))]
+
+
+def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
+    """Choose ProCAP, or else the last title, then zero-shot CLIP and the best of the others on average."""
+    procap = [title for title in means if methods[title] == "procap"]
+    reference = (procap or list(means))[0 if procap else -1]
+    others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
+    return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 
 
 def count_by_class(frame: pd.DataFrame) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from html import escape
 
 from benchmarks.results.metrics import Metric
@@ -26,7 +27,8 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     grouped = len(table.labels) > 1 and len(adjacent) == len(set(adjacent)) and 2 * len(adjacent) <= len(first)
     marks = table.marks()
     title = f' aria-labelledby="{escape(labelled_by)}"' if labelled_by else ""
-    lines = [f"<table{_classes('sortable' * (len(table.rows) > 2))}{title}>"]
+    kinds = _classes("matrix" * table.matrix, "sortable" * (len(table.rows) > 2 and not table.matrix))
+    lines = [f"<table{kinds}{title}>"]
     if not labelled_by:
         lines.append(f"<caption>{escape(table.title)}</caption>")
     headers = [f'<th scope="col" class="text">{escape(label)}</th>' for label in table.labels[grouped:]]
@@ -44,7 +46,10 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         for number, row in rows:
             cells = [f'<th scope="row">{escape(label)}</th>' for label in row.labels[grouped:]]
             for place, cell in enumerate(row.cells):
-                cells.append(_render_cell(table, cell, place, marks.get((number, place))))
+                if table.matrix:
+                    cells.append(_render_count(row.cells, place, right=place == number))
+                else:
+                    cells.append(_render_cell(table, cell, place, marks.get((number, place))))
             classes = _classes(row.source if table.mixed else "", "average" * row.average)
             lines.append(f"<tr{classes}>{''.join(cells)}</tr>")
         lines.append("</tbody>")
@@ -53,6 +58,14 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in list_notes(table))
         lines.append(f'<ul class="notes">{notes}</ul>')
     return "\n".join(lines)
+
+
+def _render_count(cells: Sequence[Cell], place: int, *, right: bool) -> str:
+    """Render a cell of a matrix; `--share` is its share of the row, from which the page computes the shade."""
+    counts = [int(cell.mean) for cell in cells if isinstance(cell, Metric)]
+    count = counts[place]
+    share = f' style="--share:{count / sum(counts):.2f}"' if count else ""
+    return f"<td{_classes('right' if right else 'wrong')}{share}>{count:,}</td>"
 
 
 def _render_cell(table: Table, cell: Cell, place: int, mark: Mark | None) -> str:

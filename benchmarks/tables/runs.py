@@ -41,15 +41,21 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
     if half.any():
         tables.append(_halves_table(_add_titles(frame[half]), left_out))
     if not half.all():
-        tables.append(_targets_table(_add_titles(frame[~half]), left_out))
+        title = "Other targets" if half.any() else "Accuracy"
+        tables.append(_targets_table(_add_titles(frame[~half]), left_out, title))
     return tables
 
 
 def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
     """Make the tables of calibration of all runs; see `calibration_tables`."""
-    frame, left_out = _one_per_seed(frame)
-    titled = _add_titles(frame).sort_values("order", kind="stable")
-    return calibration_tables({str(title): own for title, own in titled.groupby("title", sort=False)}, notes=left_out)
+    titled = title_runs(frame).sort_values("order", kind="stable")
+    variants = {str(title): own for title, own in titled.groupby("title", sort=False)}
+    return calibration_tables(variants, notes=_one_per_seed(frame)[1])
+
+
+def title_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one result per seed and setting with a column `title`, by data set and method."""
+    return _add_titles(_one_per_seed(frame)[0])
 
 
 def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
@@ -98,7 +104,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     return Table("table", "Base and novel classes", labels, columns, tuple(rows), tuple(notes), wide=True)
 
 
-def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
+def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Table:
     changed = changed_datasets(frame)
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
@@ -119,7 +125,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         *note_sources(frame),
     )
     labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
-    return Table("table-targets", "Other targets", labels, columns, tuple(rows), notes, wide=True)
+    return Table("table-targets", heading, labels, columns, tuple(rows), notes, wide=True)
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:

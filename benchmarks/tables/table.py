@@ -47,7 +47,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows. wide: it spans both columns of a paper. compares: its rows compare rows of another table."""
+    """A table of rows. wide: it spans both columns of a paper. compares: its rows compare rows of another table.
+
+    matrix: it counts true classes by predicted ones; cells of a page are shaded by their share of the row.
+    """
 
     name: str
     title: str
@@ -57,6 +60,7 @@ class Table:
     notes: tuple[str, ...] = ()
     wide: bool = False
     compares: bool = False
+    matrix: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:

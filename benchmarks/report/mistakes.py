@@ -1,0 +1,260 @@
+"""Show where evaluations are wrong: accuracy by class, confusions, and the images that most of them get wrong.
+
+All of it comes from result files; the pictures of the images are read from the packed data set, if it is at hand.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.console.output import plural
+from benchmarks.results.metrics import Metric, make_metric
+from benchmarks.results.published.tables import display_name
+from benchmarks.tables.calibration import choose_compared
+from benchmarks.tables.table import Column, Row, Table
+from procap.errors import UserError
+from runner.config import Target
+from runner.results import unpack_bits
+from shards.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_TARGETS, MAX_METHODS = 8, 6
+"""Test sets of one section, and methods of one table; flags that select runs make a page of others."""
+MAX_MATRIX, MAX_PAIRS = 20, 20
+"""Classes up to which confusions are a matrix, and rows of the table of pairs that there is for more classes."""
+MAX_IMAGES, IMAGES_OF_CLASS, PIXELS = 24, 2, 96
+"""Images of a test set, those of one class among them, and their longer side."""
+
+
+@dataclass(frozen=True)
+class WrongImage:
+    """An image that is classified wrongly. shown: a JPEG. answers: what was predicted, and how often."""
+
+    path: str
+    label: str
+    answers: str
+    shown: bytes
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The mistakes on one test set. text: how the images were chosen, or why none are shown."""
+
+    title: str
+    tables: Sequence[Table]
+    images: Sequence[WrongImage]
+    text: str
+
+
+def list_mistakes(frame: pd.DataFrame, data: Path | None) -> list[Mistakes]:
+    """Describe the mistakes on each test set of the first MAX_TARGETS. frame: of results, with titles in `title`."""
+    frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
+    groups = frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)
+    return [_describe_target(own, data) for _, own in list(groups)[:MAX_TARGETS]]
+
+
+def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
+    """Describe the mistakes on one test set; frame: its evaluations."""
+    first = frame.iloc[0]
+    titles = {str(title): own for title, own in frame.groupby("title", sort=False)}
+    means = {title: float(own.correct.sum() / own.total.sum()) for title, own in titles.items()}
+    chosen = choose_compared(means, {title: own.method.iloc[0] for title, own in titles.items()})
+    others = [title for title in titles if title not in chosen]
+    shown = {title: titles[title] for title in [*chosen, *others][:MAX_METHODS]}
+    target = Target.parse_unchecked(first.target)
+    where = f"{display_name(target.dataset)}, {target.classes} classes"
+    where += f", {target.split} split" if target.split != "test" else ""
+    where += f", trained on {display_name(first.dataset)}" if first.dataset != target.dataset else ""
+    where += f", trained on {first.classes} classes" if first.classes != target.classes else ""
+    names = [name.replace("_", " ") for name in first.per_class.names or map(str, range(len(first.per_class.total)))]
+    name = f"{target.dataset}-{target.classes}"
+    tables = [_class_table(shown, names, where, name)]
+    known = {title: own for title, own in shown.items() if title in chosen and own.wrong_images.notna().all()}
+    if len(names) <= MAX_MATRIX:
+        tables += [_matrix(own, names, f"{title}: {where}", name) for title, own in known.items()]
+    elif known:
+        tables.append(_pair_table(known, names, where, name))
+    whole = frame[frame.title.isin(list(shown)) & frame.wrong_images.notna() & frame.correct_bits.notna()]
+    if len(whole) < len(frame[frame.title.isin(list(shown))]):
+        return Mistakes(where, tables, (), "Some evaluations do not have the predictions of single images, because an "
+                        "older version made them: procap eval RUN --force adds them.")  # fmt: skip
+    images, text = _list_images(whole, names, target, data)
+    return Mistakes(where, tables, images, text)
+
+
+def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
+    """Make a row for each class, the one with the lowest accuracy of the first title first."""
+    from scipy.stats import binomtest
+
+    accuracies = {title: _average_classes(own) for title, own in titles.items()}
+    images = np.max([one.total for own in titles.values() for one in own.per_class], axis=0).tolist()
+    rows = []
+    for place, label in enumerate(names):
+        reference, *others = (metrics[place] for metrics in accuracies.values())
+        if reference is not None:
+            right = round(reference.mean / 100 * images[place])
+            low, high = binomtest(right, images[place]).proportion_ci(method="wilson")
+            interval = f"{100 * low:.1f} to {100 * high:.1f}"
+            rows.append(Row((label,), (Metric(images[place]), reference, interval, *others)))
+    rows.sort(key=lambda row: row.cells[1].mean if isinstance(row.cells[1], Metric) else 0.0)
+    first, *rest = titles
+    titled = [Column(title, "") for title in (first, "95 % interval", *rest)]
+    columns = (Column("Images", "", 0), *titled)
+    seeds = {metric.seeds for row in rows for metric in row.cells if isinstance(metric, Metric) and metric.seeds}
+    over = "; means ± sample standard deviation over seeds" if any(len(one) > 1 for one in seeds) else ""
+    note = (
+        f"Accuracy in %{over}. The interval is Wilson's for {first}, over the images of the class alone: it does not "
+        "include other trainings. Lowest first."
+    )
+    return Table(f"classes-{name}", f"Accuracy by class: {where}", ("Class",), columns, tuple(rows), (note,))
+
+
+def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
+    """Average the accuracy of each class over seeds; None where it has no images."""
+    own = frame.sort_values("seed")
+    counts = [np.array([one.correct, one.total], float) for one in own.per_class]
+    columns = np.array([100 * correct / np.where(total, total, np.nan) for correct, total in counts]).T
+    seeds, limited = tuple(map(int, own.seed)), bool(own.limited.any())
+    return [None if np.isnan(values).any() else make_metric(values.tolist(), seeds, limited) for values in columns]
+
+
+def _count_confusions(frame: pd.DataFrame, classes: int) -> NDArray[np.int64]:
+    """Count images by true and predicted class [C, C], over all evaluations of `frame`."""
+    counts = np.zeros((classes, classes), np.int64)
+    for wrong, per_class in zip(frame.wrong_images, frame.per_class, strict=True):
+        np.add.at(counts, tuple(wrong), 1)
+        counts[np.diag_indices(classes)] += np.array(per_class.correct)
+    return counts
+
+
+def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
+    """Make the confusion matrix of one method, with a row for each true class."""
+    counts = _count_confusions(frame, len(names))
+    short = len(names) <= 6
+    rows = tuple(
+        Row((label if short else f"{place} {label}",), tuple(Metric(count) for count in row.tolist()))
+        for place, (label, row) in enumerate(zip(names, counts, strict=True), 1)
+    )
+    columns = tuple(Column(label if short else str(place), "", 0) for place, label in enumerate(names, 1))
+    order = "" if short else ", numbered as the rows"
+    note = (
+        f"Rows: true classes; columns: predicted ones{order}. Number of images, {_count_text(frame)}; the shade is its "
+        "share of the row."
+    )
+    return Table(
+        f"confusion-{name}", f"Confusion matrix of {where}", ("True class",), columns, rows, (note,), matrix=True
+    )
+
+
+def _pair_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
+    """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
+    counts = {title: _count_confusions(own, len(names)) for title, own in titles.items()}
+    shares = {title: own / np.maximum(own.sum(axis=1, keepdims=True), 1) for title, own in counts.items()}
+    ranked = sum(shares.values()) * (1 - np.eye(len(names)))
+    order = np.argsort(-ranked, axis=None, kind="stable")[:MAX_PAIRS]
+    pairs = [divmod(int(place), len(names)) for place in order if ranked.flat[place] > 0]
+    rows = tuple(
+        Row((names[true], names[other]), tuple(Metric(100 * own[true, other]) for own in shares.values()))
+        for true, other in pairs
+    )
+    columns = tuple(Column(title, "", 1) for title in titles)
+    note = (
+        f"% of the images of the true class, {_count_text(next(iter(titles.values())))}. The {len(rows)} pairs with "
+        "the highest sum over the methods."
+    )
+    labels = ("True class", "Predicted")
+    return Table(f"confused-{name}", f"Most confused classes: {where}", labels, columns, rows, (note,))
+
+
+def _count_text(frame: pd.DataFrame) -> str:
+    """Describe what is counted: "n = 120", "n = 3 x 120 (seeds 1, 2, 3)"."""
+    if len(frame) == 1:
+        return f"n = {frame.total.iloc[0]:,}"
+    return f"n = {len(frame)} x {frame.total.max():,} (seeds {', '.join(map(str, sorted(set(frame.seed))))})"
+
+
+def _list_images(
+    frame: pd.DataFrame, names: Sequence[str], target: Target, data: Path | None
+) -> tuple[list[WrongImage], str]:
+    """List images that most evaluations get wrong, and describe how they were chosen."""
+    answers: dict[int, Counter[int]] = {}
+    labels: dict[int, int] = {}
+    for right, total, wrong in zip(frame.correct_bits, frame.total, frame.wrong_images, strict=True):
+        for place, true, predicted in zip(
+            np.flatnonzero(~unpack_bits(right, total)).tolist(), *wrong.tolist(), strict=True
+        ):
+            answers.setdefault(place, Counter())[predicted] += 1
+            labels[place] = true
+    if not answers:
+        return [], "No image is classified wrongly."
+    chosen = _choose_images(answers, labels)
+    try:
+        found = _read_images(data, target, frame.manifest.iloc[0], {place: labels[place] for place in chosen})
+    except (UserError, DataError, OSError) as error:
+        return [], f"{plural(len(answers), 'image')} classified wrongly, not shown: {error}."
+    several = len(frame) > 1
+    images = []
+    for place, (path, shown) in found.items():
+        most = answers[place].most_common(2)
+        texts = [f"{names[other]}{f' ({count} of {len(frame)})' * several}" for other, count in most]
+        images.append(WrongImage(path, names[labels[place]], ", ".join(texts), shown))
+    by = f" by at least one of {len(frame)} evaluations ({', '.join(dict.fromkeys(frame.title))})" if several else ""
+    text = (
+        f"{len(images)} of {plural(len(answers), 'image')} that are classified wrongly{by}, out of "
+        f"{frame.total.max():,}: true class, then what was predicted. Of each class at most {IMAGES_OF_CLASS}, "
+        f"{'those most often wrong, ' if several else ''}beginning with the class of most mistakes."
+    )
+    return images, text
+
+
+def _choose_images(answers: Mapping[int, Counter[int]], labels: Mapping[int, int]) -> list[int]:
+    """Choose positions: of each class those most often wrong, beginning with the class of most mistakes."""
+    by_class: dict[int, list[int]] = {}
+    for place in sorted(answers, key=lambda one: (-answers[one].total(), one)):
+        by_class.setdefault(labels[place], []).append(place)
+    classes = sorted(by_class.values(), key=lambda own: -sum(answers[place].total() for place in own))
+    return [own[turn] for turn in range(IMAGES_OF_CLASS) for own in classes if turn < len(own)][:MAX_IMAGES]
+
+
+def _read_images(
+    data: Path | None, target: Target, manifest: str, labels: Mapping[int, int]
+) -> dict[int, tuple[str, bytes]]:
+    """Read path and thumbnail of images by position in the target. labels: by position, compared with the data set's.
+
+    Raises UserError or DataError if the packed data set is not at hand, or another one.
+    """
+    from PIL import Image
+
+    from shards.fewshot import evaluation_labels, select_images
+    from shards.manifest import read_manifest
+    from shards.reader import ShardSet
+
+    if data is None or not (data / target.dataset).is_dir():
+        raise UserError(f"{target.dataset} is not packed in {data}, name its folder with --data")
+    # A mirror of a URL is not refreshed: the page needs no network.
+    shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset, target.dataset))
+    if shards.manifest.digest != manifest:
+        raise UserError(f"{target.dataset} in {data} was packed again with other content since")
+    shards.require(target.split)
+    split = shards.unverified(target.split)
+    images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
+    found = {}
+    for place, label in labels.items():
+        if images.labels[place] != label:
+            raise UserError(f"{target.dataset} in {data} has other images than were evaluated")
+        image: Any = images.image(place)
+        image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=80)
+        found[place] = images.paths[place], file.getvalue()
+    return found

@@ -1,0 +1,201 @@
+"""`procap report` of runs without a suite, and of sweeps: classes, confusions and misclassified images."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_results import put_run, put_score
+from report_pages import Node, Page, every, tables, words_of
+from sklearn.metrics import confusion_matrix
+
+from benchmarks.cli import main
+from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
+from cluster.configuration import Configuration, SweepFolder, SweepSettings
+from runner.config import RunConfig
+from runner.results import RunFolder, count_classes, pack_bits, pack_labels, write_json
+from runner.run_collection import Collection, write_collection
+from shards.fewshot import Selection, evaluation_split
+from shards.reader import open_dataset
+
+SHARES = {"coop": 0.9, "maple": 0.6}
+
+
+def put_predictions(
+    results: Path, config: RunConfig, labels: np.ndarray, predicted: np.ndarray, names: list[str], digest: str
+) -> None:
+    """An evaluation on all classes with these predictions."""
+    right = predicted == labels
+    file = put_score(results, config, f"{config.dataset}:all", int(right.sum()), len(labels))
+    document = json.loads(file.read_text()) | {
+        "per_class": count_classes(labels, right, names).model_dump(),
+        "num_classes": len(names),
+        "manifest_digest": digest,
+        "correct_bits": pack_bits(right),
+        "wrong_labels": pack_labels(labels, predicted, len(names)),
+    }
+    file.write_text(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def digits(few_digits: Path) -> Selection:
+    return evaluation_split(open_dataset(few_digits, "digits"))
+
+
+@pytest.fixture(scope="module")
+def made(few_digits: Path, digits: Selection, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """Two methods with two seeds on digits, a run that was only trained, one that is unfinished, and a sweep."""
+    root = tmp_path_factory.mktemp("runs") / "results"
+    labels, names = digits.images.labels, list(digits.classnames)
+    manifest, predictions = open_dataset(few_digits, "digits").manifest.digest, {}
+    for number, (method, seed) in enumerate([("coop", 1), ("coop", 2), ("maple", 1), ("maple", 2)]):
+        draws = np.random.default_rng(number)
+        guessed = np.where(draws.random(len(labels)) < SHARES[method], labels, draws.integers(0, 10, len(labels)))
+        config = put_run(root, method, "digits", seed=seed, classes="all")
+        put_predictions(root, config, labels, guessed, names, manifest)
+        predictions[method, seed] = guessed
+    put_run(root, "vpt", "digits")
+    unfinished = put_run(root, "kgcoop", "digits")
+    RunFolder(root / unfinished.path).train_file.unlink()
+    settings = SweepSettings(
+        name="rates", space={"lr": [0.01, 0.1]}, methods=("coop",), datasets=("digits",), seeds=(3,)
+    )
+    write_json(root / "sweeps/rates/sweep.json", settings)
+    runs = [put_run(root, "coop", "digits", seed=3, overrides={"lr": rate}).path for rate in (0.01, 0.1)]
+    SweepFolder(root / "sweeps/rates").save(
+        Configuration(number=place, values={"lr": rate}, runs=(runs[place],), state="finished",
+                      scores={runs[place]: 50.0 + place}, score=50.0 + place, epochs=1)
+        for place, rate in enumerate((0.01, 0.1))
+    )  # fmt: skip
+    write_collection(root, Collection(kind="sweep", name="rates", runs=tuple(runs), status="finished"))
+    return root, predictions
+
+
+def write(root: Path, data: Path, out: Path, *flags: str) -> Node:
+    assert main(["report", "--results", str(root), "--data", str(data), "--out", str(out), *flags]) == 0
+    return Page((out / "index.html").read_text()).root
+
+
+@pytest.fixture(scope="module")
+def tree(made: tuple[Path, dict], few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return write(made[0], few_digits, tmp_path_factory.mktemp("page") / "page")
+
+
+def images_of(tree: Node) -> list[Node]:
+    return [item for part in every(tree) if part.attributes.get("class") == "images" for item in part.all("li")]
+
+
+def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree: Node) -> None:
+    assert [node.text() for node in tree.all("h2")][:3] == ["Sweep rates", "Single runs", "What failed or is missing"]
+    shown = tables(tree)
+    best = [words_of(cell) for cell in shown["Sweep rates"].all("tr")[1].all("td")]
+    assert best[:2] == ["0.1", "51.00"]
+    states = {row.all("th")[0].text(): row.all("td")[0].text() for row in shown["Runs"].all("tr")[1:]}
+    assert sorted(states.values()) == ["finished"] * 5 + ["unfinished"] and not [
+        path for path in states if "seed3" in path
+    ]
+    assert "kgcoop" in words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
+
+
+def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(
+    tree: Node, made: tuple[Path, dict], digits: Selection
+) -> None:
+    shown, labels = tables(tree), digits.images.labels
+    for method, title in (("coop", "CoOp"), ("maple", "MaPLe")):
+        expected = sum(confusion_matrix(labels, made[1][method, seed], labels=range(10)) for seed in (1, 2))
+        rows = shown[f"Confusion matrix of {title}: digits, all classes"].all("tr")[1:]
+        found = [[int(cell.text()) for cell in row.all("td")] for row in rows]
+        assert found == expected.tolist()
+        marked = [[cell.attributes["class"] for cell in row.all("td")] for row in rows]
+        assert [row.index("right") for row in marked] == list(range(10))
+    table = shown["Accuracy by class: digits, all classes"]
+    place = [words_of(head) for head in table.all("tr")[0].all("th")].index("CoOp") - 1
+    for row in table.all("tr")[1:]:
+        own = labels == digits.classnames.index(words_of(row.all("th")[0]))
+        shares = [100 * (made[1]["coop", seed] == labels)[own].mean() for seed in (1, 2)]
+        assert words_of(row.all("td")[place]) == f"{np.mean(shares):.2f} ± {np.std(shares, ddof=1):.2f}"
+
+
+def test_misclassified_images_are_the_wrong_ones_of_the_test_set(
+    tree: Node, made: tuple[Path, dict], digits: Selection
+) -> None:
+    from PIL import Image
+
+    labels, predictions = digits.images.labels, made[1].values()
+    times = sum((guessed != labels).astype(int) for guessed in predictions)
+    items = images_of(tree)
+    places = [digits.images.paths.index(item.all("img")[0].attributes["alt"]) for item in items]
+    assert 0 < len(places) == len(set(places)) <= MAX_IMAGES
+    assert max(np.bincount(labels[places])) <= IMAGES_OF_CLASS
+    for item, place in zip(items, places, strict=True):
+        better = times[labels == labels[place]]
+        assert times[place] >= sorted(better)[-IMAGES_OF_CLASS], "those most often wrong"
+        assert item.all("strong")[0].text() == digits.classnames[labels[place]]
+        wrong = {digits.classnames[guessed[place]] for guessed in predictions} - {digits.classnames[labels[place]]}
+        assert any(f"{name} (" in item.text() for name in wrong)
+        jpeg = base64.b64decode(item.all("img")[0].attributes["src"].partition("base64,")[2])
+        shown, whole = Image.open(io.BytesIO(jpeg)), digits.images.image(place)
+        assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("absent", "is not packed in"),
+        ("packed again", "was packed again with other content since"),
+        ("older", "procap eval RUN --force adds them"),
+    ],
+)
+def test_what_hides_the_images_is_said(
+    made: tuple[Path, dict], few_digits: Path, tmp_path: Path, change: str, text: str
+) -> None:
+    root, data = tmp_path / "results", few_digits
+    shutil.copytree(made[0], root)
+    for file in root.glob("all/digits/coop/*/*/*/eval/*.json"):
+        document = json.loads(file.read_text())
+        document |= {"packed again": {"manifest_digest": "0" * 16}, "older": {"wrong_labels": None}}.get(change, {})
+        file.write_text(json.dumps(document))
+    if change == "absent":
+        data = tmp_path / "nothing"
+    tree = write(root, data, tmp_path / "page", "--methods", "coop")
+    assert text in words_of(tree) and not images_of(tree)
+    assert "Accuracy by class: digits, all classes" in tables(tree)
+
+
+def test_flags_select_runs_and_what_does_not_exist_is_refused(
+    made: tuple[Path, dict], few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write(made[0], few_digits, tmp_path / "page", "--methods", "maple", "--seeds", "2")
+    assert next(node.text() for node in tree.all("h2")) == "Selected runs" and len(tables(tree)["Runs"].all("tr")) == 2
+    assert all("of 1" not in item.text() and "(" not in item.text() for item in images_of(tree)), "one evaluation"
+    tree = write(made[0], few_digits, tmp_path / "page", "rates")
+    assert next(node.text() for node in tree.all("h2")) == "Sweep rates" and "Runs" not in tables(tree)
+    capsys.readouterr()
+    for flags, why in (
+        (["--methods", "tcp"], "no run below"),
+        (["rates", "--seeds", "1"], "name suites or select runs"),
+    ):
+        assert main(["report", "--results", str(made[0]), *flags]) in (1, 2)
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", [2, 102, 1000])
+def test_the_page_stays_small_for_any_number_of_classes(tmp_path: Path, classes: int) -> None:
+    draws = np.random.default_rng(classes)
+    labels = np.repeat(np.arange(classes), 3)
+    predicted = np.where(draws.random(len(labels)) < 0.7, labels, draws.integers(0, classes, len(labels)))
+    config = put_run(tmp_path, "coop", "digits", classes="all")
+    put_predictions(tmp_path, config, labels, predicted, [f"class {i}" for i in range(classes)], "d" * 16)
+    shown = tables(write(tmp_path, tmp_path / "none", tmp_path / "page"))
+    matrix, pairs = "Confusion matrix of CoOp: digits, all classes", "Most confused classes: digits, all classes"
+    assert (matrix in shown, pairs in shown) == (classes <= 20, classes > 20)
+    assert pairs not in shown or 0 < len(shown[pairs].all("tr")) - 1 <= MAX_PAIRS
+    page = tmp_path / "page"
+    assert (page / "index.html").stat().st_size < 200_000
+    written = json.loads((page / "tables/classes-digits-all.json").read_text())
+    assert len(written["rows"]) == classes, "the files have all rows"
