@@ -6,6 +6,8 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -30,6 +32,8 @@ HELD_SECONDS = 2.0
 ReportTo = Callable[[TrialReport], None]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
+Watch = Callable[[], AbstractContextManager[Callable[[], int | None] | None]]
+"""A block around each training; gives it `Callbacks.asked_to_stop`."""
 
 
 class RunExecutor:
@@ -42,11 +46,12 @@ class RunExecutor:
         report_to: ReportTo,
         group: ProcessGroup | None = None,
         halving: Halving | None = None,
+        watch: Watch = nullcontext,
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.runs, self.runtime, self.halving = runs, runtime, halving
         self.group = group or ProcessGroup()
-        self._report_to = report_to
+        self._report_to, self._watch = report_to, watch
         self._began = time.monotonic()
         # In the past, so that the first report is sent at once.
         self._reported = -REPORT_SECONDS
@@ -98,7 +103,9 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train(run.config, self.runtime, group=self.group, until=until, callbacks=callbacks)
+                with self._watch() as asked:
+                    own = replace(callbacks, asked_to_stop=asked)
+                    train(run.config, self.runtime, group=self.group, until=until, callbacks=own)
                 return
             except RunHeld:
                 if self.group.size > 1:

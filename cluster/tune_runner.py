@@ -12,13 +12,15 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
+from cluster.executor import ReportTo, RunExecutor, RunsOf, Watch, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
 from cluster.run import Halving, TrialReport
+from cluster.stop_request import request_stop, watch_stop_request
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -72,7 +74,7 @@ def run_trials(
         def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
-        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving))
+        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving, watch_stop_request))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -100,6 +102,9 @@ def run_trials(
             # Tune wraps an exception of a callback in TuneError as text; raise the specific error again if it was that.
             require_own_node()
             raise
+        except KeyboardInterrupt:
+            request_stop()
+            raise
 
 
 def execute_trial(
@@ -109,6 +114,7 @@ def execute_trial(
     resources: Resources,
     report_to: ReportTo,
     halving: Halving | None = None,
+    watch: Watch = nullcontext,
 ) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
@@ -119,7 +125,7 @@ def execute_trial(
 
     def execute() -> TrialReport:
         runtime = paths.local_runtime()
-        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving).execute()
+        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving, watch=watch).execute()
 
     return attempt(execute)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -30,10 +30,12 @@ class StopRequest:
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, or None.
 
     A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS.
+    asked: returns a signal that arrived elsewhere, for a training outside the main thread.
     """
 
-    def __init__(self) -> None:
-        self.signum: int | None = None
+    def __init__(self, asked: Callable[[], int | None] | None = None) -> None:
+        self._signum: int | None = None
+        self._asked = asked
         self._before: dict[int, Any] = {}
         self._arrived = 0.0
 
@@ -46,9 +48,13 @@ class StopRequest:
     def __exit__(self, *error: object) -> None:
         self._restore()
 
+    @property
+    def signum(self) -> int | None:
+        return self._signum or (self._asked() if self._asked else None)
+
     def _ask(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is None:
-            self.signum, self._arrived = signum, time.monotonic()
+        if self._signum is None:
+            self._signum, self._arrived = signum, time.monotonic()
             if "LOCAL_RANK" not in os.environ:
                 self._restore()
         elif time.monotonic() - self._arrived >= ECHO_SECONDS:
@@ -62,8 +68,8 @@ class StopRequest:
 
     def check(self, message: str) -> None:
         """Raise `Interrupted` if a signal has arrived."""
-        if self.signum is not None:
-            raise Interrupted(self.signum, message)
+        if signum := self.signum:
+            raise Interrupted(signum, message)
 
 
 @contextmanager

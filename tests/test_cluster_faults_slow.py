@@ -211,18 +211,20 @@ def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_to_the_driver_leaves_states_and_no_process(
+def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(
     name: str, signum: signal.Signals, code: int, cluster: Site, tmp_path: Path
 ) -> None:
-    words = [*COMMANDS[name], *cluster.cluster, "--results", str(tmp_path)]
+    # So many epochs that no run ends while the signal is handled.
+    words = [*COMMANDS[name], "--epochs", "400", *cluster.cluster, "--results", str(tmp_path)]
     command = cluster.procap(*words)
-    until(lambda: len(cluster.held(tmp_path)) > 1)
+    held = until(lambda: found if len(found := cluster.held(tmp_path)) > 1 else [])
     command.process.send_signal(signum)
     _, err = command.end(code)
     assert "Traceback" not in err and "to go on" in err.splitlines()[-1], err[-2000:]
     until(lambda: not left_behind(cluster.nodes.alive))
-    states = [run for run in find_runs(tmp_path) if any(run.state.glob("step-*"))]
-    assert states
+    for progress in [one.run.progress() for one in held]:
+        assert progress is not None and progress.status == "interrupted" and progress.step > 0
+    assert all(any(one.run.state.glob(f"step-*{one.run.progress().step}-*")) for one in held)
 
 
 def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster: Site, alone: dict[str, Path], tmp_path: Path) -> None:
