@@ -1,0 +1,221 @@
+"""Files that are damaged in any way, as hypothesis draws them: read as before, or refused in one line."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_results import put_run, put_score
+
+from benchmarks.cli import main
+from benchmarks.results import load
+from procap.errors import UserError
+from runner.checkpoint import StateFiles, TrainState, decode_checkpoint, pack_tensors
+from runner.config import Target
+from runner.results import Progress, RunFolder, ValidationCount, ValidationHistory, write_json
+from shards.errors import DataError
+from shards.fewshot import FewShotSamples, read_samples, write_samples
+from shards.files import write_file
+from shards.manifest import FILE, read_manifest
+from shards.mirror import mirrored_url
+from shards.raw.description import read_description
+
+Check = Callable[[bytes], None]
+TEXTS = ["", "\0", "\ud800", "a\nb", "..", "/etc/passwd", "NaN", "{}", "{", "\x1b[2J", "e" * 300]
+NUMBERS = [-1, 0, 1, 2**31, 2**63, 10**400, -(10**400), 0.5, 1e308, float("nan"), float("inf")]
+PLAIN = st.sampled_from([None, True, False, *TEXTS, *NUMBERS]) | st.text(max_size=8) | st.integers() | st.floats()
+JUNK = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+DEEP = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"\xef\xbb\xbf{}", b"", b"null", b"[]", b"{}", b"7", b'"x"']
+
+
+def parts(document: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    pairs = list(document.items()) if isinstance(document, dict) else list(enumerate(document))
+    inner = [found for _, value in pairs if isinstance(value, dict | list) for found in parts(value)]
+    return [(document, key) for key, _ in pairs] + inner
+
+
+@st.composite
+def damaged_documents(draw: st.DrawFn, document: Any) -> Any:
+    """The document with one to three values replaced, removed, repeated, renamed or added."""
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        if not (places := parts(document)):
+            break
+        container, key = draw(st.sampled_from(places))
+        kind = draw(st.sampled_from(["replace", "replace", "remove", "repeat", "add"]))
+        if kind == "replace":
+            container[key] = draw(JUNK)
+        elif kind == "remove":
+            del container[key]
+        elif isinstance(container, list):
+            container.insert(draw(st.integers(0, len(container))), container[key] if kind == "repeat" else draw(JUNK))
+        else:
+            container[draw(st.text(max_size=5))] = container[key] if kind == "repeat" else draw(JUNK)
+    return document
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, content: bytes) -> bytes:
+    """The bytes cut off, flipped at some places, with a part removed or repeated; or something else."""
+    kind = draw(st.sampled_from(["cut", "flip", "remove", "repeat", "other"]))
+    first, second = sorted((draw(st.integers(0, len(content))), draw(st.integers(0, len(content)))))
+    if kind == "flip":
+        changed = bytearray(content)
+        for place in draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+            changed[place] ^= draw(st.integers(1, 255))
+        return bytes(changed)
+    if kind == "other":
+        return draw(st.sampled_from(DEEP) | st.binary(max_size=40))
+    return content[:first] + {"cut": b"", "remove": content[second:], "repeat": content[first:] * 2}[kind]
+
+
+def json_damage(content: bytes) -> st.SearchStrategy[bytes]:
+    documents = damaged_documents(json.loads(content)).map(lambda found: json.dumps(found).encode())
+    return st.one_of(documents, documents, damaged_bytes(content))
+
+
+def yaml_damage(content: bytes) -> st.SearchStrategy[bytes]:
+    documents = damaged_documents(yaml.safe_load(content)).map(lambda found: yaml.safe_dump(found).encode())
+    return st.one_of(documents, documents, damaged_bytes(content))
+
+
+def tensor_damage(content: bytes) -> st.SearchStrategy[bytes]:
+    """Of a safetensors file: bytes, the header, or the description in it."""
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:length])
+
+    def join(header: Any) -> bytes:
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + content[length:]
+
+    def describe(plain: Any) -> bytes:
+        return join({**header, "__metadata__": {"procap": json.dumps(plain)}})
+
+    own = damaged_documents(json.loads(header["__metadata__"]["procap"])).map(describe)
+    return st.one_of(own, own, damaged_documents(header).map(join), damaged_bytes(content))
+
+
+@pytest.fixture(scope="module")
+def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Check]]:
+    """Of a kind of file: the strategy of its damages, and what reads it."""
+    folder = tmp_path_factory.mktemp("damaged")
+    results, packed = folder / "results", folder / "data" / "digits"
+    shutil.copytree(few_digits / "digits", packed)
+    config = put_run(results, "coop", "digits", shots=4, overrides={"epochs": 2})
+    evaluation = put_score(results, config, "digits:base", 30, 60)
+    run, target = RunFolder(results / config.path), Target.parse("digits:base")
+    train = run.train()
+    assert train is not None
+    card = {"checkpoint_schema": 1, "config": config.model_dump(mode="json"), "classnames": ["a"], "template": "a {}."}
+    card |= {"templates": ["a {}."], "backbone_digest": "b", "manifest_digest": "d"}
+    tensors, identity = {"one": torch.ones(2, 3), "two": torch.zeros(1)}, {"config_hash": config.hash}
+    state = StateFiles(folder / "state", identity).save(TrainState(1, 5, epochs=list(train.epochs)), tensors)
+    progress = Progress(config_hash=config.hash, step=1, steps=9, epochs=[], seconds=1.0, environment={})
+    write_json(run.progress_file, progress)
+    count = ValidationCount(epoch=0, target="digits:base:val", correct=3, total=4)
+    write_json(run.validation_file, ValidationHistory(config_hash=config.hash, counts=[count]))
+    samples = FewShotSamples(dataset="digits", shots=1, seed=1, source="imported", train=("a/b.png",), val=())
+    write_samples(folder / "samples.json", samples)
+    own = "name: pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
+    own += "split: {train: 0.5, val: 0.2, test: 0.3, seed: 2}\n"
+    sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
+    sweep += "option: {init: random}\nrecipe_field: {epochs: 2}\ntracking: off\n"
+
+    def read_state(content: bytes) -> None:
+        shutil.rmtree(state.parent)
+        name = f"step-00000005-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+        write_file(state.parent / name, content)
+        if newest := StateFiles(state.parent, identity).newest():
+            StateFiles.unpack(newest[0])
+
+    def read_evaluation() -> None:
+        found = run.evaluation(target)
+        assert found is not None
+        assert 0 <= found.correct <= found.total and 0 <= found.accuracy <= 100 and 0 <= found.macro_accuracy <= 100
+        found.correct_images()
+        load(results)
+
+    def of(file: Path, read: Callable[[], object]) -> Check:
+        def check(content: bytes) -> None:
+            before = file.read_bytes()
+            file.write_bytes(content)
+            try:
+                read()
+            finally:
+                file.write_bytes(before)
+
+        return check
+
+    def of_text(name: str, text: str) -> Path:
+        write_file(folder / name, text)
+        return folder / name
+
+    mirror = of_text("mirror.json", '{"url": "https://example.org/data"}')
+    kinds: dict[str, tuple[Path, Any, Callable[[], object]]] = {
+        "manifest": (packed / FILE, json_damage, lambda: read_manifest(packed)),
+        "mirror": (mirror, json_damage, lambda: mirrored_url(folder)),
+        "samples": (folder / "samples.json", json_damage, lambda: read_samples(folder / "samples.json")),
+        "config": (run.config_file, json_damage, lambda: (run.config(), load(results))),
+        "train": (run.train_file, json_damage, lambda: (run.train(), load(results))),
+        "evaluation": (evaluation, json_damage, read_evaluation),
+        "progress": (run.progress_file, json_damage, run.progress),
+        "validation": (run.validation_file, json_damage, run.validation),
+        "own data set": (of_text("pets.yaml", own), yaml_damage, lambda: read_description(folder / "pets.yaml")),
+        "sweep": (of_text("mine.yaml", sweep), yaml_damage, lambda: plan_sweep(folder / "mine.yaml")),
+    }
+
+    def find(kind: str) -> tuple[Any, Check]:
+        if kind == "checkpoint":
+            return tensor_damage(pack_tensors(tensors, card)), lambda content: decode_checkpoint(content, folder)
+        if kind == "state":
+            return tensor_damage(state.read_bytes()), read_state
+        file, damage, read = kinds[kind]
+        return damage(file.read_bytes()), of(file, read)
+
+    return find
+
+
+KINDS = (
+    "manifest", "mirror", "samples", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
+    "own data set", "sweep",
+)  # fmt: skip
+
+
+def plan_sweep(file: Path) -> None:
+    """Plan the sweep; what only the command line explains is a UserError here."""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
+        code = main(["sweep", str(file), "--dry-run"])
+    if code:
+        raise UserError(errors.getvalue().rstrip("\n"))
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file_is_read_or_refused_in_one_line(
+    kind: str, examples: int, files: Callable[[str], tuple[Any, Check]]
+) -> None:
+    damage, read = files(kind)
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    @given(damage)
+    def check(content: bytes) -> None:
+        try:
+            read(content)
+        except (UserError, DataError) as error:
+            text = str(error)
+            assert text and "\n" not in text and "internal error" not in text, text
+
+    check()
