@@ -192,6 +192,37 @@ def test_listings_are_readable_and_json(capsys, what):
     assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
 
 
+def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
+    results = Path("results")
+    best = put_halves(results, "coop", "digits", (60, 100), (60, 100), shots=4)
+    put_halves(results, "coop", "digits", (90, 100), (10, 100), shots=16)
+    put_run(results, "maple", "tiles", seed=2, shots=0)
+    broken = put_run(results, "maple", "digits", shots=1)
+    (results / broken.path / "train.json").write_text("{}")
+
+    def listed(*words: str) -> list[tuple[str, int, str, float | None]]:
+        code, out, _ = run(capsys, "ls", "runs", *words, "--json")
+        rows = json.loads(out.splitlines()[-1])
+        assert code == 0 and all(row["date"][:2] == "20" for row in rows)
+        return [(row["method"], row["shots"], row["state"], row["accuracy"]) for row in rows]
+
+    coop = [("coop", 4, "finished", 60.0), ("coop", 16, "finished", pytest.approx(18.0))]
+    assert listed("--sort", "-accuracy")[:2] == coop and listed("--sort", "accuracy")[:2] == coop[::-1]
+    maple = [("maple", 1, "broken", None), ("maple", 0, "finished", None)]
+    assert listed("--sort", "shots") == [maple[0], *coop, maple[1]]
+    assert listed("--shots", "full,1", "--methods", "maple", "--sort", "seed") == maple
+    _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
+    *cells, path = out.splitlines()[-1].split()
+    assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
+    assert "harmonic mean of base and novel" in err
+    for words, message in (
+        ("runs --sort size", "column to sort by 'size'"),
+        ("methods --seeds 1", "ls runs --seeds 1"),
+    ):
+        code, _, err = run(capsys, "ls", *words.split())
+        assert code == 2 and message in err
+
+
 def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_row(capsys, tmp_path, monkeypatch):
     wrong = "class Wrong(CoOp):\n    @classmethod\n    def recipe(cls, *more):\n        return 1 / 0\n"
     silent = "class Silent(CoOp):\n    summary = ''\n"

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Results, flat
+from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command_line, flag, flat
+from benchmarks.cli.selection import run_filter
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, quote, show, show_json
+from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
 from shards.default_paths import data_root
 from shards.errors import DataError
 
+if TYPE_CHECKING:
+    from runner.config import RunConfig
+    from runner.results import RunFolder
+
 app = typer.Typer(**PLAIN)
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
+COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
+SORTED_BY = (*COLUMNS, "run")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-@app.command(**examples("procap ls methods", "procap ls datasets --json", "procap ls runs --results demo/results"))
+@app.command(
+    **examples("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap --sort -accuracy")
+)
 @flat
 def ls(
     output: OutputFlags,
+    selection: SelectionFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
     results: Results = "results",
     data: Data = "",
+    sort: Annotated[str, flag("COLUMN", "of runs; -COLUMN begins with the largest [default: run]")] = "",
 ) -> int:
-    """List methods, data sets, backbones, suites or runs."""
+    """List methods, data sets, backbones, suites or runs; --methods, --datasets and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": _suites,
-        "runs": lambda: _runs(results),
+        "runs": lambda: _runs(results, selection, sort or "run"),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
+    if what != "runs" and (given := f"{command_line(selection)}{sort and f' --sort {sort}'}".strip()):
+        raise UsageError(f"{given.split()[0]} selects or sorts runs, not {what}: procap ls runs {given}")
     text, rows = listings[what]()
     show(text)
     if output.json:
@@ -130,7 +145,7 @@ def _backbones() -> Listing:
     return columns(("backbone", "what it is", "weights"), shown), rows
 
 
-def _runs(results: str) -> Listing:
+def _runs(results: str, selection: SelectionFlags, sort: str) -> Listing:
     from benchmarks.results.frame import find_results, run_folders
     from shards.urls import is_url
 
@@ -138,13 +153,55 @@ def _runs(results: str) -> Listing:
     if not root.is_dir() and not is_url(results):
         kind = "a file" if root.exists() else "not there"
         raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")
-    rows = []
-    for folder, config in run_folders(root):
-        training = folder.train()
-        state = "unfinished" if training is None else "imported" if training.imported else "finished"
-        rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
-    if not rows:
+    found = run_folders(root)
+    wanted = run_filter(selection, lambda: (config.dataset for _, config in found))
+    rows = [_describe_run(folder, config) for folder, config in found if wanted(config)]
+    key = sort.removeprefix("-")
+    if key not in SORTED_BY:
+        raise unknown_name("column to sort by", key, SORTED_BY)
+    # Without a value last, in either direction; runs of equal value stay in the order of their paths.
+    rows.sort(key=lambda row: row[key] or (math.inf if key == "shots" else 0), reverse=sort.startswith("-"))
+    rows.sort(key=lambda row: row[key] is None)
+    if not found:
         command = f"procap train --methods maple --datasets shapes --results {quote(results)}"
         note(f"no runs below {results}; make one: {command}")
-    shown = [(row["run"], row["state"], " ".join(row["evaluated"]) or "-") for row in rows]
-    return columns(("run", "state", "evaluated on"), shown), rows
+    elif not rows:
+        note(f"none of the {plural(len(found), 'run')} below {results} fits")
+    elif any(row["accuracy"] is not None for row in rows):
+        note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
+    return columns(SORTED_BY, [_format_run(row) for row in rows]), rows
+
+
+def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
+    from runner.config import Target
+    from runner.results import harmonic_mean
+
+    row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
+    accuracies: dict[str, float] = {}
+    state, written = "unfinished", folder.config_file
+    try:
+        if training := folder.train():
+            state, written = "imported" if training.imported else "finished", folder.train_file
+        elif progress := folder.progress():
+            state, written = "failed" if progress.status == "failed" else state, folder.progress_file
+        for result in folder.evaluations():
+            target = Target.parse_unchecked(result.target)
+            own = (target.dataset, target.split) == (config.dataset, "test")
+            if own and not (result.limited or result.settings.label):
+                accuracies[target.classes] = result.accuracy
+    except UserError as error:
+        note(f"procap: {error}")
+        state = "broken"
+    base, novel, accuracy = (accuracies.get(classes) for classes in ("base", "novel", config.classes))
+    if config.classes == "base":
+        accuracy = None if base is None or novel is None else harmonic_mean(base, novel)
+    row |= {"state": state, "date": datetime.fromtimestamp(written.stat().st_mtime).isoformat(" ", "minutes")}
+    row |= {"accuracy": accuracy, "base": base, "novel": novel}
+    return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
+
+
+def _format_run(row: Mapping[str, Any]) -> tuple[object, ...]:
+    cells = dict(row, shots=row["shots"] or "full")
+    cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}" for name in ("accuracy", "base", "novel")}
+    return tuple(cells[name] for name in SORTED_BY)

@@ -208,7 +208,7 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
         "method": split_names(selection.methods),
         "dataset": [find_name(name) for name in split_names(selection.datasets)],
         "seed": parse_integers(selection.seeds, "--seeds"),
-        "shots": [parse_shot_count(selection.shots)] if selection.shots else [],
+        "shots": [*parse_shot_counts(selection.shots)],
         **{name: split_names(getattr(selection, name)) for name in ("classes", "backbone", "pretrained", "precision")},
     }
     known = method_paths()

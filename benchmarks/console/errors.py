@@ -7,7 +7,6 @@ from typing import Any
 import typer
 
 from procap.errors import UserError
-from procap.methods.plugins import describe_unexpected
 from shards.errors import DataError
 
 # Click's UsageError, wherever this version of typer keeps it.
@@ -28,6 +27,9 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror or one_line(str(error))}", 1
+    # This imports pydantic, which the help does not need.
+    from procap.methods.plugins import describe_unexpected
+
     text = describe_unexpected(error)
     return f"{'' if text.startswith('internal') else 'error: '}{text} (run with -v for the traceback)", 1
 
