@@ -33,6 +33,7 @@ from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes, write_json
 from runner.run_collection import COLLECTIONS
+from shards.default_paths import refuse_system_folder
 from shards.errors import DataError, NotFound
 from shards.locks import file_lock
 from shards.remote import RemoteFolder, download, filesystem
@@ -58,11 +59,10 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
 
     Raises UsageError for a URL that cannot be written to, DataError if a package is missing.
     """
-    if not is_url(given):
-        return Path(given).expanduser(), None
-    url = canonical(given)
-    folder = local_path(url)
+    url = canonical(given) if is_url(given) else ""
+    folder = local_path(url) if url else Path(given).expanduser()
     if folder is not None:
+        refuse_system_folder("--results", folder)
         return folder, None
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")

@@ -30,17 +30,25 @@ FRESH = 10.0
 
 
 def mirror_root(url: str, cache: Path) -> Path:
-    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself."""
+    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself.
+
+    A password or a signature of the URL is kept in the environment of this process and those it starts, on no disk.
+    """
     url = canonical(url)
     folder = local_path(url)
     if folder is not None:
         return folder
-    root = cache / "mirrors" / cache_name(url)
+    root, public = cache / "mirrors" / cache_name(url), redact(url)
+    if public != url:
+        os.environ[_variable(root)] = url
+    content = json.dumps({"url": public} | ({"secret": True} if public != url else {})) + "\n"
     try:
-        if not is_mirror(root):
-            # mirror.json holds the URL with its password or signature.
-            root.mkdir(parents=True, exist_ok=True, mode=0o777 if redact(url) == url else 0o700)
-            write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
+        with suppress(FileNotFoundError):
+            if (root / MIRROR_FILE).read_text(encoding="utf-8") == content:
+                return root
+        # What a server gives to some users alone is for this user alone.
+        root.mkdir(parents=True, exist_ok=True, mode=0o777 if public == url else 0o700)
+        write_file(root / MIRROR_FILE, content)
     except OSError as error:
         reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
         raise DataError(f"{root} cannot be written {reason}") from error
@@ -48,12 +56,24 @@ def mirror_root(url: str, cache: Path) -> Path:
 
 
 def mirrored_url(root: Path) -> str:
-    """Return the URL that a mirror stands for. Raises DataError when its mirror.json is broken."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        url = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))["url"]
+    """Return the URL that a mirror stands for. Raises DataError for a broken mirror.json or an unknown password."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
+        url = content["url"]
         if isinstance(url, str) and is_url(url):
-            return url
+            if not content.get("secret"):
+                return url
+            if known := os.environ.get(_variable(root)):
+                return known
+            raise DataError(
+                f"{root} mirrors {redact(url)} with a password or signature: name the whole URL with --data"
+            )
     raise DataError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}")
+
+
+def _variable(root: Path) -> str:
+    """Return the name of the environment variable with the URL of a mirror, if that holds a secret."""
+    return f"PROCAP_MIRROR_{root.name[-16:].upper()}"
 
 
 def refuse_packing(root: Path) -> None:

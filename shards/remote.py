@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ SOCKET_SECONDS = 30.0
 """Time without a byte after which a web server counts as unreachable."""
 CALL_SECONDS = 300.0
 """Limit of a whole call to an object store, because some of their clients have no timeout while they wait."""
-RETRY_WAITS = (0.5, 2.0)
+STALL_SECONDS = 10.0
+"""Time without an answer or progress after which a warning names the server that is waited for."""
+RETRY_WAITS = (0.5, 2.0, 5.0)
 BLOCK = 2**23
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -80,7 +83,7 @@ def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
     retry: try again a few times while the server does not answer.
     """
 
-    def start() -> BinaryIO:
+    def start(_: Callable[[], None]) -> BinaryIO:
         path = local_path(canonical(location))
         if path is not None:
             return path.open("rb")
@@ -94,7 +97,7 @@ def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
 
 def read_bytes(location: str, limit: int, *, retry: bool = True) -> bytes:
     """Read a small file. Raises DataError, also when it is longer than `limit` bytes."""
-    with translate_errors(location), open_stream(location, retry=retry) as stream:
+    with translate_errors(location), open_stream(location, retry=retry) as stream, reach(location):
         data = stream.read(limit + 1)
     if len(data) > limit:
         raise DataError(f"{redact(location)} is too long ({limit} bytes are the limit)")
@@ -123,7 +126,7 @@ def download(
             if not replace and (stat := _find_valid(target, sha256, size)):
                 return stat
             with replace_at_end(target) as temporary:
-                _attempt(location, lambda: _receive(location, temporary, size, on_progress))
+                _attempt(location, lambda alive: _receive(location, temporary, size, on_progress, alive))
                 if problem := _find_problem(temporary, sha256, size):
                     raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
             return target.stat()
@@ -132,10 +135,13 @@ def download(
         raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
-def _receive(location: str, target: Path, size: int | None, on_progress: DownloadProgress | None) -> None:
+def _receive(
+    location: str, target: Path, size: int | None, on_progress: DownloadProgress | None, alive: Callable[[], None]
+) -> None:
     from fsspec.callbacks import Callback
 
     def report(total: int | None, value: int, **_: Any) -> None:
+        alive()
         if size is not None and max(value, total or 0) > size:
             raise DataError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
         if on_progress:
@@ -172,7 +178,7 @@ class RemoteFolder:
     def list(self, below: str = "") -> dict[str, str]:
         """List every file below the folder `below`: its name relative to that folder, and its version."""
         root = join(self.url, below) if below else self.url
-        with translate_errors(root):
+        with reach(root):
             files, path = filesystem(root)
             found = _call(files, "find", path, detail=True)
         names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in found.items() if name != path}
@@ -180,7 +186,7 @@ class RemoteFolder:
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read many small files at once; those that do not exist are left out."""
-        with translate_errors(self.url):
+        with reach(self.url):
             files, root = filesystem(self.url)
             paths = {f"{root}/{name}": name for name in names}
             found = _call(files, "cat", list(paths), on_error="return") if paths else {}
@@ -194,7 +200,7 @@ class RemoteFolder:
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write bytes or the content of a local file; the remote file becomes visible as a whole."""
-        with translate_errors(join(self.url, name)):
+        with reach(join(self.url, name)):
             files, root = filesystem(self.url)
             path = temporary = f"{root}/{name}"
             if scheme(self.url) not in OBJECT_STORES:
@@ -210,7 +216,7 @@ class RemoteFolder:
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
-        with translate_errors(join(self.url, name)), suppress(FileNotFoundError):
+        with reach(join(self.url, name)), suppress(FileNotFoundError):
             files, root = filesystem(self.url)
             _call(files, "rm_file", f"{root}/{name}")
 
@@ -230,16 +236,41 @@ def _call(files: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(files, method)(*args, **kwargs)
 
 
-def _attempt(location: str, action: Callable[[], T], retry: bool = True) -> T:
-    """Run `action` with errors translated, again after short waits while the server does not answer."""
-    for wait in RETRY_WAITS if retry else ():
+def _attempt(location: str, action: Callable[[Callable[[], None]], T], retry: bool = True) -> T:
+    """Run `action` with a function to call on progress, again after short waits while the server does not answer."""
+    waits = RETRY_WAITS if retry else ()
+    for number, wait in enumerate(waits, 1):
         try:
-            with translate_errors(location):
-                return action()
+            with reach(location, f", attempt {number} of {len(waits) + 1}") as alive:
+                return action(alive)
         except Unreachable:
             time.sleep(wait)
-    with translate_errors(location):
-        return action()
+    with reach(location, f", attempt {len(waits) + 1} of {len(waits) + 1}") as alive:
+        return action(alive)
+
+
+@contextmanager
+def reach(location: str, what: str = "") -> Iterator[Callable[[], None]]:
+    """Translate errors, and warn once if the block takes `STALL_SECONDS` without a call of the function it is given."""
+    latest, done = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(max(latest + STALL_SECONDS - time.monotonic(), 0)):
+            if time.monotonic() - latest >= STALL_SECONDS:
+                warnings.warn(f"waiting for {redact(location)}{what}", stacklevel=1)
+                return
+
+    def alive() -> None:
+        nonlocal latest
+        latest = time.monotonic()
+
+    if is_url(location):
+        threading.Thread(target=watch, daemon=True, name="stall").start()
+    try:
+        with translate_errors(location):
+            yield alive
+    finally:
+        done.set()
 
 
 @contextmanager

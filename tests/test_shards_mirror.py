@@ -298,16 +298,27 @@ def test_names_of_data_sets_are_looked_up_on_the_server(server, root):
         is_packed(root, "dtd")
 
 
-def test_secrets_in_a_url_are_sent_and_never_printed(server, tmp_path):
+def test_secrets_in_a_url_are_sent_and_never_printed_or_stored(server, tmp_path, monkeypatch):
     url = f"http://me:hush@{server.host}/?token=hush"
     root = mirror_root(url, tmp_path / "cache")
+    # As an earlier version wrote it.
+    (root / "mirror.json").write_text(json.dumps({"url": url}))
+    assert mirror_root(url, tmp_path / "cache") == root
     assert root.stat().st_mode & 0o077 == 0 and "hush" not in root.name
+    assert "hush" not in (root / "mirror.json").read_text()
     assert open_dataset(root, "toy").name == "toy"
     assert "Authorization" in server.headers
     for call in (lambda: open_dataset(root, "nothing"), lambda: refuse_packing(root)):
         with pytest.raises(DataError) as error:
             call()
         assert "hush" not in str(error.value)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(mirrored_url, [root]) == mirrored_url(root), "a process that this one starts knows the secret"
+    for name in [name for name in os.environ if name.startswith("PROCAP_MIRROR_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(DataError, match="name the whole URL with --data") as error:
+        open_dataset(root, "toy")
+    assert "hush" not in str(error.value)
 
 
 def test_a_mirror_is_a_folder_of_its_own_for_each_url(server, root, packed, tmp_path):

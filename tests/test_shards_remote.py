@@ -113,14 +113,20 @@ def test_an_answer_that_refuses_is_one_line(server, target, status, words, attem
     assert len(server.asked) == attempts and names(target.parent) == []
 
 
-def test_a_silent_server_is_given_up(monkeypatch):
+@pytest.mark.filterwarnings("ignore:waiting for")
+def test_a_silent_server_is_reported_and_given_up(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(remote, "SOCKET_SECONDS", 0.2)
+    for name, value in (("SOCKET_SECONDS", 0.3), ("STALL_SECONDS", 0.1), ("RETRY_WAITS", (0.01, 0.01, 0.01))):
+        monkeypatch.setattr(remote, name, value)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(Unreachable, match="no answer in time"):
-            open_stream(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar", retry=False)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar"
+        with (
+            pytest.raises(Unreachable, match="no answer in time"),
+            pytest.warns(UserWarning, match=f"^waiting for {url}, attempt 2 of 4$"),
+        ):
+            open_stream(f"{url}?token=hush")
 
 
 def test_a_missing_host_or_server_is_one_line(server, target):
@@ -250,9 +256,13 @@ def test_a_silent_object_store_is_given_up(monkeypatch):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "anything")
         monkeypatch.setattr(remote, "CALL_SECONDS", 0.5)
+        monkeypatch.setattr(remote, "STALL_SECONDS", 0.2)
         s3fs.S3FileSystem.clear_instance_cache()
         try:
-            with pytest.raises(Unreachable, match=r"s3://bucket/x/a cannot be reached \(no answer in time\)"):
+            with (
+                pytest.raises(Unreachable, match=r"s3://bucket/x/a cannot be reached \(no answer in time\)"),
+                pytest.warns(UserWarning, match="^waiting for s3://bucket/x/a$"),
+            ):
                 RemoteFolder("s3://bucket/x").write("a", b"content")
         finally:
             s3fs.S3FileSystem.clear_instance_cache()

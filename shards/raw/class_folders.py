@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.raw.folders import first_few, is_image_name, list_folder, unsafe_path
+from shards.names import unsafe_path
+from shards.raw.folders import first_few, is_image_name, list_folder
 from shards.raw.lists import SPLITS
 
 JUNK_FILES = frozenset(("thumbs.db", "desktop.ini"))
