@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.address import environment_variable, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
+from shards.masking import SECRET_NAME, has_secret, is_secret_option
 from shards.urls import is_url
 
 if TYPE_CHECKING:
@@ -41,28 +42,11 @@ EXCLUDES = (
 REMEDY = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
 NEEDS_RESULTS = ("train", "eval", "bench")
 
-_SECRET_NAME = re.compile(
-    r"SECRET|PASSW|CREDENTIAL|SIGNATURE|CONNECTION_?STRING|(TOKEN|KEY|PASS|AUTH)S?($|_)|(^|_)(SIG|PWD|DSN|PAT)$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|https?://[^/\s@]+@|Authorization\s*[:=]\s*\S|\bBearer(\s|%20)+\S"
-    r"|(AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|(?<![a-z])pwd)\s*=\s*[^\s;]",
-    re.IGNORECASE,
-)
-"""Matches passwords in URLs and credentials in headers and connection strings."""
-
-
-def has_secret(text: str) -> bool:
-    """Whether `text` contains a credential, also as a parameter of a URL."""
-    parameters = re.findall(r"[?&]([^=&\s]+)=", text)
-    return bool(_SECRET_VALUE.search(text)) or any(map(_SECRET_NAME.search, parameters))
-
 
 def check_command(words: Sequence[str], working_dir: Path | None) -> None:
     """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
     for word in words:
-        if has_secret(word):
+        if is_secret_option(word):
             raise UsageError(f"a credential in the command would be readable in the job's description; {REMEDY}")
         file = Path(word)
         if not file.is_file() or file.is_absolute():
@@ -92,7 +76,7 @@ def job_environment(variables: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals and not (value := os.environ.get(name, "")):
             raise UsageError(f"--env {name}: it is not set here; --env {name}=VALUE would work")
-        if _SECRET_NAME.search(name) or has_secret(value):
+        if SECRET_NAME.search(name) or has_secret(value):
             raise UsageError(f"--env {name} looks like a secret, and a job's environment is readable by all; {REMEDY}")
         found[name] = value
     return found

@@ -50,7 +50,7 @@ def join(root: str, name: str) -> str:
 
 def redact(url: str) -> str:
     """Return a URL for messages: without user, password and query, which may be secret."""
-    if not is_url(url):
+    if scheme(url) in ("", "file"):
         return url
     try:
         parts = urlsplit(url)

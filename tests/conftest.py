@@ -170,16 +170,24 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
 
 
+ODD_NAME = "a?b#c%20d%3Fe'f\"g"
+
+
 @pytest.fixture(scope="session")
 def mlflow_database(tmp_path_factory) -> Path:
-    """A SQLite store of MLflow with all its tables, whose creation takes seconds; a copy for each test worker."""
+    """A SQLite store of MLflow with all its tables, whose creation takes seconds; a copy for each test worker.
+
+    It is created in a folder with a name that URIs have to encode.
+    """
 
     def create(folder: Path) -> None:
-        from runner.tracking.store import TrackingStore
+        from runner.tracking.store import TrackingStore, sqlite_uri
 
-        TrackingStore(f"sqlite:///{folder / 'mlflow.db'}", "first", folder).open()
+        (folder / ODD_NAME).mkdir()
+        TrackingStore(sqlite_uri(folder / ODD_NAME / "mlflow.db"), "first", folder).open()
 
-    made = made_once(tmp_path_factory, "mlflow-database", create) / "mlflow.db"
+    made = made_once(tmp_path_factory, "mlflow-database", create) / ODD_NAME / "mlflow.db"
+    assert not (made.parent.parent / ODD_NAME.partition("?")[0]).exists()
     return Path(shutil.copy(made, tmp_path_factory.mktemp("store")))
 
 

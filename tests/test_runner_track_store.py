@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from runner.tracking.store import TrackingError, TrackingStore
         ("https://me@example.org/mlflow?token=hunter2", "https://example.org/mlflow"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
         ("databricks", "databricks"),
-        ("sqlite:////tmp/why?/a@b/mlflow.db", "sqlite:////tmp/why?/a@b/mlflow.db"),
+        ("sqlite+pysqlite:////tmp/why%3F/a@b/mlflow.db", "sqlite+pysqlite:////tmp/why%3F/a@b/mlflow.db"),
     ],
 )
 def test_messages_name_a_store_without_its_password(uri: str, address: str, tmp_path: Path) -> None:
@@ -55,3 +56,18 @@ def test_a_database_that_is_no_server_is_left_to_mlflow(tmp_path: Path, monkeypa
         with pytest.raises(TrackingError, match="asked"):
             TrackingStore(uri, "procap", tmp_path).open()
     assert asked == uris
+
+
+def test_a_folder_with_any_name_keeps_its_store_in_itself(tmp_path: Path, mlflow_database: Path) -> None:
+    """MLflow's URIs give `?`, `#` and `%20` another meaning, with which files landed beside the results."""
+    results = tmp_path / "a?b#c%20d%3Fe'f\"g" / "r"
+    results.mkdir(parents=True)
+    shutil.copy(mlflow_database, results / "mlflow.db")
+    store = TrackingStore.choose(results).open()
+    again = TrackingStore.choose(results, store.uri)
+    run = again.client.create_run(again.experiment_id)
+    (results / "note.txt").write_text("kept")
+    again.client.log_artifact(run.info.run_id, str(results / "note.txt"))
+    assert store == again and store.file == results / "mlflow.db"
+    assert [file.relative_to(results).parts[0] for file in results.rglob("*/note.txt")] == ["mlartifacts"]
+    assert [*tmp_path.iterdir()] == [results.parent] and [*results.parent.iterdir()] == [results]

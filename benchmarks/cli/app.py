@@ -16,7 +16,8 @@ from typer.core import TyperGroup
 
 from benchmarks.console.errors import explain
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import is_distributed, is_first_local_rank, note, write_error_file
+from benchmarks.console.output import is_distributed, is_first_local_rank, note, safe_output, write_error_file
+from benchmarks.console.parse import check_arguments
 from procap import __version__
 from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
@@ -124,11 +125,16 @@ def run(argv: list[str] | None = None) -> int:
 
     0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published, 128 + signal.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with safe_output():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     repeats_force = "--force" in arguments and arguments[0] != "submit"
     hint = " (without --force, which starts over)" if repeats_force else ""
     try:
+        check_arguments(arguments, os.environ)
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from benchmarks.console.output import quote
 from procap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def typed_names(context: Any) -> set[str]:
 
 
 def command_line(*groups: Any) -> str:
-    """Return the given flags of `groups` as they would be typed."""
+    """Return the given flags of `groups` as they would be typed, without what may be secret in URLs."""
     words: list[str] = []
     for group in groups:
         for field in fields(group):
@@ -271,5 +271,5 @@ def command_line(*groups: Any) -> str:
                 continue
             flag = f"--{field.name.replace('_', '-')}"
             for item in value if isinstance(value, list) else [value]:
-                words += [flag] if item is True else [flag, shlex.quote(str(item))]
+                words += [flag] if item is True else [flag, quote(item)]
     return " ".join(words)

@@ -13,7 +13,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import runtime_config
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import note, plural, show, show_json
+from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
@@ -72,7 +72,7 @@ def predict(
     count = 0
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
         for name, probabilities in classifier.predict(find_images(paths), workers):
-            table.writerow([name, *_best(classifier, probabilities, top)])
+            table.writerow(map(csv_text, (name, *_best(classifier, probabilities, top))))
             count += 1
             display.total = count
             display.update(count)

@@ -21,10 +21,8 @@ from benchmarks.console.parse import (
 from benchmarks.results.published.tables import table1_methods
 from cluster.configuration import SweepSettings
 from cluster.space import Domain, Values, parse_param
-from cluster.submit import has_secret
 from procap.errors import UsageError
 from runner.config import explain_validation_error
-from shards.urls import redact
 
 MOST_LISTED = 100_000
 """Largest number of configurations in a grid."""
@@ -171,10 +169,6 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
         few_shot_samples=settings.few_shot_samples,
         **flags,
     )
-    # The commands are also written to a file that others read: no password in URLs.
-    given = {name: getattr(place, name) for name in ("data", "results", "tracking")}
-    urls: dict[str, Any] = {name: redact(url) if has_secret(url) else url for name, url in given.items()}
-    place = replace(place, **urls)
     tested = replace(place, timeout=RuntimeFlags().timeout)
     return [
         f"procap train {command_line(selection, training, place, parallel)}".rstrip(),

@@ -39,7 +39,7 @@ app = typer.Typer(**PLAIN)
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,9 @@ def server(store: TrackingStore, port: int) -> Iterator[subprocess.Popen[bytes]]
     """Run `mlflow server` on 127.0.0.1 and yield once it answers; all its processes end with the block."""
     folder = store.file.parent if store.file else store.results
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    command += ["--artifacts-destination", str(folder / "mlartifacts")]
+    command += ["--artifacts-destination", (folder / "mlartifacts").resolve().as_uri()]
+    # Requests under another name come from pages of other sites, whose names resolve to this machine.
+    command += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}", "--cors-allowed-origins", f"http://{HOST}:{port}"]
     environment = {
         **os.environ,
         # Pass the URI in the environment: it may contain a password, and other users can read command lines.
@@ -193,6 +195,7 @@ def server(store: TrackingStore, port: int) -> Iterator[subprocess.Popen[bytes]]
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
+        "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "false",
     }
     with tempfile.TemporaryFile() as log, sigterm_as_interrupt():
         process = subprocess.Popen(

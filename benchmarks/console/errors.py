@@ -35,4 +35,6 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Join the lines of `text`, and escape characters that would control a terminal."""
+    joined = " ".join(text.split())
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in joined)

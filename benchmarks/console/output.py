@@ -4,16 +4,87 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from shards.masking import mask
+from shards.urls import redact
 
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
+
+NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--|[+-]?(?:inf|nan)", re.IGNORECASE)
+"""A number in a table, and what stands for one that is missing."""
+ASCII = {
+    **{
+        "→": "->",
+        "←": "<-",
+        "↑": "^",
+        "↓": "v",
+        "†": "+",
+        "·": ".",
+        "–": "-",
+        "—": "--",
+        "−": "-",
+        "±": "+-",
+        "×": "x",
+    },
+    **{"…": "...", "“": '"', "”": '"', "‘": "'", "’": "'", "≈": "~", "≤": "<=", "≥": ">="},
+    **{"Δ": "delta", "λ": "lambda", "β": "beta", "τ": "tau"},
+}
+"""Replacements for a terminal whose encoding lacks a character."""
+
+
+class OutputStream:
+    """Stdout or stderr of a command: masks credentials, and replaces what the encoding of the terminal lacks."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        shown, encoding = mask(text), getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            shown.encode(encoding)
+        except UnicodeEncodeError:
+            plain = "".join(
+                letter if _is_encodable(letter, encoding) else ASCII.get(letter, letter) for letter in shown
+            )
+            shown = plain.encode(encoding, "backslashreplace").decode(encoding)
+        self._stream.write(shown)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _is_encodable(letter: str, encoding: str) -> bool:
+    with suppress(UnicodeEncodeError):
+        return bool(letter.encode(encoding))
+    return False
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Print through `OutputStream` in the block."""
+    # Streams are never None: `open_streams` has replaced closed ones.
+    with redirect_stdout(OutputStream(sys.stdout)), redirect_stderr(OutputStream(sys.stderr)):
+        yield
+
+
+def open_streams() -> None:
+    """Connect closed standard streams to /dev/null, so that no file that is opened later gets their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                # Returns the lowest free number, this one.
+                os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def is_first_rank() -> bool:
@@ -34,7 +105,7 @@ def is_first_local_rank() -> bool:
 def write_error_file(message: str) -> None:
     """Write the reason of a failure to the file that torchrun prints when a process fails."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        facts = {"message": mask(message), "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": facts}), encoding="utf-8")
 
@@ -80,9 +151,15 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def quote(path: Path | str) -> str:
-    """Quote `path` for a shell."""
-    return shlex.quote(str(path))
+def quote(word: object) -> str:
+    """Quote a path or another word for a shell; a URL without what may be secret in it."""
+    return shlex.quote(redact(str(word)))
+
+
+def csv_text(text: str) -> str:
+    """Return a cell of a CSV file: what a spreadsheet would run as a formula begins with a quote, numbers do not."""
+    is_formula = text[:1] in tuple("=@+-\t\r") and not NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
 def plural(count: int, noun: str) -> str:

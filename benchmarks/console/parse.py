@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import stat
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note, quote
 from procap.errors import UsageError, unknown_name
+from shards.masking import is_secret_option
 
+PLACES = ("PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+"""Environment variables that name folders and stores."""
 METHOD_GROUPS = ("all", "table1")
 """Names of groups of methods."""
+
+
+def check_arguments(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise UsageError for control characters in a word, in variables that name places, and in the working folder.
+
+    Also for a word that names something else than a file or a folder: reading a device or a pipe might never end, and
+    writing would replace it.
+    """
+    places = {name: environment.get(name, "") for name in PLACES}
+    with suppress(OSError):
+        places["the working folder"] = os.getcwd()
+    for what, text in (*(("an argument", word) for word in words), *places.items()):
+        if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text):
+            raise UsageError(f"{what} has a control character or is not UTF-8: {ascii(text)[:200]}")
+    for word in words:
+        for name in {word, word.partition("=")[2], word.rpartition("=")[2]}:
+            with suppress(OSError):
+                mode = os.stat(os.path.expanduser(name)).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise UsageError(f"{name} is a device, a pipe or a socket: name a file or a folder")
 
 
 def split_names(text: str) -> list[str]:
@@ -105,11 +132,19 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
 
 
 def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
-    """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text."""
+    """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text.
+
+    Raises UsageError for a text that is no assignment, and for a credential: options are kept with the results.
+    """
     for item in given:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{flag} {item}: write it as key=value, for example {flag} {example}")
+        if is_secret_option(item):
+            raise UsageError(
+                f"{flag} {key.strip()} looks like a credential, and options are kept with the results and shown in "
+                "tables: let the method read it from the environment"
+            )
         try:
             value = json.loads(text)
         except json.JSONDecodeError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.console.output import csv_text
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.html import to_html
 from benchmarks.tables.latex import to_latex
@@ -65,7 +66,7 @@ def to_csv(table: Table) -> str:
         header += [column.title + part for part in parts]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerow(map(csv_text, header))
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
         for cell, is_numeric in zip(row.cells, numeric, strict=True):
@@ -75,7 +76,7 @@ def to_csv(table: Table) -> str:
                 cells.append(str(cell.limited).lower())
             else:
                 cells += [cell or "", *([""] * 5 if is_numeric else [])]
-        writer.writerow(cells)
+        writer.writerow(map(csv_text, cells))
     return file.getvalue().rstrip("\n")
 
 

@@ -19,6 +19,7 @@ from runner.results import RunFolder, find_runs
 from runner.run_collection import read_collections
 from runner.tracking.content import RunContent, read_content
 from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
+from shards.masking import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -120,13 +121,13 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
             return "", False
         run = _find_run(store, content.key)
         if run is None:
-            tags = {KEY_TAG: content.key, **content.tags}
+            tags = mask_values({KEY_TAG: content.key, **content.tags})
             run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name)
         elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
             return run.info.run_id, False
         run_id = run.info.run_id
         parent = {PARENT_TAG: next(iter(parents.values()))} if parents else {}
-        _log(store, run, content, {**content.tags, **dict.fromkeys(parents, "yes"), **parent})
+        _log(store, run, content, mask_values({**content.tags, **dict.fromkeys(parents, "yes"), **parent}))
         for file in _documents(folder):
             if file.name != "progress.json":
                 client.log_artifact(run_id, str(file), "eval" if file.parent != folder else None)
@@ -135,6 +136,11 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
             client.set_tag(run_id, CHECKPOINT_TAG, content.checkpoint)
         client.set_tag(run_id, CONTENT_TAG, digest)
         return run_id, True
+
+
+def mask_values(named: Mapping[str, str]) -> dict[str, str]:
+    """Mask credentials in the values of tags or parameters, which may be credentials by their names."""
+    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in named.items()}
 
 
 def _documents(path: Path) -> list[Path]:
@@ -162,9 +168,9 @@ def _log(store: TrackingStore, run: Run, content: RunContent, tags: Mapping[str,
     """Log parameters, tags, metrics and the status as far as `run` does not have them."""
     from mlflow.entities import Param, RunTag
 
-    client, run_id, logged = store.client, run.info.run_id, run.data
+    client, run_id, logged, params = store.client, run.info.run_id, run.data, mask_values(content.params)
     missing: tuple[tuple[str, list[Any], int], ...] = (
-        ("params", [Param(*item) for item in content.params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
+        ("params", [Param(*item) for item in params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
         ("tags", [RunTag(*item) for item in tags.items() if logged.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
         ("metrics", list(_new_metrics(run, content)), METRICS_PER_BATCH),
     )

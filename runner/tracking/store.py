@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 from shards.locks import LockHeld, file_lock
+from shards.masking import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "procap"
 SQLITE = "sqlite:///"
 DEFAULT_FILE = "mlflow.db"
+SQLITE_URI = re.compile(r"sqlite(?:\+pysqlite)?:///(?P<path>[^?]+)(?P<query>\?.*)?")
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 60.0
 RUNS_PER_PAGE = 1000
@@ -50,15 +52,16 @@ class TrackingStore:
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
-        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{(results / DEFAULT_FILE).resolve()}"
-        if chosen.startswith(SQLITE):
-            chosen = f"{SQLITE}{Path(chosen.removeprefix(SQLITE)).resolve()}"
+        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
+        if found := SQLITE_URI.fullmatch(chosen):
+            chosen = sqlite_uri(Path(unquote(found["path"]))) + (found["query"] or "")
         return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, results.resolve())
 
     @property
     def file(self) -> Path | None:
         """The SQLite file, None for any other kind of store."""
-        return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
+        found = SQLITE_URI.fullmatch(self.uri)
+        return Path(unquote(found["path"])) if found else None
 
     @property
     def is_unused(self) -> bool:
@@ -176,7 +179,7 @@ class TrackingStore:
         new = file.with_name(f".{file.name}.new")
         for leftover in new.parent.glob(f"{new.name}*"):
             leftover.unlink()
-        SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
+        SqlAlchemyStore(sqlite_uri(new), self._artifacts).engine.dispose()
         os.replace(new, file)
 
     @staticmethod
@@ -189,6 +192,14 @@ class TrackingStore:
                     f"WHERE substr({column} || '/', 1, length(:before) + 1) = :before || '/'",
                     {"now": now, "before": before},
                 )
+
+
+def sqlite_uri(file: Path) -> str:
+    """Make the URI of a SQLite file, percent-encoded where a URI needs it."""
+    path = str(file.resolve())
+    encoded = path.replace("%", "%25").replace("?", "%3F")
+    # For a URI that begins with `sqlite:///` MLflow makes the encoded folder too, beside the right one.
+    return f"{SQLITE if encoded == path else SQLITE.replace(':', '+pysqlite:')}{encoded}"
 
 
 @contextmanager
@@ -212,4 +223,5 @@ def format_error(error: BaseException) -> str:
     # urllib3 wraps a refused connection in a description of the request; the cause is at the end.
     for mark in ("Failed to establish a new connection: ", "(Caused by "):
         text = text.rpartition(mark)[2]
+    text = mask(text)
     return text if len(text) <= 200 else f"{text[:197]}..."
