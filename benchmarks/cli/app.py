@@ -67,6 +67,8 @@ COMMANDS = {
     "bench": ("benchmarks.cli.bench", "Run the experiments of the paper, by name."),
     "sweep": ("benchmarks.cli.sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit", "Run a command on a Ray cluster and follow its log."),
+    "new": ("benchmarks.cli.new_method", "Write a package with a method to start from."),
+    "check": ("benchmarks.cli.check_method", "Check a method against what the program relies on."),
     "import": ("benchmarks.cli.import_checkpoint", "Import checkpoints of public trainers as finished runs."),
     "export": ("benchmarks.cli.export_run", "Export trained runs as checkpoints that public code loads."),
     "table": ("benchmarks.cli.table", "Print results as tables, beside the paper's or alone."),

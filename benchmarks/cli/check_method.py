@@ -1,0 +1,80 @@
+"""`procap check method`: check a method against what the program relies on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli.flags import Data, OutputFlags, flag, flat
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import columns, note, show, show_json
+from benchmarks.console.packing import ensure_packed
+from benchmarks.console.parse import parse_methods, parse_options, split_names
+from procap.errors import UsageError, unknown_name
+from runner.config import RuntimeConfig
+from runner.environment import library_defaults
+from shards.default_paths import data_root
+
+app = typer.Typer(help="Check a method against what the program relies on.", **PLAIN)
+
+
+@app.callback(**examples("procap check method visual-tokens"))
+def group() -> None:
+    pass
+
+
+@app.command(
+    **examples(
+        "procap check method visual-tokens",
+        "procap check method visual-tokens --only gradients,determinism --option n_ctx=2",
+    )
+)
+@flat
+def method(
+    output: OutputFlags,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a method, see `procap ls methods`")],
+    only: Annotated[str, flag("A,B", "these checks [default: all]")] = "",
+    option: Annotated[list[str] | None, flag("KEY=VALUE", "option of the method, repeatable")] = None,
+    dataset: Annotated[str, flag("NAME", "data set of the checks")] = "shapes",
+    backbone: Annotated[str, flag("NAME|FILE", "of the checks")] = "mini",
+    data: Data = "",
+) -> int:
+    """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
+
+    class: summary, options and recipes are valid. start: equal seeds give equal initial tensors. shapes: of loss terms
+    and logits. gradients: every learned tensor gets one. determinism: no random numbers but those of `draw`. training:
+    two epochs with 4 images per class. resume: to the same bits, and from a checkpoint. two processes: losses and
+    weights of one. novel classes: the evaluation. speed: images per second against plain CLIP. It takes about half a
+    minute on a CPU.
+    """
+    library_defaults()
+    if len(parse_methods(name)) != 1:
+        raise UsageError(f"{name}: one method at a time")
+    options = parse_options(option or (), [name])[name]
+    from runner.method_check import CHECKS, Case, check_method
+
+    names = split_names(only)
+    for one in names:
+        if one not in CHECKS:
+            raise unknown_name("check", one, CHECKS)
+    root = data_root(data)
+    ensure_packed([dataset], root)
+    runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)
+    case = Case.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
+    if not case.config.recipe.epochs:
+        raise UsageError(f"{name} trains nothing: there is nothing to check")
+    results = []
+    for result in check_method(case, names):
+        note(f"{result.name}: {'passed' if result.passed else 'failed'} ({result.seconds:.1f} s)")
+        results.append(result)
+    show(
+        columns(("check", "", "note"), [(one.name, "passed" if one.passed else "FAILED", one.note) for one in results])
+    )
+    failed = [one.name for one in results if not one.passed]
+    if output.json:
+        show_json({"method": name, "checks": [asdict(one) for one in results]})
+    note(f"{name}: {len(failed)} of {len(results)} checks failed" if failed else f"{name}: all checks passed")
+    return 1 if failed else 0

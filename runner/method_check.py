@@ -1,0 +1,374 @@
+"""Check a method, most of all a plug-in, against what training, resuming, evaluation and process groups rely on."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from procap.errors import UserError
+from procap.methods import build_method, method_class, method_options
+from procap.methods.method import TASKS, Method
+from procap.methods.plugins import describe_unexpected
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+from runner.checkpoint import read_checkpoint
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.engine import autocast, learned_parameters
+from runner.environment import resolve_device
+from runner.evaluate import evaluate
+from runner.results import RunFolder, TrainResult
+from runner.setup import Setup, label_space, make_method, set_up
+from runner.train import train
+from shards.errors import DataError
+from shards.fewshot import evaluation_labels
+from shards.reader import open_dataset
+from shards.rng import generator
+
+EPOCHS, SHOTS, BATCH = 2, 4, 4
+SPEED_ROUNDS = 7
+TERMS_TOLERANCE, WEIGHTS_TOLERANCE = 1e-3, 1e-2
+"""Relative differences between one process and two, which add in another order: of loss terms, of learned tensors."""
+
+
+class CheckFailed(UserError):
+    """What a method does not do, and what would."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One row of the table. note: a measurement, or why the check failed."""
+
+    name: str
+    passed: bool
+    note: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A short training of a method on the base classes of a data set, below temporary results."""
+
+    config: RunConfig
+    runtime: RuntimeConfig
+
+    @classmethod
+    def plan(
+        cls, name: str, runtime: RuntimeConfig, *, dataset: str, backbone: str, options: Mapping[str, Any]
+    ) -> Case:
+        """Plan two epochs in the method's own recipe, with batches that two processes can share."""
+        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none"}
+        config = plan_run(
+            method=name,
+            dataset=dataset,
+            shots=SHOTS,
+            backbone=backbone,
+            overrides=overrides,
+            options=options,
+            data=runtime.data,
+        )
+        return cls(config, runtime)
+
+    @cached_property
+    def setup(self) -> Setup:
+        return set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup())
+
+    @cached_property
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The first batch of the training, on the device."""
+        assert self.setup.schedule is not None
+        images, labels = next(iter(self.setup.schedule.batches(0)))
+        device = self.setup.method.clip.device
+        return images.to(device), labels.to(device)
+
+    def space(self, classes: str) -> LabelSpace:
+        """Return base, novel or all classes of the data set."""
+        shards = open_dataset(self.runtime.data, self.config.dataset)
+        names = tuple(shards.classnames[label] for label in evaluation_labels(shards, classes))
+        return label_space(shards.manifest, names)
+
+    @cached_property
+    def training(self) -> TrainResult:
+        """The result of the uninterrupted training in one process."""
+        result = train(self.config, self.runtime)
+        assert isinstance(result, TrainResult)
+        return result
+
+    def make_method(self) -> Method:
+        """Build the method anew, ready for its first stage."""
+        setup = self.setup
+        method = make_method(self.config, setup.method.clip, setup.method.space)
+        method.prepare_training()
+        method.begin_stage(0)
+        return method
+
+    def step(self, method: Method) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute loss terms and gradients of the first step."""
+        images, labels = self.batch
+        noise = method.draw(generator(self.config.seed, "noise", 0))
+        method.zero_grad(set_to_none=True)
+        with autocast(self.config.precision, images.device):
+            terms = method.loss(images, labels, tuple(each.to(images.device) for each in noise))
+        _require(isinstance(terms, dict) and next(iter(terms), "") == "ce", 'loss() must return a dict, "ce" first')
+        for name, term in terms.items():
+            _require(isinstance(term, Tensor) and term.dim() == 0, f"loss term {name} must be a tensor without shape")
+            _require(bool(torch.isfinite(term)), f"loss term {name} is not finite")
+        total = torch.stack(list(terms.values())).sum()
+        _require(total.requires_grad, "the sum of the loss terms has no gradient")
+        total.backward()
+        learned = learned_parameters(method)
+        missing = [name for name, parameter in learned.items() if parameter.grad is None]
+        _require(not missing, f"no gradient reaches {', '.join(missing)}: use or freeze them (requires_grad_(False))")
+        return terms, {name: parameter.grad for name, parameter in learned.items() if parameter.grad is not None}
+
+    def elsewhere(self, name: str) -> RuntimeConfig:
+        """Return the runtime with a results folder of its own."""
+        return replace(self.runtime, results=self.runtime.results / name)
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise CheckFailed(reason)
+
+
+@contextmanager
+def _global_generators(seed: int, what: str) -> Iterator[None]:
+    """Seed all global generators of random numbers. Raises CheckFailed if the block draws from one of them."""
+
+    def states() -> dict[str, Any]:
+        found = {"torch's": torch.get_rng_state().tolist(), "numpy's": repr(np.random.get_state())}
+        return found | {"Python's": random.getstate()}
+
+    torch.manual_seed(seed)
+    before = states()
+    yield
+    moved = [name for name, state in states().items() if state != before[name]]
+    remedy = "draw in draw() with its generator" if what != "__init__()" else "use its argument generator"
+    _require(not moved, f"{what} draws from {' and '.join(moved)} global generator (as torch.randn does): {remedy}")
+
+
+def check_class(case: Case) -> str:
+    """The class has what every command shows, and options and recipes are valid."""
+    kind = method_class(case.config.method)
+    _require(bool(kind.summary), "summary is empty: one line for procap ls methods")
+    _require(not kind.colour or bool(re.fullmatch("#[0-9a-fA-F]{6}", kind.colour)), f"colour {kind.colour!r}: #rrggbb")
+    settings = kind.Options.model_config
+    _require(settings.get("frozen") is True and settings.get("extra") == "forbid", "Options: model_config = STRICT")
+    bare = [name for name, field in kind.Options.model_fields.items() if not field.description]
+    _require(not bare, f"options without a description: {', '.join(bare)}")
+    given = {kind.required_option: case.config.options[kind.required_option]} if kind.required_option else {}
+    for task in TASKS:
+        for shots in (1, 16):
+            recipe = kind.recipe(task, shots, "imagenet")
+            _require(isinstance(recipe, Recipe), f"recipe({task!r}) is not a procap.recipe.Recipe")
+            filled = method_options(case.config.method, {**kind.task_options(task, shots, "imagenet"), **given})
+            plain = filled.model_dump(mode="json")
+            _require(method_options(case.config.method, plain) == filled, "options do not survive JSON")
+    return ""
+
+
+def check_start(case: Case) -> str:
+    """Equal seeds give equal initial tensors, none of which belongs to CLIP."""
+    with _global_generators(1, "__init__()"):
+        one = case.make_method()
+    with _global_generators(2, "__init__()"):
+        other = case.make_method()
+    for (name, mine), theirs in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        _require(torch.equal(mine, theirs), f"{name} starts at other values under the same seed")
+    frozen = {parameter.data_ptr() for parameter in one.clip.parameters()}
+    shared = [name for name, parameter in one.named_parameters() if parameter.data_ptr() in frozen]
+    _require(not shared, f"{', '.join(shared)} are CLIP's own: learn copies of them, see Plan.weights")
+    return f"{sum(parameter.numel() for parameter in one.parameters()):,} parameters"
+
+
+def check_shapes(case: Case) -> str:
+    """Loss terms are finite numbers, class prompts and logits have a row and a column per class."""
+    method, images = case.make_method(), case.batch[0]
+    terms, _ = case.step(method)
+    for space in map(case.space, ("base", "novel", "all")):
+        with torch.no_grad():
+            found = tuple(method.classifier(space)(images[:3]).shape)
+        wanted = (3, len(space.classnames))
+        _require(found == wanted, f"the classifier of {wanted[1]} classes gives {found} for 3 images, not {wanted}")
+    return f"loss terms: {', '.join(terms)}"
+
+
+def check_gradients(case: Case) -> str:
+    """Every learned tensor gets a finite gradient, and CLIP none."""
+    method = case.make_method()
+    _, gradients = case.step(method)
+    wrong = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+    _require(not wrong, f"gradients of {', '.join(wrong)} are not finite")
+    thawed = [name for name, parameter in method.clip.named_parameters() if parameter.grad is not None]
+    _require(not thawed, f"CLIP is frozen, but a gradient reaches {', '.join(thawed[:3])}")
+    zero = [name for name, gradient in gradients.items() if not gradient.any()]
+    return f"zero in the first step: {', '.join(zero)}" if zero else ""
+
+
+def check_determinism(case: Case) -> str:
+    """The same step gives the same terms and gradients, whatever the global generators of random numbers are."""
+    results = []
+    for seed in (1, 2):
+        method = case.make_method()
+        with _global_generators(seed, "draw()"):
+            method.draw(generator(case.config.seed, "noise", 0))
+        with _global_generators(seed, "loss()"):
+            results.append(case.step(method))
+        with _global_generators(seed, "classifier()"), torch.no_grad():
+            logits = [method.classifier()(case.batch[0]) for _ in range(2)]
+        _require(torch.equal(*logits), "the classifier gives other logits for the same images")
+    for one, other in zip(*results, strict=True):
+        differ = [name for name in one if not torch.equal(one[name], other[name])]
+        _require(not differ, f"two equal steps differ in {', '.join(differ)}")
+    return ""
+
+
+def check_training(case: Case) -> str:
+    """Two epochs in the method's recipe change what it learns."""
+    start = case.make_method().state_dict()
+    result = case.training
+    tensors, _ = read_checkpoint(RunFolder(case.runtime.results / case.config.path).checkpoint_file)
+    same = [name for name, tensor in tensors.items() if torch.equal(tensor, start[name].cpu())]
+    _require(len(same) < len(tensors), f"the training has changed nothing in {result.steps} steps")
+    losses = [f"{sum(epoch.terms.values()):.3f}" for epoch in result.epochs]
+    return f"loss {' -> '.join(losses)}" + (f"; unchanged: {', '.join(same)}" if same else "")
+
+
+def check_resume(case: Case) -> str:
+    """A training that was paused after an epoch ends with the bits of one that was not."""
+    runtime = case.elsewhere("resumed")
+    train(case.config, runtime, until=1)
+    again = train(case.config, runtime)
+    assert isinstance(again, TrainResult)
+    reason = "keep every state in parameters or buffers (register_buffer)"
+    _require(again.checkpoint_sha256 == case.training.checkpoint_sha256, f"other weights after a resume: {reason}")
+    method = case.make_method()
+    _, gradients = case.step(method)
+    with torch.no_grad():
+        for name, parameter in learned_parameters(method).items():
+            parameter.sub_(0.1 * gradients[name])
+    for stage in range(1, len(method.stage_starts(case.training.steps))):
+        method.begin_stage(stage)
+    loaded = make_method(case.config, method.clip, method.space)
+    loaded.load_state_dict(method.state_dict())
+    images = case.batch[0]
+    with torch.no_grad():
+        equal = torch.equal(method.classifier()(images), loaded.classifier()(images))
+    _require(equal, f"a method loaded from a checkpoint gives other logits: {reason}")
+    return ""
+
+
+def check_processes(case: Case) -> str:
+    """Two processes train to the losses and weights of one."""
+    one, runtime = case.training, case.elsewhere("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        ends = [pool.submit(_train_rank, rank, port, case.config, replace(runtime, timeout=60.0)) for rank in range(2)]
+        errors = [error for end in ends if (error := end.result())]
+    own = [error for error in errors if not error.startswith("rank ")]
+    hint = (
+        "loss() gets this process's images and the labels of all: take features from self.features(), or gather_batch"
+    )
+    _require(not errors, f"{(own or errors or [''])[0]}; {hint}")
+    results = [RunFolder(each.results / case.config.path) for each in (case.runtime, runtime)]
+    two = results[1].train()
+    assert two
+    for log, other in zip(one.epochs, two.epochs, strict=True):
+        for name, value in log.terms.items():
+            close = abs(value - other.terms[name]) <= TERMS_TOLERANCE * max(1.0, abs(value))
+            _require(close, f"{name} of epoch {log.epoch + 1}: {value:.5f}, with two {other.terms[name]:.5f}; {hint}")
+    tensors = [read_checkpoint(folder.checkpoint_file)[0] for folder in results]
+    for name, mine in tensors[0].items():
+        distance, size = (mine - tensors[1][name]).abs().max(), mine.abs().max()
+        _require(bool(distance <= WEIGHTS_TOLERANCE * size), f"{name} differs by {distance:.2g} of {size:.2g}; {hint}")
+    return ""
+
+
+def _train_rank(rank: int, port: int, config: RunConfig, runtime: RuntimeConfig) -> str:
+    """Train as one of two processes; returns the error."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
+    torch.set_num_threads(1)
+    try:
+        with init_process_group(ranks_from_environment(), torch.device("cpu"), runtime.timeout) as group:
+            train(config, runtime, group=group)
+    except Exception as error:
+        return str(error) if isinstance(error, UserError | DataError) else describe_unexpected(error)
+    return ""
+
+
+def check_novel_classes(case: Case) -> str:
+    """The trained run is evaluated on base and novel classes."""
+    _ = case.training
+    found = []
+    for half in ("base", "novel"):
+        result = evaluate(case.config, Target(case.config.dataset, half), replace(case.runtime, limit=100))
+        found.append(f"{half} {result.accuracy:.0f} %")
+    return ", ".join(found)
+
+
+def check_speed(case: Case) -> str:
+    """Measure the classifier's images per second against those of plain CLIP, in turns."""
+    method, images = case.make_method(), case.batch[0].repeat(4, 1, 1, 1)
+    plain = build_method("zeroshot", method.clip, method.space, {}, generator(0, "init"))
+    classifiers = [method.classifier(), plain.classifier()]
+    seconds: list[list[float]] = [[], []]
+    with torch.inference_mode():
+        for turn in range(SPEED_ROUNDS + 1):
+            for classifier, own in zip(classifiers, seconds, strict=True):
+                start = time.perf_counter()
+                classifier(images).sum().item()
+                # The first turn warms up.
+                own += [time.perf_counter() - start] if turn else []
+    # The fastest turns, as other programs only add time.
+    mine, theirs = map(min, seconds)
+    return f"{theirs / mine:.2f} of plain CLIP's images per second"
+
+
+CHECKS: Mapping[str, Callable[[Case], str]] = {
+    "class": check_class,
+    "start": check_start,
+    "shapes": check_shapes,
+    "gradients": check_gradients,
+    "determinism": check_determinism,
+    "training": check_training,
+    "resume": check_resume,
+    "two processes": check_processes,
+    "novel classes": check_novel_classes,
+    "speed": check_speed,
+}
+
+
+def check_method(case: Case, names: Iterable[str] = ()) -> Iterator[CheckResult]:
+    """Carry out the checks one after the other, all of `CHECKS` by default; an error fails its check alone."""
+    with tempfile.TemporaryDirectory(prefix="procap-check-") as folder:
+        case = replace(case, runtime=replace(case.runtime, results=Path(folder)))
+        for name in names or CHECKS:
+            began, passed = time.monotonic(), False
+            try:
+                note, passed = CHECKS[name](case), True
+            except (UserError, DataError) as error:
+                note = " ".join(str(error).split())
+            except Exception as error:
+                note = describe_unexpected(error)
+            yield CheckResult(name, passed, note, time.monotonic() - began)

@@ -1,0 +1,152 @@
+"""A method of one's own: written by `procap new method`, checked by `procap check method`, its mistakes found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from plug_ins import install
+
+from benchmarks.cli import main
+from procap.methods import method_class
+
+MISTAKES = """
+import random
+import torch
+import torch.nn.functional as F
+from procap.classifier import cosine_logits
+from own_tokens import OwnTokens
+
+class Noisy(OwnTokens):
+    def loss(self, images, labels, noise):
+        return {"ce": super().loss(images, labels, noise)["ce"] + 0.1 * torch.randn(())}
+
+class Random(OwnTokens):
+    def draw(self, generator):
+        return (torch.tensor(random.random()),)
+
+class Unused(OwnTokens):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.spare = torch.nn.Parameter(torch.zeros(3))
+
+class Forgetful(OwnTokens):
+    steps = 0
+
+    def loss(self, images, labels, noise):
+        self.steps += 1
+        return {"ce": super().loss(images, labels, noise)["ce"] * (1 + self.steps)}
+
+class Narrow(OwnTokens):
+    def prompts_of(self, space):
+        return self.prompts
+
+class Unlabelled(OwnTokens):
+    def loss(self, images, labels, noise):
+        return {"cross-entropy": super().loss(images, labels, noise)["ce"]}
+
+class Plain(OwnTokens):
+    summary = ""
+
+class Failing(OwnTokens):
+    def plans(self, prompts, noise=None):
+        raise KeyError("tokens")
+
+class Alone(OwnTokens):
+    def loss(self, images, labels, noise):
+        plans = self.plans(self.prompts, noise)
+        image = self.clip.encode_image(images, plans[0])
+        text = self.clip.encode_text(self.prompts.tokenized, plans[1])
+        return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+"""
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Failing", "Alone")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """The package that `procap new method own-tokens` writes, and a module of methods with mistakes."""
+    folder = tmp_path_factory.mktemp("own")
+    assert main(["new", "method", "own-tokens", "--out", str(folder)]) == 0
+    package = folder / "own-tokens"
+    points = tomllib.loads((package / "pyproject.toml").read_text())["project"]["entry-points"]["procap.methods"]
+    install(package, {"mistakes": MISTAKES}, {**points, **{kind.lower(): f"mistakes:{kind}" for kind in KINDS}})
+    return package
+
+
+@pytest.fixture
+def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
+    """Runs `procap check method` with some checks; returns the exit code and each check's result by its name."""
+    monkeypatch.syspath_prepend(written)
+
+    def run(name: str, only: str, backbone: object = short_checkpoint) -> tuple[int, dict[str, dict]]:
+        where = ["--dataset", "digits", "--data", str(few_digits), "--backbone", str(backbone), "--json"]
+        code = main(["check", "method", name, "--only", only, *where])
+        return code, {one["name"]: one for one in json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]}
+
+    yield run
+    for module in ("own_tokens", "mistakes"):
+        sys.modules.pop(module, None)
+
+
+def test_a_new_method_passes_the_checks_of_one_process(check):
+    names = "class,start,shapes,gradients,determinism,training,resume,novel classes,speed"
+    code, found = check("own-tokens", names)
+    assert (code, [*found]) == (0, names.split(",")) and all(one["passed"] for one in found.values())
+    assert found["start"]["note"] == "512 parameters" and "of plain CLIP's" in found["speed"]["note"]
+    assert method_class("own-tokens").title == "Own tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "failing", "note"),
+    [
+        ("noisy", "determinism", "loss() draws from torch's global generator"),
+        ("random", "determinism", "draw() draws from Python's global generator"),
+        ("unused", "gradients", "no gradient reaches spare"),
+        ("forgetful", "resume", "register_buffer"),
+        ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
+        ("unlabelled", "shapes", '"ce" first'),
+        ("plain", "class", "summary is empty"),
+        ("failing", "gradients", "method 'failing' (plug-in) fails in "),
+    ],
+)
+def test_a_mistake_is_found_by_its_check(check, name, failing, note):
+    code, found = check(name, failing)
+    assert code == 1 and not found[failing]["passed"]
+    assert note in found[failing]["note"]
+
+
+@pytest.mark.slow
+def test_two_processes_are_those_of_one_unless_a_loss_encodes_images_itself(check):
+    code, found = check("own-tokens", "two processes")
+    assert code == 0, found
+    code, found = check("alone", "two processes")
+    assert code == 1 and "mistakes.py, line" in found["two processes"]["note"]
+    assert found["two processes"]["note"].endswith("take features from self.features() or gather_batch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["procap", "2sfs", "skipt", "cocoop", "mmrl"])
+def test_methods_of_this_program_pass_all_checks(check, name):
+    from runner.method_check import CHECKS
+
+    code, found = check(name, ",".join(CHECKS), "mini")
+    assert code == 0, [one for one in found.values() if not one["passed"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new", "method", "My_Method"], "lower-case letters, digits and dashes, as in my-method"),
+        (["new", "method", "maple"], "there is a method 'maple' already"),
+        (["check", "method", "mapel"], "did you mean maple"),
+        (["check", "method", "maple", "--only", "speeds"], "unknown check 'speeds': did you mean speed"),
+        (["check", "method", "zeroshot"], "zeroshot trains nothing"),
+    ],
+)
+def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, few_digits):
+    more = [] if words[0] == "new" else ["--data", str(few_digits), "--dataset", "digits"]
+    assert main([*words, *more]) == 2
+    assert message in capsys.readouterr().err
