@@ -99,4 +99,6 @@ def _narrow(points: list[EntryPoint], frame: FrameType) -> list[EntryPoint]:
     owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
     kind = owner if isinstance(owner, type) else type(owner)
     named = {f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__}
+    # A process group clears the variables of frames; the name of the function remains.
+    named.add(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname.rpartition('.')[0]}")
     return [point for point in points if point.value in named] or points
