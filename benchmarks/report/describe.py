@@ -64,7 +64,7 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
         shots = ", ".join(str(number or "all") for number in sorted({one.shots for one in configs}))
         classes = " or ".join(dict.fromkeys(one.classes for one in configs))
         facts.append(("Backbone", "; ".join(backbones)))
-        facts.append(("Trained on", f"{classes} classes, {shots} images per class"))
+        facts.append(("Trained on", f"{classes} classes, {shots} image{'s' * (shots != '1')} per class"))
         facts.append(("Recipe", "; ".join(describe_recipes(one))))
     facts.append(("Runs", describe_state(one)))
     return [(name, value) for name, value in facts if value]

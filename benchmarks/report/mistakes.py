@@ -56,11 +56,19 @@ class Mistakes:
     text: str
 
 
-def list_mistakes(frame: pd.DataFrame, data: Path | None) -> list[Mistakes]:
-    """Describe the mistakes on each test set of the first MAX_TARGETS. frame: of results, with titles in `title`."""
+def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes], str]:
+    """Describe the mistakes on each of the first MAX_TARGETS test sets, and how to see those on others.
+
+    frame: results with titles in `title`.
+    """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
-    groups = frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)
-    return [_describe_target(own, data) for _, own in list(groups)[:MAX_TARGETS]]
+    groups = [own for _, own in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
+    further = dict.fromkeys(str(own.dataset.iloc[0]) for own in groups[MAX_TARGETS:])
+    left = f"The first {MAX_TARGETS} of {len(groups)} test sets; for others: procap report --datasets"
+    return (
+        [_describe_target(own, data) for own in groups[:MAX_TARGETS]],
+        f"{left} {','.join(further)}" if further else "",
+    )
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
@@ -75,7 +83,8 @@ def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
     where = f"{display_name(target.dataset)}, {target.classes} classes"
     where += f", {target.split} split" if target.split != "test" else ""
     where += f", trained on {display_name(first.dataset)}" if first.dataset != target.dataset else ""
-    where += f", trained on {first.classes} classes" if first.classes != target.classes else ""
+    if (first.classes, target.classes) not in (("base", "novel"), (target.classes, first.classes)):
+        where += f", trained on {first.classes} classes"
     names = [name.replace("_", " ") for name in first.per_class.names or map(str, range(len(first.per_class.total)))]
     name = f"{target.dataset}-{target.classes}"
     tables = [_class_table(shown, names, where, name)]
@@ -84,12 +93,13 @@ def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
         tables += [_matrix(own, names, f"{title}: {where}", name) for title, own in known.items()]
     elif known:
         tables.append(_pair_table(known, names, where, name))
-    whole = frame[frame.title.isin(list(shown)) & frame.wrong_images.notna() & frame.correct_bits.notna()]
-    if len(whole) < len(frame[frame.title.isin(list(shown))]):
-        return Mistakes(where, tables, (), "Some evaluations do not have the predictions of single images, because an "
-                        "older version made them: procap eval RUN --force adds them.")  # fmt: skip
+    heading = f"{where}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in chosen)}"
+    whole = frame[frame.title.isin(list(shown))]
+    if not (whole.wrong_images.notna() & whole.correct_bits.notna()).all():
+        why = "Some evaluations were made by an older version, without the predictions of single images"
+        return Mistakes(heading, tables, (), f"{why}: procap eval RUN --force adds them.")
     images, text = _list_images(whole, names, target, data)
-    return Mistakes(where, tables, images, text)
+    return Mistakes(heading, tables, images, text)
 
 
 def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots.style import describe_seeds
 from benchmarks.report.mistakes import Mistakes
 from benchmarks.report.pictures import Picture
 from benchmarks.report.started_suites import Problem, UnfinishedRun
@@ -23,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 GENERATOR = "procap report"
 FOLDED_FROM = 36
 """Rows from which a table is folded."""
-MAX_ROWS = 200
+MAX_ROWS = 250
 """Rows of a table in the page; its files have all."""
 WIDE_FROM = 10
 """Columns from which a table is set in smaller type."""
@@ -55,6 +56,7 @@ class Section:
     status: str
     unfinished: Sequence[UnfinishedRun]
     mistakes: Sequence[Mistakes] = ()
+    mistakes_left: str = ""
     leads: bool = False
 
     @property
@@ -109,6 +111,9 @@ class FileWriter:
         return {
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",
+            "seeds": f", {seeds}"
+            if (seeds := describe_seeds(metric for metric in table.metrics if metric.seeds))
+            else "",
             "html": to_html(table, f"table-{name}-title"),
             "notes": list_notes(table),
             "rows": len(table.rows),

@@ -125,11 +125,8 @@ def build_report(
     lead = next((one for one in existing if one.name == MAIN_SUITE), existing[0] if existing else None)
     sections = []
     for one in groups:
-        section = _make_section(one, shown, data, tracking, problems)
-        if one.collection.kind == "suite" and (wanted or one is lead or not one.is_suite):
-            find = partial(_find_mistakes, one, data)
-            section = replace(section, mistakes=_attempt(problems, one.name, "where it is wrong", find, []))
-        sections.append(section)
+        detailed = one.collection.kind == "suite" and (bool(wanted) or one is lead or not one.is_suite)
+        sections.append(_make_section(one, shown, data, tracking, problems, detailed=detailed))
     with_tables = [part for part, one in zip(sections, groups, strict=True) if part.tables and one.is_suite]
     main = next((one for one in with_tables if one.name == MAIN_SUITE), with_tables[0] if with_tables else None)
     headline: tuple[Table, Picture | None] | None = None
@@ -217,12 +214,14 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T
         return otherwise
 
 
-def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem]) -> Section:
-    """Make the section of a suite."""
+def _make_section(
+    one: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem], *, detailed: bool
+) -> Section:
+    """Make the section of a suite, sweep or single runs. detailed: with learned variances, classes and mistakes."""
     attempt = partial(_attempt, problems, one.name)
     suite, results = one.suite, one.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
-    if one.is_suite:
+    if one.is_suite and detailed:
         tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
     plots: Plots = {}
     if suite.plots and (len(results.frame) or not one.is_suite):
@@ -233,6 +232,9 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
     has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
     published = [table for table in published_tables() if table.name == f"published-{one.name}" and not has_published]
     text, paper = describe_suite(one)
+    found: tuple[list[Mistakes], str] = ([], "")
+    if detailed and len(results.frame):
+        found = attempt("where it is wrong", partial(_find_mistakes, one, data), found)
     return Section(
         name=one.name,
         heading=one.name if one.is_suite else suite.heading,
@@ -251,14 +253,14 @@ def _make_section(one: StartedSuite, shown: str, data: Path | None, tracking: st
         state=describe_state(one),
         status=STATUS.get(one.collection.status, ""),
         unfinished=one.unfinished,
+        mistakes=found[0],
+        mistakes_left=found[1],
     )
 
 
-def _find_mistakes(one: StartedSuite, data: Path | None) -> list[Mistakes]:
+def _find_mistakes(one: StartedSuite, data: Path | None) -> tuple[list[Mistakes], str]:
     """List the mistakes of a suite, with its titles of variants, or of other runs."""
     results = one.results
-    if results.frame.empty:
-        return []
     if not one.is_suite:
         return list_mistakes(title_runs(results.frame), data)
     titles = {

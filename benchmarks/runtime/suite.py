@@ -7,7 +7,7 @@ Nothing else should run on the machine, so its cases are no runs of Ray: they ta
 
 Cost: about three minutes in the generated profile on two CPU cores; `--budget` limits it.
 
-Published (published/runtime.csv): on Flowers102 169.1 s, 278.8 images/s and 97.39 % for ProCAP, 112.6 s, 415.9 and
+Published: on Flowers102 169.1 s, 278.8 images/s and 97.39 % for ProCAP, 112.6 s, 415.9 and
 95.25 % for MaPLe-style. The paper does not name the classes; its accuracies are near its base accuracies after 50
 epochs (98.39 % on Flowers102). `--classes all` takes all classes.
 """

@@ -4,7 +4,7 @@
 
 Cost: four data sets, ten variants, seed 1: 40 runs and 80 evaluations; full ProCAP and MaPLe are runs of base-to-novel.
 
-Published (published/ablation.csv): harmonic means of DTD, EuroSAT, OxfordPets and StanfordCars, on average 84.86 for
+Published: harmonic means of DTD, EuroSAT, OxfordPets and StanfordCars, on average 84.86 for
 full ProCAP and 79.46 for MaPLe-style, a row in which all five components are marked as absent.
 """
 

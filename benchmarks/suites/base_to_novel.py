@@ -5,7 +5,7 @@
 
 Cost: 11 data sets, four trained methods, three seeds, and zero-shot CLIP: 143 runs and 286 evaluations.
 
-Published (published/base_to_novel.csv, eighteen methods, one of them on average only): ProCAP 85.43 base, 77.61 novel,
+Published (eighteen methods, one of them on average only): ProCAP 85.43 base, 77.61 novel,
 81.33 harmonic mean on average; MaPLe 82.28, 75.14, 78.55.
 """
 

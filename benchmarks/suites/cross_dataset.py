@@ -6,7 +6,7 @@
 Cost: four trained methods, three seeds, and zero-shot CLIP: 13 runs and 143 evaluations. Nothing is trained for
 domain-generalization after it.
 
-Published (published/cross_dataset.csv, ten methods): ProCAP 72.14 on ImageNet, 70.02 on average over the ten others;
+Published (ten methods): ProCAP 72.14 on ImageNet, 70.02 on average over the ten others;
 MaPLe 70.72 and 66.30.
 """
 

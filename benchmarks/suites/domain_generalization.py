@@ -4,7 +4,7 @@
 
 Cost: nothing to train after cross-dataset, else 13 runs; 65 evaluations.
 
-Published (published/domain_generalization.csv, eleven methods): ProCAP 72.14 on ImageNet, 60.58 on average over V2,
+Published (eleven methods): ProCAP 72.14 on ImageNet, 60.58 on average over V2,
 Sketch, A and R; MaPLe 70.72 and 60.28.
 """
 

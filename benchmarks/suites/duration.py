@@ -4,7 +4,7 @@
 
 Cost: 11 data sets, two shorter durations, three seeds: 66 runs beside those of base-to-novel; 132 evaluations.
 
-Published (published/training_duration.csv): harmonic mean 80.04, 80.56 and 81.33 after 10, 25 and 50 epochs.
+Published: harmonic mean 80.04, 80.56 and 81.33 after 10, 25 and 50 epochs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Cost: nothing after base-to-novel; alone 33 runs and 66 evaluations.
 
-Published (published/seed_stability.csv): 85.43 ± 0.18 base, 77.61 ± 0.31 novel, 81.12 ± 0.24 harmonic mean. The last is
+Published: 85.43 ± 0.18 base, 77.61 ± 0.31 novel, 81.12 ± 0.24 harmonic mean. The last is
 the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of the two averages; both are printed.
 """
 

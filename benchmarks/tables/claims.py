@@ -371,13 +371,12 @@ def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]
 
 
 def describe_verdicts(verdicts: Mapping[str, Verdict]) -> str:
-    """Describe how many claims have each verdict, and name those that do not hold."""
+    """Describe how many claims have each verdict."""
     counts = Counter(verdicts.values())
     words: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
     words["not tested"] = "are not tested"
     listed = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
-    refuted = ", ".join(name for name, verdict in verdicts.items() if verdict == "does not hold")
-    return f"Of {len(verdicts)} claims {listed}.{f' Those that do not hold: {refuted}.' if refuted else ''}"
+    return f"Of {len(verdicts)} claims {listed}."
 
 
 NOTES = (
