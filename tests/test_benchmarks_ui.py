@@ -21,10 +21,10 @@ import psutil
 import pytest
 import tracked_runs
 from child_process import start_process
-from ports import free_port
 
 from benchmarks.cli.ui import RunFilter, check_port, find_collection, select
 from benchmarks.report.links import COMPARED, compare_page
+from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UsageError, UserError
 from runner.run_collection import Collection, write_collection
 from runner.tracking.export import sync

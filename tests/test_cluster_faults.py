@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fault_site import facts, tracked
-
 from benchmarks.cli import main
+from benchmarks.studies.chaos.site import facts, tracked
 
 
 def test_runs_that_a_killed_attempt_had_not_tracked_are_in_mlflow_after_the_next(

@@ -11,10 +11,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fault_site import Site, facts, host_of, kill, left_behind, no_cluster, site, stray, tracked, until
-from ray_nodes import REPOSITORY, Node
 from toy_shards import toy_source
 
+from benchmarks.studies.chaos.nodes import REPOSITORY, Node
+from benchmarks.studies.chaos.site import (
+    Site,
+    facts,
+    host_of,
+    kill,
+    left_behind,
+    no_cluster,
+    site,
+    stray,
+    tracked,
+    until,
+)
 from cluster.node_probe import PACKAGES
 from runner.remote_results import results_root
 from runner.results import find_runs

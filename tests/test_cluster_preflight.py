@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from object_server import object_server
-from ray_nodes import Nodes
 from toy_shards import toy_source
 
+from benchmarks.studies.chaos.nodes import Nodes
+from benchmarks.studies.chaos.object_server import object_server
 from cluster import node_probe
 from cluster.node_probe import ProbeRequest, probe_node
 from cluster.paths import StoragePaths

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from ray_nodes import Nodes
 
 from benchmarks.cli import main
+from benchmarks.studies.chaos.nodes import Nodes
+from benchmarks.studies.chaos.ports import free_port
 from cluster.address import dashboard_url, ray_address, set_auth_mode
 from cluster.submit import (
     EXCLUDES,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from child_process import start_process
-from object_server import object_server
-from ray_nodes import REPOSITORY, Nodes, without_settings
 
 from benchmarks.cli import main
+from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_settings
+from benchmarks.studies.chaos.object_server import object_server
 from cluster.configuration import SweepFolder, SweepSettings
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources

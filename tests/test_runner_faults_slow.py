@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ports import free_port
 
 from benchmarks.cli import main
+from benchmarks.studies.chaos.ports import free_port
 from runner.checkpoint import read_checkpoint
 from runner.results import RunFolder
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from child_process import start_process
-from ports import free_port
 
+from benchmarks.studies.chaos.ports import free_port
 from runner.checkpoint import read_checkpoint
 from runner.results import RunFolder, find_runs
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import tracked_runs
-from object_server import object_server
-from ports import free_port
 
 from benchmarks.cli.ui import RunFilter, prepare
+from benchmarks.studies.chaos.object_server import object_server
+from benchmarks.studies.chaos.ports import free_port
 from runner.run_collection import Collection, write_collection
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore

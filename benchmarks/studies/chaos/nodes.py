@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from network_namespaces import Host
-from ports import free_port
 
-REPOSITORY = Path(__file__).parents[1]
+from benchmarks.studies.chaos.hosts import Host
+from benchmarks.studies.chaos.ports import free_port
+
+REPOSITORY = Path(__file__).parents[3]
 START_SECONDS = 300.0
 END_SECONDS = 60.0
 TRIES = 5

@@ -26,6 +26,7 @@ class ObjectServer:
     address: str
     log: Path
     bucket: str = "results"
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -52,7 +53,7 @@ def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServe
         environment = {**os.environ, **ObjectServer(f"http://{host}", log).environment, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        server = ObjectServer(f"http://{host}:{_port(log, process)}", log)
+        server = ObjectServer(f"http://{host}:{_port(log, process)}", log, process=process)
         _make_bucket(server)
         # s3fs reads the settings once per process, and a test before may have used another server.
         S3FileSystem.clear_instance_cache()

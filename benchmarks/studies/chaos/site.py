@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from network_namespaces import Host, can_make_hosts, make_hosts, outside_address
-from object_server import ObjectServer, object_server
-from ports import free_port
-from ray_nodes import REPOSITORY, Node, Nodes
 
+from benchmarks.studies.chaos.hosts import Host, can_make_hosts, make_hosts, outside_address
+from benchmarks.studies.chaos.nodes import REPOSITORY, Node, Nodes
+from benchmarks.studies.chaos.object_server import ObjectServer, object_server
+from benchmarks.studies.chaos.ports import free_port
 from runner.results import RunFolder, find_runs
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
@@ -168,13 +168,15 @@ def no_cluster(folder: Path) -> Site:
 
 
 @contextmanager
-def site(folder: Path, *, objects: bool = False, redis: bool = False) -> Iterator[Site]:
+def site(
+    folder: Path, *, objects: bool = False, redis: bool = False, more: Mapping[str, str] | None = None
+) -> Iterator[Site]:
     """Three nodes, each on a host of its own where this machine lets us make some, and a few digits for all of them.
 
     objects: with an S3 server, and nothing else that the nodes have in common.
-    redis: what the head knows is kept there, which outlives it.
+    redis: what the head knows is kept there, which outlives it. more: environment of nodes and commands.
     """
-    settings = environment(folder)
+    settings = environment(folder) | dict(more or {})
     with ExitStack() as stack:
         there = stack.enter_context(make_hosts(3)) if can_make_hosts() else []
         server = stack.enter_context(object_server(folder, outside_address(there))) if objects else None
