@@ -30,7 +30,7 @@ from runner.engine import Engine
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
-from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
+from shards.fewshot import FewShot, check_classes, check_shots, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
 from shards.manifest import FILE, Manifest
 from shards.reader import ShardSet, Split, open_dataset
@@ -75,6 +75,8 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
         # Missing shards are reported before minutes are spent on a backbone.
+        check_shots(shards, config.shots)
+        check_classes(shards, config.classes)
         fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
         if config.recipe.batches == "class":
             check_class_sizes(fewshot, config.recipe.batch_size)

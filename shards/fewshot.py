@@ -141,6 +141,17 @@ def check_shots(shards: ShardSet, shots: int) -> None:
         raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
+def check_classes(shards: ShardSet, classes: str) -> None:
+    """Raise DataUsageError unless training on the chosen classes has at least two to tell apart."""
+    labels = select_labels(shards.labels("train"), classes)
+    if len(labels) >= 2:
+        return
+    has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
+    if len(shards.classnames) < 2:
+        raise DataUsageError(f"'{shards.name}' has {has}: there is nothing to tell apart, so nothing can be trained")
+    raise DataUsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
+
+
 def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
     """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image; refuses `shots` 0."""
     check_shots(shards, shots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from shards.catalogue import CATALOGUE, find, parse_name
 from shards.dataset import Dataset
@@ -86,6 +87,17 @@ def variant_of_name(name: str) -> str:
         return find(name).variant
     except DataUsageError:
         return ""
+
+
+def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
+    """Return whose images a data set has: a published one, the program, which draws or ships them, or the user.
+
+    An own set cannot have a name of the catalogue, so the name decides, wherever a set is packed.
+    """
+    try:
+        return "published" if find(name).source == "folder" else "generated"
+    except DataUsageError:
+        return "own"
 
 
 def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUsageError:

@@ -14,6 +14,9 @@ import yaml
 from clip_benchmark_shards import layout
 
 from benchmarks.cli import main
+from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.suite import SuiteResults
+from benchmarks.suites import suite_named
 from shards.errors import DataError
 from shards.fewshot import load_few_shot
 from shards.pack import pack_source
@@ -487,3 +490,81 @@ def test_the_data_page_lists_every_key_of_the_yaml_file():
     described = dict(re.findall(r"^\| `([a-z.]+)` +\| (.*?) +\|$", page, re.MULTILINE))
     keys = {name: field.description for name, field in Description.model_fields.items()}
     assert {name: text for name, text in described.items() if name in keys} == keys
+
+
+@pytest.fixture(scope="module")
+def one_class(tmp_path_factory) -> Path:
+    """A data root with own sets of one, three and four classes, and one with test images only."""
+    root = tmp_path_factory.mktemp("own")
+    for name, count in (("solo", 1), ("trio", 3), ("quartet", 4)):
+        put_classes(root / name, CLASSES[:count], each=6)
+        assert main(["data", "pack", str(root / name), "--data", str(root / "data"), "--workers", "1"]) == 0
+    return root / "data"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        (
+            "train --methods coop --datasets solo --classes all",
+            2,
+            "'solo' has one class ('Zebra finch'): there is nothing",
+        ),
+        (
+            "train --methods coop --datasets solo",
+            2,
+            "'solo' has one class ('Zebra finch'): there is nothing to tell apart",
+        ),
+        ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 3 classes, of which novel"),
+        ("bench cross-dataset --datasets solo", 2, "'solo' has 1 classes, of which all would be 1; 2 are needed"),
+    ],
+)
+def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
+    at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--shots", "2"]
+    at += ["--profile", "mini"] if "bench" in line else ["--epochs", "1"]
+    assert main([*line.split(), *at]) == code
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.rglob("train.json"))
+
+
+def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_are(one_class, tmp_path, capsys):
+    at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--seeds", "1,2"]
+    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio,solo", *at]) == 0
+    out, err = capsys.readouterr()
+    assert "trio:base:test" in out and "solo:all:test" in out and "novel" not in out
+    assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
+    assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
+
+
+def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class, tmp_path, capsys):
+    at = ["--data", str(one_class), "--results", str(tmp_path)]
+    one = ["--methods", "zeroshot", "--profile", "mini", "--shots", "2", "--quick", "--dry-run"]
+    assert main(["bench", "all", "--datasets", "quartet", *one, *at]) == 0
+    out, err = capsys.readouterr()
+    assert "quartet:base:test" in out and not re.search("shapes|tiles|digits", out)
+    for name in ("cross-dataset", "domain-generalization"):
+        assert f"{name} is left out: it needs other data sets than 'quartet'" in err
+    assert "runtime is left out: --shots 16: the largest class of 'quartet' has 3 training images" in err
+
+
+@pytest.mark.parametrize("profile", [MINI, PAPER])
+@pytest.mark.parametrize(
+    ("datasets", "reason"),
+    [
+        (("quartet",), "they are of own data sets"),
+        (("tiles", "digits"), "they are of generated data sets"),
+        (("quartet", "tiles"), "they are of generated and own data sets"),
+        (("dtd", "quartet"), ""),
+    ],
+)
+def test_what_compares_with_published_numbers_depends_on_the_data_set_not_the_profile(
+    one_class, tmp_path, profile, datasets, reason
+):
+    suite = suite_named("base-to-novel")
+    options = suite.options(profile, datasets=datasets, methods=("zeroshot",), data=one_class)
+    results = SuiteResults.read(suite, options, tmp_path)
+    if reason:
+        assert results.why_incomparable == reason and not results.in_paper
+    else:
+        assert results.changed_sets == {"quartet": "own data"}
+        assert ("the backbone is mini" in results.why_incomparable) == (profile is MINI)

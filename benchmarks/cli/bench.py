@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
-A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own.
+A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own,
+unless the user's own data set is named: then all suites run on the named sets, and those that cannot are left out.
 `readings` is left out: it is no experiment of the paper.
 """
 RESUME_TEXT = (
@@ -120,6 +121,7 @@ def bench(
     from runner.run_collection import status_after
     from runner.tracking.background import CollectionTracker, exporter_for
     from shards.default_paths import cache_home
+    from shards.resolve import kind_of_name
 
     library_defaults()
     if flags.price is not None and not mode.dry_run:
@@ -131,7 +133,7 @@ def bench(
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit, features=features, evaluation=settings)
     several = name == ALL
     suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
-    plans = [plan_suite(suite, flags, runtime_flags, runtime.data, several=several) for suite in suites]
+    plans = plan_suites(suites, flags, runtime_flags, runtime.data)
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for run in runs:
@@ -153,7 +155,8 @@ def bench(
     from benchmarks.cli.execution import execute
 
     title = plural(len(plans), "suite") if several else plans[0].suite.title
-    where = plans[0].options.profile.where
+    kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
+    where = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
@@ -187,6 +190,28 @@ def bench(
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
 
 
+def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlags, data: Path) -> list[SuitePlan]:
+    """Plan suites; of several those that cannot run on an own data set are left out with a note.
+
+    Raises UsageError if none is left.
+    """
+    from benchmarks.suites.planning import find_obstacle
+
+    several = len(suites) > 1
+    plans = []
+    for suite in suites:
+        plan = plan_suite(suite, flags, runtime, data, several=several)
+        if why := find_obstacle(suite, plan.options, several=several):
+            if not several:
+                raise UsageError(f"{suite.name} cannot run: {why}")
+            note(f"{suite.name} is left out: {why}")
+        else:
+            plans.append(plan)
+    if not plans:
+        raise UsageError("no suite can run on these data sets")
+    return plans
+
+
 def plan_suite(
     suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
 ) -> SuitePlan:
@@ -198,6 +223,7 @@ def plan_suite(
     """
     from benchmarks.results.profiles import MINI, PAPER, find_profile
     from benchmarks.suites.planning import SuitePlan
+    from shards.resolve import kind_of_name
 
     changes = suite_changes(flags, data)
     if flags.classes and (suite.class_choices or not several):
@@ -210,7 +236,7 @@ def plan_suite(
     else:
         generated = named and named <= {*MINI.datasets}
         profile = MINI if generated or not (runtime.data or os.environ.get("PROCAP_DATA")) else PAPER
-    if several and suite.datasets:
+    if several and suite.datasets and "own" not in map(kind_of_name, named):
         changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
     methods = changes.get("methods", suite.methods)

@@ -12,7 +12,13 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.plan import show_plan
-from benchmarks.cli.selection import eval_settings, evaluation_targets, runtime_config, selected_runs
+from benchmarks.cli.selection import (
+    eval_settings,
+    evaluation_targets,
+    note_missing_halves,
+    runtime_config,
+    selected_runs,
+)
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
@@ -78,6 +84,8 @@ def evaluate(
             found = [find_run(folder, runtime) for folder in folders]
         else:
             found = [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+        if not targets:
+            note_missing_halves((config for config, _ in found), runtime.data)
         for config, _ in found:
             # Refuse impossible settings before any run is evaluated.
             settings.of(config)
@@ -154,6 +162,8 @@ def _evaluate_all(
     for config, runtime, target in ((config, at, target) for config, at, targets in work for target in targets):
         with failures.collect(f"{config.path} on {target}"):
             needed = True
+            if not config.recipe.epochs:
+                prepare_untrained(config, runtime, group)
             if group.ranks.first:
                 folder = RunFolder(runtime.results / config.path)
                 RemoteResults.of(runtime).pull_run(config.path, weights=False)
@@ -171,6 +181,18 @@ def _evaluate_all(
             note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {config.method}")
             done.append((config, target, result))
     return done
+
+
+def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> None:
+    """Write the run of a method without training, such as zero-shot CLIP, unless it exists."""
+    from runner.train import train
+
+    if group.broadcast_object(RunFolder(runtime.results / config.path).train_file.exists()):
+        return
+    if group.ranks.first:
+        RemoteResults.of(runtime).pull_run(config.path, weights=False)
+    ensure_packed([config.dataset], runtime.data)
+    train(config, runtime, group=group)
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> Located:

@@ -134,8 +134,26 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
     if config.classes.startswith("dev-"):
         split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
         return [Target.parse_unchecked(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
-    halves = ("all",) if config.classes == "all" else ("base", "novel")
+    halves = ["all"] if config.classes == "all" else existing_halves(config.dataset, data)[1]
     return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves]
+
+
+def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
+    """Count the classes of a data set, and list its halves of at least two; "all" if neither half has two."""
+    from shards.fewshot import select_labels
+    from shards.resolve import resolve_dataset
+
+    count = resolve_dataset(name, data).classes
+    return count, [half for half in ("base", "novel") if len(select_labels(range(count), half)) > 1] or ["all"]
+
+
+def note_missing_halves(configs: Iterable[RunConfig], data: Path | None) -> None:
+    """Note once for each data set which half is not evaluated by default, because one class cannot be mistaken."""
+    for name in dict.fromkeys(config.dataset for config in configs if config.classes in ("base", "novel")):
+        count, halves = existing_halves(name, data)
+        if "novel" not in halves:
+            has = f"{name} has {count} class{'es' * (count != 1)}"
+            note(f"{has}, too few for base and novel halves of two: evaluated on {' and '.join(halves)}")
 
 
 def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:

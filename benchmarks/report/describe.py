@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import STATES, StartedSuite
 from benchmarks.results.frame import title_method
-from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.profiles import PAPER
 from benchmarks.suites import SUITES
 
 KEYS: Mapping[str, str] = {
@@ -90,17 +90,14 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)
 
     found = []
-    made = {*MINI.datasets, *MINI.shifts}
-    if generated := [
-        one
-        for one in suites
-        if one.options.profile.name == MINI.name or (not one.is_suite and made & {*one.options.datasets})
-    ]:
+    if generated := [one for one in suites if "generated" in one.results.kinds]:
         text = (
             f"Generated data ({names(generated)}): small made-up image sets and the embedded backbone. The numbers "
             "show how methods compare here; none of them can be compared with published ones."
         )
         found.append((text, "generated data"))
+    if own := [one for one in suites if "own" in one.results.kinds]:
+        found.append((f"Own data ({names(own)}), for which there are no published numbers.", "own data"))
     if quick := [one for one in suites if one.options.quick]:
         text = (
             f"Quick schedules ({names(quick)}): few epochs, to check that everything runs. Methods are not trained to "
@@ -111,7 +108,7 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     if other := [
         one
         for one in suites
-        if one.options.profile.name == PAPER.name
+        if one.results.kinds != {"generated"}
         and any((run.spec.config.backbone, run.spec.config.pretrained) != paper for run in one.results.runs)
     ]:
         found.append((f"Another backbone than the paper's ViT-B/16 of OpenAI ({names(other)}).", "another backbone"))

@@ -15,12 +15,10 @@ class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
     recipe, changes, rates, options: as `plan_run` takes them; rates and options are by method. quick: further changes,
-    for a smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: a phrase for
-    messages, "... on the paper's data sets".
+    for a smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets.
     """
 
     name: str
-    where: str
     datasets: tuple[str, ...]
     backbone: str
     general: str
@@ -36,7 +34,6 @@ class Profile:
 
 PAPER = Profile(
     "paper",
-    "on the paper's data sets",
     tuple(DATASETS)[:11],
     backbone="ViT-B/16",
     general="imagenet",
@@ -48,7 +45,6 @@ PAPER = Profile(
 # Learning rates for short trainings, chosen on base validation images; docs/methods.md has the command.
 MINI = Profile(
     "mini",
-    "on generated data",
     ("shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"),
     backbone="mini",
     general="shapes",

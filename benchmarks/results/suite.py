@@ -18,6 +18,7 @@ from procap.errors import UserError
 from runner.config import Target
 from runner.results import RunFolder
 from runner.run_collection import COLLECTIONS
+from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,13 +130,20 @@ class SuiteResults:
 
     @cached_property
     def changed_sets(self) -> dict[str, str]:
-        """The data sets that differ from the published ones, and how."""
-        return changed_datasets(self.frame)
+        """The data sets that differ from the published ones, and how; without own ones if there are no others."""
+        kinds = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}
+        others = {name: f"{kind} data" for name, kind in kinds.items() if kind != "published"}
+        return changed_datasets(self.frame) | others
+
+    @cached_property
+    def kinds(self) -> set[str]:
+        """Whose images the data sets have, as `kind_of_name` has it."""
+        return set(map(kind_of_name, self.options.datasets))
 
     @property
     def in_paper(self) -> bool:
-        """Whether the suite ran on the paper's data sets, so that published rows are in the same tables."""
-        return self.options.profile.name == PAPER.name
+        """Whether the suite ran on published data sets, so that published rows are in the same tables."""
+        return "published" in self.kinds
 
     @property
     def covers_paper(self) -> bool:
@@ -146,7 +154,7 @@ class SuiteResults:
     def why_incomparable(self) -> str:
         """The reason why no result is comparable with published numbers; empty if they are."""
         if not self.in_paper:
-            return "they are of generated data sets"
+            return f"they are of {' and '.join(sorted(self.kinds))} data sets"
         backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
         others = sorted(f"{one} with {weights or 'its own'} weights" for one, weights in backbones - {(BACKBONE, None)})
         if others:

@@ -8,7 +8,7 @@ from pathlib import Path
 from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
-from shards.fewshot import check_shots
+from shards.fewshot import check_classes, check_shots
 from shards.reader import open_dataset
 from shards.resolve import is_packed
 
@@ -39,8 +39,12 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Raise DataUsageError if a packed data set has fewer images of every class than a run needs."""
-    asked = {(config.dataset, config.shots): None for config in configs if config.recipe.epochs and not config.picks}
-    for dataset, shots in asked:
+    """Raise DataUsageError if a packed data set has too few classes or images for a run."""
+    trained = [config for config in configs if config.recipe.epochs]
+    for dataset, classes, shots in dict.fromkeys(
+        (one.dataset, one.classes, one.shots) for one in trained if not one.picks
+    ):
         if is_packed(data, dataset):
-            check_shots(open_dataset(data, dataset), shots)
+            shards = open_dataset(data, dataset)
+            check_shots(shards, shots)
+            check_classes(shards, classes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.results.profiles import PROFILES, find_profile
-from benchmarks.results.variant import SuiteOptions, SuiteRun
+from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
@@ -18,9 +18,11 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, TrainResult, find_runs
 from runner.run_collection import Collection
 from shards.dataset import Dataset
-from shards.errors import DataError
-from shards.fewshot import select_labels
-from shards.resolve import resolve_dataset
+from shards.default_paths import data_root
+from shards.errors import DataError, DataUsageError
+from shards.fewshot import check_shots, select_labels
+from shards.reader import open_dataset
+from shards.resolve import kind_of_name, resolve_dataset
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,31 @@ def count_images(name: str, classes: str, split: str, data: Path, *, most: int =
     chosen = len(select_labels(range(dataset.classes), classes))
     images = dataset.counts.get(split, 0) * chosen / dataset.classes
     return dataset, chosen, min(images, most * chosen) if most else images
+
+
+def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
+    """Explain why a suite cannot run on an own data set; "" if it can. several: on that set alone."""
+    for name in options.datasets:
+        if kind_of_name(name) != "own":
+            continue
+        dataset, targets = resolve_dataset(name, options.data), suite.targets(options, name)
+        if "train" not in dataset.counts:
+            return f"'{name}' has no images to train on"
+        if not suite.trains:
+            try:
+                check_shots(open_dataset(data_root("") if options.data is None else options.data, name), SHOTS)
+            except DataUsageError as error:
+                return str(error)
+            continue
+        others = sorted({target.dataset for target in targets} - {name, *options.datasets})
+        if others and several:
+            return f"it needs other data sets than '{name}': {', '.join(others)}"
+        for classes in dict.fromkeys(
+            (suite.trained_classes(options), *(t.classes for t in targets if t.dataset == name))
+        ):
+            if (count := len(select_labels(range(dataset.classes), classes))) < 2:
+                return f"'{name}' has {dataset.classes} classes, of which {classes} would be {count}; 2 are needed"
+    return ""
 
 
 def recorded_options(
