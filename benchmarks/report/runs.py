@@ -26,7 +26,7 @@ from runner.config import RunConfig
 from runner.results import RunFolder, read_document
 from runner.run_collection import Collection, find_collections, read_collection
 
-NO_PROFILE = Profile("", "", (), backbone="", general="", shifts=())
+NO_PROFILE = Profile("", (), backbone="", general="", shifts=())
 """The profile of runs that no suite has planned."""
 
 
