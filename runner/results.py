@@ -251,6 +251,15 @@ class EvalResult(FrozenModel):
             return None
         return unpack_labels(self.wrong_labels, self.total - self.correct, self.num_classes)
 
+    def predictions(self, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the predicted labels [total], given the true ones of the target; None if not stored."""
+        right, wrong = self.correct_images(), self.wrong_images()
+        if right is None or wrong is None:
+            return None
+        predicted = labels[: self.total].copy()
+        predicted[~right] = wrong[1]
+        return predicted
+
     @property
     def accuracy(self) -> float:
         """Per-image accuracy in percent."""

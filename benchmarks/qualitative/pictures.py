@@ -7,12 +7,11 @@ single method there are only the prompts. Shapes: M methods, N images of the tar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.console.output import note
@@ -24,7 +23,7 @@ from benchmarks.results.suite import PICTURES, SuiteResults
 from benchmarks.tables.qualitative import pictured_accuracy
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.environment import environment
@@ -80,14 +79,14 @@ def compare(
         raise UsageError("pictures of where methods disagree need at least two methods")
     shards = open_dataset(runtime.data, target.dataset)
     selection = evaluation_split(shards, target.classes, target.split)
-    right = _load_correct_images(runs, target, runtime)
-    count = right.shape[1]
+    predicted = _load_predictions(runs, target, runtime, selection.images.labels)
+    count = predicted.shape[1]
+    right = predicted == selection.images.labels[:count]
     predictors = {title: _Predictor(run, shards, selection) for title, run in runs.items()}
     chosen = select_images(right, images)
-    answers = {title: predictor.predict(chosen) for title, predictor in predictors.items()}
     names = [name.replace("_", " ") for name in selection.classnames]
     kinds, pixels, picks = list_kinds(right), [], []
-    for number, place in enumerate(chosen):
+    for place in chosen:
         pixels.append(next(iter(predictors.values())).pixels(place))
         maps = {title: predictor.map(place) for title, predictor in predictors.items()}
         picks.append(
@@ -97,7 +96,7 @@ def compare(
                 "path": selection.images.paths[place],
                 "kind": describe_kind(kinds[place], list(runs)),
                 "class": names[int(selection.images.labels[place])],
-                "answers": {title: names[given[number]] for title, given in answers.items()},
+                "answers": {title: names[own[place]] for title, own in zip(runs, predicted, strict=True)},
                 "right": dict(zip(runs, kinds[place], strict=True)),
                 "eigencam": {
                     title: {"share_of_variance": share, "map": grid.tolist()} for title, (grid, share) in maps.items()
@@ -132,19 +131,23 @@ def compare(
     return record, pixels
 
 
-def _load_correct_images(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig) -> NDArray[np.bool_]:
-    """Load from the evaluations of the runs which images of `target` each of them classifies correctly [M, N]."""
+def _load_predictions(
+    runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, labels: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Load from the evaluations of the runs what each of them predicts for the images of `target` [M, N]."""
     found = []
     for run in runs.values():
         result = evaluate(run.config, target, runtime, trained=run)
-        if (correct := result.correct_images()) is None:
-            raise UserError(f"{run.config.path} on {target} lists no single images: evaluate again with --force")
-        found.append(correct[: runtime.limit])
-    return np.stack([correct[: min(map(len, found))] for correct in found])
+        if (predicted := result.predictions(labels)) is None:
+            # An older version has evaluated it without storing predictions.
+            predicted = evaluate(run.config, target, runtime, trained=run, force=True).predictions(labels)
+            assert predicted is not None
+        found.append(predicted[: runtime.limit])
+    return np.stack([predicted[: min(map(len, found))] for predicted in found])
 
 
 class _Predictor:
-    """Compute predictions, maps and pixels of one run on a target."""
+    """Compute maps and pixels of one run on a target."""
 
     def __init__(self, run: TrainedRun, shards: ShardSet, selection: Selection) -> None:
         self.run, self.selection, clip = run, selection, run.clip
@@ -152,15 +155,6 @@ class _Predictor:
             space = label_space(shards.manifest, selection.classnames)
             self.classifier: Classifier = run.method.classifier(space)
         self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
-
-    @torch.inference_mode()
-    def predict(self, places: Sequence[int]) -> list[int]:
-        """Return the predicted class of each of these images."""
-        device = self.run.clip.device
-        pixels = torch.stack([self.transform(self.selection.images.image(place)) for place in places])
-        with autocast(self.run.config.precision, device):
-            predicted: list[int] = self.classifier(pixels.to(device)).argmax(1).tolist()
-        return predicted
 
     def map(self, place: int) -> tuple[NDArray[np.float64], float]:
         """Return EigenCAM [grid, grid] of one image, and the share of the patches' variance that it stands for."""

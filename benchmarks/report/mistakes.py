@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, make_metric
@@ -72,7 +71,8 @@ def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
-    """Describe the mistakes on one test set; frame: its evaluations."""
+    """Describe the mistakes on one test set. frame: its evaluations, of which limited ones count only if all are."""
+    frame = frame if frame.limited.all() else frame[~frame.limited]
     first = frame.iloc[0]
     titles = {str(title): own for title, own in frame.groupby("title", sort=False)}
     means = {title: float(own.correct.sum() / own.total.sum()) for title, own in titles.items()}
@@ -120,11 +120,9 @@ def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where
     first, *rest = titles
     titled = [Column(title, "") for title in (first, "95 % interval", *rest)]
     columns = (Column("Images", "", 0), *titled)
-    seeds = {metric.seeds for row in rows for metric in row.cells if isinstance(metric, Metric) and metric.seeds}
-    over = "; means ± sample standard deviation over seeds" if any(len(one) > 1 for one in seeds) else ""
     note = (
-        f"Accuracy in %{over}. The interval is Wilson's for {first}, over the images of the class alone: it does not "
-        "include other trainings. Lowest first."
+        f"Accuracy in %, lowest first. The interval is Wilson's for {first}, over the images of the class: it does not "
+        "include other trainings."
     )
     return Table(f"classes-{name}", f"Accuracy by class: {where}", ("Class",), columns, tuple(rows), (note,))
 
@@ -134,22 +132,17 @@ def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
     own = frame.sort_values("seed")
     counts = [np.array([one.correct, one.total], float) for one in own.per_class]
     columns = np.array([100 * correct / np.where(total, total, np.nan) for correct, total in counts]).T
-    seeds, limited = tuple(map(int, own.seed)), bool(own.limited.any())
+    # A method without training has one run, which counts for all seeds.
+    seeds, limited = tuple(map(int, own.seed[own.epochs > 0])), bool(own.limited.all())
     return [None if np.isnan(values).any() else make_metric(values.tolist(), seeds, limited) for values in columns]
-
-
-def _count_confusions(frame: pd.DataFrame, classes: int) -> NDArray[np.int64]:
-    """Count images by true and predicted class [C, C], over all evaluations of `frame`."""
-    counts = np.zeros((classes, classes), np.int64)
-    for wrong, per_class in zip(frame.wrong_images, frame.per_class, strict=True):
-        np.add.at(counts, tuple(wrong), 1)
-        counts[np.diag_indices(classes)] += np.array(per_class.correct)
-    return counts
 
 
 def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
     """Make the confusion matrix of one method, with a row for each true class."""
-    counts = _count_confusions(frame, len(names))
+    counts = np.zeros((len(names), len(names)), int)
+    for wrong, per_class in zip(frame.wrong_images, frame.per_class, strict=True):
+        np.add.at(counts, tuple(wrong), 1)
+        counts[np.diag_indices(len(names))] += per_class.correct
     short = len(names) <= 6
     rows = tuple(
         Row((label if short else f"{place} {label}",), tuple(Metric(count) for count in row.tolist()))
@@ -168,15 +161,18 @@ def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) ->
 
 def _pair_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
     """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
-    counts = {title: _count_confusions(own, len(names)) for title, own in titles.items()}
-    shares = {title: own / np.maximum(own.sum(axis=1, keepdims=True), 1) for title, own in counts.items()}
-    ranked = sum(shares.values()) * (1 - np.eye(len(names)))
-    order = np.argsort(-ranked, axis=None, kind="stable")[:MAX_PAIRS]
-    pairs = [divmod(int(place), len(names)) for place in order if ranked.flat[place] > 0]
-    rows = tuple(
-        Row((names[true], names[other]), tuple(Metric(100 * own[true, other]) for own in shares.values()))
-        for true, other in pairs
-    )
+    import pandas as pd
+
+    shares = {}
+    for title, own in titles.items():
+        true, predicted = np.concatenate(list(own.wrong_images), axis=1)
+        pairs = pd.Series(1.0, [true, predicted]).groupby(level=[0, 1]).sum()
+        shares[title] = (
+            100 * pairs / np.sum([one.total for one in own.per_class], axis=0)[pairs.index.get_level_values(0)]
+        )
+    table = pd.DataFrame(shares).fillna(0.0)
+    chosen = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
+    rows = tuple(Row((names[true], names[other]), tuple(map(Metric, own))) for (true, other), own in chosen.iterrows())
     columns = tuple(Column(title, "", 1) for title in titles)
     note = (
         f"% of the images of the true class, {_count_text(next(iter(titles.values())))}. The {len(rows)} pairs with "
