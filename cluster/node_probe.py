@@ -46,6 +46,8 @@ class ProbeRequest:
     """Files of weights."""
     backbones: Sequence[tuple[str, str | None]]
     """Names and tags of the other weights."""
+    plug_ins: Sequence[str]
+    """Methods of other packages."""
     nonce: str
     """Content of the file that the driver writes into the folder of results."""
     node: str = DRIVER
@@ -72,6 +74,8 @@ def probe_node(request: ProbeRequest) -> tuple[Facts, list[str]]:
         for file in request.files:
             check(f"weights {file}", _digest_samples, Path(file))
         if "program" in facts:
+            for name in request.plug_ins:
+                check(f"method {name}", _digest_method, name)
             for dataset, splits in request.datasets.items():
                 check(f"data {dataset}", _digest_dataset, request.data, dataset, splits)
             # The driver computes nothing, so it may lack weights that have a tag.
@@ -103,6 +107,16 @@ def _digest_program() -> str:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{package}/{file.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def _digest_method(name: str) -> str:
+    """Return the digest of the package of a plug-in, which is imported."""
+    from procap.methods import method_class, method_source
+
+    if (source := method_source(name)) is None:
+        raise Unusable("its package is not installed there; install it, or use `procap submit`, which sends it")
+    method_class(name)
+    return source.digest
 
 
 def _digest_dataset(data: str, name: str, wanted: Sequence[str]) -> str:

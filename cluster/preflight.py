@@ -15,6 +15,7 @@ from cluster.node_probe import Facts, ProbeRequest, probe_node
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Node, nodes
 from procap.errors import UserError
+from procap.methods import METHODS
 
 TRAINING_SPLITS = ("train", "val")
 """Splits that training reads, if the data set has them; a node that only trains needs no test split."""
@@ -27,11 +28,12 @@ def check_nodes(
     backbones: Iterable[tuple[str, str | None]],
     timeout: float = 60.0,
     *,
+    methods: Iterable[str] = (),
     autoscale: bool = False,
 ) -> None:
     """Probe all nodes that can execute a run, at once. Built-in data sets are packed here first.
 
-    datasets: each with the splits that are read of it. backbones: name and weights of each.
+    datasets: each with the splits that are read of it. backbones: name and weights of each. methods: of the runs.
     autoscale: there may be no node yet; those that start later are not checked.
     Raises UserError that names each unusable node with every reason; DataError for the data of this machine.
     """
@@ -41,7 +43,7 @@ def check_nodes(
     from shards.pack import pack_missing
     from shards.remote import RemoteFolder
 
-    request = make_request(paths, datasets, backbones)
+    request = make_request(paths, datasets, backbones, methods)
     pack_missing(request.datasets, data_root(request.data))
     found = _working_nodes()
     if not found and not autoscale:
@@ -70,7 +72,10 @@ def check_nodes(
 
 
 def make_request(
-    paths: StoragePaths, datasets: Mapping[str, Collection[str]], backbones: Iterable[tuple[str, str | None]]
+    paths: StoragePaths,
+    datasets: Mapping[str, Collection[str]],
+    backbones: Iterable[tuple[str, str | None]],
+    methods: Iterable[str] = (),
 ) -> ProbeRequest:
     """Make the request of `probe_node` for the driver."""
     files: list[str] = []
@@ -86,6 +91,7 @@ def make_request(
         datasets={name: sorted(splits) for name, splits in datasets.items()},
         files=list(dict.fromkeys(files)),
         backbones=tagged,
+        plug_ins=sorted({*methods} - {*METHODS}),
         nonce=uuid.uuid4().hex,
     )
 
@@ -136,6 +142,7 @@ def find_problems(facts: Facts, problems: Iterable[str], here: Facts) -> list[st
         if what in VERSIONS:
             found.append(f"{what} {value}, here {here[what]}")
         else:
-            remedy = "; install the same version, or use `procap submit`, which sends it" if what == "program" else ""
+            is_code = what.startswith(("program", "method "))
+            remedy = "; install the same version, or use `procap submit`, which sends it" if is_code else ""
             found.append(f"{what}: other content than here{remedy}")
     return found

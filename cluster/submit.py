@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.address import environment_variable, set_auth_mode
 from procap.errors import UsageError, UserError
+from procap.methods.plugins import METHODS_GROUP, SUITES_GROUP, find_plugins, write_package
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
 from shards.masking import SECRET_NAME, has_secret, is_secret_option
 from shards.urls import is_url
@@ -43,7 +45,7 @@ REMEDY = "set it on the nodes: in the shell of `ray start`, in a file its librar
 NEEDS_RESULTS = ("train", "eval", "bench")
 
 
-def check_command(words: Sequence[str], working_dir: Path | None) -> None:
+def check_command(words: Sequence[str]) -> None:
     """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
     for word in words:
         if is_secret_option(word):
@@ -51,8 +53,6 @@ def check_command(words: Sequence[str], working_dir: Path | None) -> None:
         file = Path(word)
         if not file.is_file() or file.is_absolute():
             continue
-        if working_dir is not None and not (working_dir / word).is_file():
-            raise UsageError(f"{word} is not below {working_dir}, which is sent: name an absolute path on the nodes")
         # Settings are small files; weights are not read.
         text = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size < 2**20 else ""
         if has_secret(text):
@@ -82,20 +82,57 @@ def job_environment(variables: Sequence[str]) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[tuple[list[str], Path | None, list[str]]]:
+    """Collect what a job runs: `tree` (None: what is installed), the files of the command, and installed plug-ins.
+
+    Yields the command with the files' names in the job, the folder to send (None: nothing), which is deleted
+    afterwards unless it is `tree`, and the names of the plug-ins.
+    """
+    files = [word for word in words if Path(word).is_file() and not Path(word).is_absolute()]
+    own = {
+        word: Path(word).resolve() for word in files if tree is None or Path(word).resolve() != (tree / word).resolve()
+    }
+    points = [point for group in (METHODS_GROUP, SUITES_GROUP) for point in find_plugins(group).values()]
+    if not own and not points:
+        yield [*words], tree, []
+        return
+    with tempfile.TemporaryDirectory(prefix="procap-submit-") as temporary:
+        folder = Path(temporary)
+        for entry in tree.iterdir() if tree else ():
+            # Ray follows the links when it packs the folder.
+            (folder / entry.name).symlink_to(entry)
+        renamed = {}
+        for number, (word, file) in enumerate(own.items(), 1):
+            renamed[word] = f"submitted-{number}/{file.name}"
+            (folder / renamed[word]).parent.mkdir()
+            (folder / renamed[word]).symlink_to(file)
+        for point in points:
+            write_package(point, folder)
+        yield [renamed.get(word, word) for word in words], folder, sorted({point.name for point in points})
+
+
 def make_request(
-    words: Sequence[str], *, name: str, environment: Mapping[str, str], working_dir: Path | None
+    words: Sequence[str],
+    *,
+    name: str,
+    environment: Mapping[str, str],
+    working_dir: Path | None,
+    tree: Path | None = None,
 ) -> dict[str, Any]:
     """Make the arguments of `JobSubmissionClient.submit_job` for a command of this program.
 
-    working_dir: packed by Ray without `EXCLUDES`; None runs the program that is installed on the cluster.
+    working_dir: packed by Ray without `EXCLUDES`; None sends nothing. tree: the source tree of the program in it; None
+    runs the program that is installed on the cluster.
     """
     if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
         raise UsageError(f"--name '{name}': letters, digits and . _ - are possible, 80 at most, as in bench-1")
     runtime_env: dict[str, Any] = {"env_vars": {**RAY_SETTINGS, **environment}}
     if working_dir is not None:
         runtime_env |= {"working_dir": str(working_dir), "excludes": list(EXCLUDES)}
+    if tree is not None:
         # The packed tree has no git history; results record the commit.
-        runtime_env["env_vars"][SOURCE_VARIABLE] = json.dumps(source_state(working_dir))
+        runtime_env["env_vars"][SOURCE_VARIABLE] = json.dumps(source_state(tree))
     request: dict[str, Any] = {"runtime_env": runtime_env, "metadata": {"command": shlex.join(["procap", *words])}}
     # `exec`: signals and exit codes are those of the command, not of a shell around it.
     request["entrypoint"] = f"exec python -m benchmarks.cli {shlex.join(words)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import socket
 import tempfile
 import time
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from procap.errors import UserError
-from procap.methods import build_method, method_class, method_options
+from procap.methods import COLOUR, build_method, method_class, method_options
 from procap.methods.method import TASKS, Method
 from procap.methods.plugins import describe_unexpected
 from procap.recipe import Recipe
@@ -169,7 +168,7 @@ def check_class(case: Case) -> str:
     """The class has what every command shows, and options and recipes are valid."""
     kind = method_class(case.config.method)
     _require(bool(kind.summary), "summary is empty: one line for procap ls methods")
-    _require(not kind.colour or bool(re.fullmatch("#[0-9a-fA-F]{6}", kind.colour)), f"colour {kind.colour!r}: #rrggbb")
+    _require(not kind.colour or bool(COLOUR.fullmatch(kind.colour)), f"colour {kind.colour!r} is not like #0072b2")
     settings = kind.Options.model_config
     _require(settings.get("frozen") is True and settings.get("extra") == "forbid", "Options: model_config = STRICT")
     bare = [name for name, field in kind.Options.model_fields.items() if not field.description]

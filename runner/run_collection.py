@@ -14,6 +14,8 @@ from runner.results import RunFolder, read_document, write_json
 from runner.stop_signals import Interrupted
 
 COLLECTIONS, FILE = "collections", "collection.json"
+SUITE_FILE_VARIABLE = "PROCAP_SUITE_FILE"
+"""The file of the suite that a submitted job runs, on the machine that it was submitted from."""
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -33,6 +35,7 @@ class Collection(BaseModel):
     metrics: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
     failed: dict[str, str] = Field(default_factory=dict, description="reasons, of runs whose last attempt failed")
     started: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
+    file: str = Field(default="", description="of a user's own suite, an absolute path")
     ended: int | None = Field(default=None, description="milliseconds since 1970; None while it is running")
 
     @property

@@ -8,9 +8,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from plug_ins import install
+from plug_ins import METHOD, install
 
 from benchmarks.cli import main
+from benchmarks.plots.style import LOOKS, assign_looks
+from benchmarks.results.frame import title_method
+from benchmarks.results.profiles import find_profile
+from benchmarks.results.suite import SuiteResults
+from benchmarks.suites import suite_named
+from benchmarks.tables.notes import note_schedules
 from procap.methods import method_class
 
 MISTAKES = """
@@ -134,6 +140,47 @@ def test_methods_of_this_program_pass_all_checks(check, name):
 
     code, found = check(name, ",".join(CHECKS), "mini")
     assert code == 0, [one for one in found.values() if not one["passed"]]
+
+
+LOOK = """
+from procap.recipe import Recipe
+
+class Painted(CoOp):
+    title, colour = "Painted CoOp", "#123456"
+
+    @classmethod
+    def recipe(cls, task="base-to-novel", shots=16, dataset=""):
+        return Recipe(optimizer="adam", lr=0.25, epochs=7, batch_size=5)
+"""
+
+
+@pytest.fixture
+def painted(tmp_path, monkeypatch):
+    install(tmp_path / "lib", {"painted_method": METHOD + LOOK}, {"painted": "painted_method:Painted"})
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+
+
+def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_name_every_schedule(painted, tmp_path):
+    suite, more = suite_named("base-to-novel"), {"methods": ("coop", "painted"), "datasets": ("digits",), "seeds": (1,)}
+    notes = {}
+    for recipe in ("", "procap"):
+        options = suite.options(find_profile("mini"), recipe=recipe, **more)
+        [notes[recipe]] = note_schedules(SuiteResults.read(suite, options, tmp_path))
+    own, chosen = "batches of 5 (its own recipe)", "a rate chosen on base validation images of generated data"
+    assert notes[""].startswith("Schedules: CoOp: adamw 0.04, 10 epochs, batches of 16 (" + chosen)
+    assert notes[""].endswith(f"; Painted CoOp: adam 0.25, 7 epochs, {own}.")
+    assert notes["procap"].endswith("(ProCAP's recipe, whose rate was not chosen for it).")
+    quick = suite.options(find_profile("mini"), quick=True, **more)
+    assert [run.spec.config.recipe.epochs for run in suite.plan(quick)] == [2, 2]
+    built_in = suite.options(find_profile("mini"), **{**more, "methods": ("coop",)})
+    assert note_schedules(SuiteResults.read(suite, built_in, tmp_path)) == []
+
+
+def test_a_plug_in_has_its_title_and_colour_and_no_colour_twice(painted):
+    assert (title_method("painted"), title_method("coop"), title_method("gone")) == ("Painted CoOp", "CoOp", "gone")
+    looks = assign_looks({"Painted CoOp": "painted", "another": "painted", "CoOp": "coop", "unknown": "gone"})
+    assert looks["Painted CoOp"].colour == "#123456" and looks["CoOp"] == LOOKS["coop"]
+    assert len({look.colour for look in looks.values()}) == 4
 
 
 @pytest.mark.parametrize(

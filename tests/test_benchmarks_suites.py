@@ -89,6 +89,14 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert "CLIP (zero-shot) (recipe published)" in out and "CLIP (zero-shot) (recipe procap)" in out
     assert "procap table" in err and "--suite mine" in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
+    # Its file is recorded, so that its name is enough.
+    code, named, _ = run(capsys, "table", "mine")
+    assert code == 0 and "| digits" in named
+    assert run(capsys, "report", "mine")[::2] == (0, "")
+    moved = file.rename(tmp_path / "moved.py")
+    code, _, err = run(capsys, "table", "mine")
+    assert code == 2 and f"suite 'mine' was run from {file}, which is not there: name its file" in err
+    assert run(capsys, "table", moved)[:2] == (0, named)
     other = tmp_path / "other.py"
     other.write_text("SUITE = 3")
     code, _, err = run(capsys, "bench", other)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plug_ins import METHOD, install
 from toy_shards import toy_source
 
 from benchmarks.studies.chaos.nodes import Nodes
@@ -46,16 +47,17 @@ class Requirements:
     results: str
     datasets: Mapping[str, Collection[str]]
     backbones: Sequence[tuple[str, str | None]] = ()
+    methods: Sequence[str] = ()
 
     @property
     def paths(self) -> StoragePaths:
         return StoragePaths(self.data, self.results, RuntimeConfig(data=Path(self.data), results=Path(self.results)))
 
-    def check(self, **how: float) -> None:
-        check_nodes(self.paths, self.datasets, self.backbones, **how)
+    def check(self, **how: Any) -> None:
+        check_nodes(self.paths, self.datasets, self.backbones, **how, methods=self.methods)
 
     def to_request(self) -> ProbeRequest:
-        return make_request(self.paths, self.datasets, self.backbones)
+        return make_request(self.paths, self.datasets, self.backbones, self.methods)
 
 
 @pytest.fixture
@@ -90,6 +92,17 @@ def test_other_versions_and_other_code_are_named(wants):
     pair = Pair(wants)
     assert pair.reasons({"torch": "1.0"}) == [f"torch 1.0, here {pair.here['torch']}"]
     assert pair.reasons({"program": "f" * 16})[0].startswith("program: other content than here; install")
+
+
+def test_a_node_needs_the_plug_ins_of_the_runs_with_the_same_code(wants, tmp_path, monkeypatch):
+    wants = replace(wants, methods=("coop", "theirs"))
+    problem = "method theirs: its package is not installed there; install it, or use `procap submit`, which sends it"
+    assert problem in probe_node(wants.to_request())[1]
+    install(tmp_path / "lib", {"probed": METHOD}, {"theirs": "probed:Theirs"})
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    pair = Pair(wants)
+    assert pair.reasons() == []
+    assert pair.reasons({"method theirs": "f" * 16})[0].startswith("method theirs: other content than here; install")
 
 
 def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):

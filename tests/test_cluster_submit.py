@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from plug_ins import METHOD, install
 
 from benchmarks.cli import main
 from benchmarks.studies.chaos.nodes import Nodes
@@ -21,18 +22,27 @@ from cluster.submit import (
     EXCLUDES,
     RAY_SETTINGS,
     check_command,
+    collect_sources,
     connect,
     follow,
     job_environment,
     make_request,
 )
 from procap.errors import UsageError
+from procap.methods import method_source
 from runner.environment import SOURCE_VARIABLE, source_state
 from runner.results import RunFolder, find_runs
+from runner.run_collection import SUITE_FILE_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 SHARED = ["--data", "/shared/data", "--results", "/shared/results"]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+SUITE = """
+from benchmarks.suites.suite import Suite
+from benchmarks.tables.base_novel import base_to_novel_tables
+SUITE = Suite(name="sent", title="sent", methods=("theirs",), seeds=(1,), datasets={"mini": ("digits",)},
+              tables=base_to_novel_tables)
+"""
 HUSH = "hush-hush-hush"
 
 
@@ -44,7 +54,6 @@ HUSH = "hush-hush-hush"
         (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
         (["train", *SHARED, "--data=~/data"], "--data ~/data is a folder of this machine"),
         (["sweep", "mine.yaml", *SHARED], "a credential in mine.yaml would be readable"),
-        (["sweep", "other.yaml", *SHARED], "other.yaml is not below .*, which is sent"),
         (["ls", "postgresql://me:hush@db/mlflow"], "would be readable"),
         (["ls", "--tracking=mysql+pymysql://me:hush@db/mlflow"], "would be readable"),
         (["ls", "https://hush@host/data"], "would be readable"),
@@ -57,22 +66,18 @@ HUSH = "hush-hush-hush"
 def test_secrets_and_storage_of_this_machine_are_refused_in_one_line(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for folder in (tmp_path, tree):
-        (folder / "mine.yaml").write_text("tracking: http://me:hush@mlflow.example:5000")
-    (tmp_path / "other.yaml").write_text("methods: coop")
+    (tmp_path / "mine.yaml").write_text("tracking: http://me:hush@mlflow.example:5000")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
-        check_command(words, tree)
+        check_command(words)
     assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
 
 
 def test_shared_storage_and_plain_words_are_accepted() -> None:
     for place in ("/shared", "s3://lab/x", "file:///shared/x", "https://host/x?versionId=3"):
-        check_command(["train", "--methods", "coop", "--data", place, "--results", place], None)
+        check_command(["train", "--methods", "coop", "--data", place, "--results", place])
     words = ["postgresql://db/mlflow", "a=b", "infonce=false", "password=", "the bearer", "deep_tokens=independent"]
-    check_command(["ls", *words, "token=4"], None)
+    check_command(["ls", *words, "token=4"])
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,33 @@ def test_ray_packs_the_source_and_its_data_files_and_no_keys(tmp_path: Path) -> 
     create_package(str(tree), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
     with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
         assert sorted(name for name in archive.namelist() if not name.endswith("/")) == sorted(names)
+
+
+def test_files_of_the_command_and_plug_ins_travel_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From any folder; the code has the same digest where it is unpacked."""
+    from ray._private.runtime_env.packaging import create_package
+
+    install(tmp_path / "lib", {"sent_method": METHOD}, {"theirs": "sent_method:Theirs"})
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    source = method_source("theirs")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_suite.py").write_text("SUITE = 1")
+    with collect_sources(["bench", "my_suite.py", "--results", "/r"], ROOT) as (words, folder, plug_ins):
+        assert words == ["bench", "submitted-1/my_suite.py", "--results", "/r"] and folder and plug_ins == ["theirs"]
+        create_package(str(folder), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
+    with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
+        archive.extractall(tmp_path / "there")
+    there = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*")}
+    assert {"submitted-1/my_suite.py", "sent_method.py", "procap/plan.py", "pyproject.toml"} <= there
+    assert not folder.exists() and not any(name.startswith(("tests/", ".git/")) for name in there)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "there"), *sys.path[1:]])
+    assert method_source("theirs") == source is not None
+    assert main(["submit", "--dry-run", "--json", "--", "bench", "my_suite.py", *SHARED]) == 0
+    environment = json.loads(capsys.readouterr().out)["runtime_env"]["env_vars"]
+    assert environment[SUITE_FILE_VARIABLE] == str(tmp_path / "my_suite.py")
+    assert json.loads(environment[SOURCE_VARIABLE]) == source_state()
 
 
 def test_a_command_is_sent_word_by_word(tmp_path: Path) -> None:
@@ -247,6 +279,22 @@ def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_no
     written: list[str] = []
     assert follow(client, "listing", written.append).driver_exit_code == 0
     assert "".join(written) == client.get_job_logs("listing") and next(connections) == 3
+
+
+@pytest.mark.slow
+def test_a_suite_of_a_plug_in_runs_on_a_cluster_that_has_neither(
+    cluster: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "lib", {"sent_there": METHOD}, {"theirs": "sent_there:Theirs"})
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_suite.py").write_text(SUITE)
+    places = ["--data", str(few_digits), "--results", str(tmp_path / "results")]
+    words = ["--quick", "--profile", "mini", "--launcher", "ray", "--device", "cpu", "--tracking", "off"]
+    assert main(["submit", "--", "bench", "my_suite.py", *words, *places]) == 0, capsys.readouterr()
+    monkeypatch.chdir("/")
+    assert main(["table", "sent", *places]) == 0
+    assert "| theirs" in capsys.readouterr().out
 
 
 @pytest.mark.slow

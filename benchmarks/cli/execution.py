@@ -46,7 +46,8 @@ def execute(
     ensure_packed(splits, runtime.data)
     check_training_images(configs, runtime.data)
     backbones = [(config.backbone, config.pretrained) for config in configs]
-    with connect_checked(launcher, paths, splits, backbones) as capacity:
+    methods = {config.method for config in configs}
+    with connect_checked(launcher, paths, splits, backbones, methods) as capacity:
         hosts = nodes() if capacity.ray else []
         costs = CostModel(runtime, find_machine(runtime.device, hosts), processes=launcher.processes)
         if capacity.ray:
@@ -78,13 +79,14 @@ def connect_checked(
     paths: StoragePaths,
     datasets: Mapping[str, Collection[str]],
     backbones: Iterable[tuple[str, str | None]],
+    methods: Iterable[str],
     *,
     always_ray: bool = False,
 ) -> Iterator[Capacity]:
-    """Connect to the launcher's machines and check that they have data and weights, see `check_nodes`."""
+    """Connect to the launcher's machines and check that they have what runs need, see `check_nodes`."""
     if launcher.kind == "local":
         check_weights(backbones)
     with connect(launcher, paths, always_ray=always_ray) as capacity:
         if launcher.kind == "ray":
-            check_nodes(paths, datasets, backbones, autoscale=launcher.autoscale)
+            check_nodes(paths, datasets, backbones, methods=methods, autoscale=launcher.autoscale)
         yield capacity

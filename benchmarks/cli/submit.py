@@ -54,29 +54,43 @@ def submit(
 ) -> int:
     """Run a command on a Ray cluster, follow its log, and end with its exit code.
 
-    Ray packs the working tree; data and results are not sent: name them by an absolute path that all nodes see, or a
-    URL. Ctrl-C leaves the job running; `ray job list`, `ray job logs -f ID` and `ray job stop ID` do the rest.
+    Ray packs the working tree, the command's own files, and the packages of installed plug-ins. Data and results are
+    not sent: name them by an absolute path that all nodes see, or a URL. Ctrl-C leaves the job running; `ray job list`,
+    `ray job logs -f ID` and `ray job stop ID` do the rest.
     """
     from cluster.address import dashboard_url
-    from cluster.submit import check_command, connect, job_environment, make_request, translate_errors
+    from cluster.submit import (
+        check_command,
+        collect_sources,
+        connect,
+        job_environment,
+        make_request,
+        translate_errors,
+    )
+    from runner.run_collection import SUITE_FILE_VARIABLE
 
     words = words[1:] if words[0] == "procap" else words
     if words[:1] == ["submit"]:
         raise UsageError("submit cannot submit itself: name the command to run on the cluster")
     tree = Path(__file__).resolve().parents[2]
-    working_dir = None if installed else tree
-    if working_dir and not (tree / "pyproject.toml").is_file():
+    if not installed and not (tree / "pyproject.toml").is_file():
         raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
-    check_command(words, working_dir)
-    request = make_request(words, name=name, environment=job_environment(env or ()), working_dir=working_dir)
-    url = dashboard_url(address)
-    if dry_run:
-        show(json.dumps({"address": url, **request}, indent=None if output.json else 2))
-        return 0
-    client = connect(url)
-    with translate_errors(url):
-        job = client.submit_job(**request)
-    note(f"job {job} sent to {url}")
+    check_command(words)
+    environment, source, url = job_environment(env or ()), None if installed else tree, dashboard_url(address)
+    suite = next((word for word in words[1:2] if words[0] == "bench" and word.endswith(".py")), "")
+    if suite and Path(suite).is_file():
+        # Results record the file under its name here, where tables are made.
+        environment[SUITE_FILE_VARIABLE] = str(Path(suite).resolve())
+    with collect_sources(words, source) as (command, folder, plug_ins):
+        request = make_request(command, name=name, environment=environment, working_dir=folder, tree=source)
+        if dry_run:
+            show(json.dumps({"address": url, **request}, indent=None if output.json else 2))
+            return 0
+        client = connect(url)
+        with translate_errors(url):
+            job = client.submit_job(**request)
+    sent = f" with the plug-ins {', '.join(plug_ins)}" if plug_ins else ""
+    note(f"job {job} sent to {url}{sent}")
     if not no_wait:
         return _follow(client, job, url, output)
     show_json({"job": job}) if output.json else show(job)

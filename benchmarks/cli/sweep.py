@@ -127,8 +127,8 @@ def _execute(
     datasets = dict.fromkeys(settings.datasets, TRAINING_SPLITS)
     try:
         if not searched.is_complete:
-            backbones = list_backbones(settings)
-            with connect_checked(launcher, paths, datasets, backbones, always_ray=True) as capacity, progress.display:
+            needs = datasets, list_backbones(settings), settings.methods
+            with connect_checked(launcher, paths, *needs, always_ray=True) as capacity, progress.display:
                 where = "on the cluster" if launcher.kind == "ray" else "on this machine"
                 note(f"{capacity.max_concurrent} at once {where}, {capacity.resources} each")
                 # Write the settings only now: a sweep that failed the checks must not occupy its name.

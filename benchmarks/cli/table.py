@@ -105,8 +105,7 @@ def _suite_tables(
     name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
 ) -> int:
     from benchmarks.results.suite import SuiteResults
-    from benchmarks.suites import suite_named
-    from benchmarks.suites.planning import recorded_options
+    from benchmarks.suites.planning import find_suite, recorded_options
     from benchmarks.tables.check import OK, check_metrics, check_table
     from runner.run_collection import COLLECTIONS, read_collection
     from shards.default_paths import data_root
@@ -114,7 +113,7 @@ def _suite_tables(
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
-    suite = suite_named(name)
+    suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
     given = {"recipe": flags.recipe, "classes": selection.classes}

@@ -10,11 +10,12 @@ import functools
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.results.metrics import Metric
+from procap.methods import method_look
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = {}) -> dict[str, Look]:
     """Assign a look to each title: the method's own for its first title, spare ones for the others.
 
+    A plug-in has the colour that its class gives.
+
     Of many titles ProCAP, zero-shot CLIP and the highest `scores` are highlighted; the others get OTHER.
     """
 
@@ -97,7 +100,10 @@ def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = {}) -
             continue
         own = LOOKS.get(method)
         if own is None or own in found.values():
+            colour = method_look(method)[1] if own is None else ""
             own = _number_look(spares, SPARE, 3)
+            if colour and all(look.colour != colour for look in found.values()):
+                own = replace(own, colour=colour)
             spares += 1
         found[title] = own
     return found

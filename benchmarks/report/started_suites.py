@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.results.frame import order_in
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.planning import recorded_options
+from benchmarks.suites import SUITES
+from benchmarks.suites.planning import find_suite, recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
 from runner.results import RunFolder
@@ -68,7 +68,7 @@ def find_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
 ) -> tuple[list[StartedSuite], list[Problem]]:
     """Find the suites that were started below `results`, or those `wanted`, in order of the paper; and problems."""
-    chosen = {suite_named(word).name: word for word in wanted}
+    chosen = {find_suite(word, results).name: word for word in wanted}
     suites: list[StartedSuite] = []
     problems: list[Problem] = []
     for folder in sorted(find_collections(results), key=lambda one: order_in(one.name, SUITES)):
@@ -88,9 +88,9 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
     collection = read_collection(folder)
     assert collection is not None
     try:
-        suite = suite_named(word)
+        suite = find_suite(word, root)
     except UserError as error:
-        raise UserError(f"no suite '{word}' is installed; if it is in a file: procap report FILE.py") from error
+        raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
     results = SuiteResults.read(suite, recorded_options(suite, collection, root, data), root)
     missing: dict[str, list[str]] = {}
     for path, target in results.missing:

@@ -14,6 +14,7 @@ from benchmarks.results.profiles import Profile, find_profile
 from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
 from procap.errors import UserError
+from procap.methods import METHODS
 from runner.config import EvalSettings, RunConfig, Target, plan_run
 
 SHOTS = 16
@@ -95,10 +96,17 @@ class SuiteOptions:
         """How the suite's runs are evaluated."""
         return EvalSettings.model_validate(self.evaluation)
 
+    def recipe_of(self, variant: Variant) -> str:
+        """Return whose recipe a variant is trained in, "published" or "procap".
+
+        The profile's is for the built-in methods, for which rates were chosen; a plug-in has its own.
+        """
+        return variant.recipe or self.recipe or (self.profile.recipe if variant.method in METHODS else "published")
+
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
         profile, method = self.profile, variant.method
-        recipe = variant.recipe or self.recipe or profile.recipe
+        recipe = self.recipe_of(variant)
         changes: dict[str, Any] = {}
         if recipe == profile.recipe:
             changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Literal, NamedTuple
 
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
-from benchmarks.suites import SUITES
+from benchmarks.suites import SUITES, suite_named, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import EARLIER_DEFAULTS
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, TrainResult, find_runs
-from runner.run_collection import Collection
+from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from shards.dataset import Dataset
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
@@ -48,8 +49,26 @@ class SuitePlan:
     @property
     def collection(self) -> Collection:
         """What is recorded of the suite beside its tables."""
-        runs = tuple(dict.fromkeys(run.path for run in self.runs))
-        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.plain())
+        runs, typed = tuple(dict.fromkeys(run.path for run in self.runs)), self.suite.typed
+        file = os.environ.get(SUITE_FILE_VARIABLE) or str(Path(typed).resolve()) if typed.endswith(".py") else ""
+        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.plain(), file=file)
+
+
+def find_suite(name: str, results: Path) -> Suite:
+    """Load a suite by its name or file, or from the file that is recorded with its runs below `results`.
+
+    Raises UsageError if there is no such suite, or its file is not there any more.
+    """
+    known = name.endswith(".py") or name in suite_paths()
+    collection = None if known else read_collection(results / COLLECTIONS / "suite" / name)
+    if collection is None or not collection.file:
+        return suite_named(name)
+    if not Path(collection.file).is_file():
+        raise UsageError(f"suite '{name}' was run from {collection.file}, which is not there: name its file instead")
+    suite = suite_named(collection.file)
+    if suite.name != name:
+        raise UsageError(f"{collection.file}, from which suite '{name}' was run, now defines suite '{suite.name}'")
+    return suite
 
 
 def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:

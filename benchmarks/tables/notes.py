@@ -9,7 +9,7 @@ from benchmarks.results.frame import describe_settings, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
-from procap.methods import method_source
+from procap.methods import METHODS, method_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +49,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         custom = f"changed ({changes or 'in what a row names'})"
         words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
+    found += note_schedules(suite)
     command = suite.suite.command(suite.options, suite.results)
     if suite.missing:
         found.append(
@@ -74,6 +75,26 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "group of their own; MaPLe has as many tokens there as ProCAP."
         )
     return tuple(found)
+
+
+def note_schedules(suite: SuiteResults) -> list[str]:
+    """Describe the schedule of each method and how its rate was chosen; empty if all methods are built in."""
+    if all(variant.method in METHODS for variant in suite.variants):
+        return []
+    options, schedules = suite.options, dict[str, dict[str, None]]()
+    for run in suite.runs:
+        recipe, method = run.spec.config.recipe, run.variant.method
+        if not recipe.epochs:
+            continue
+        own = options.recipe_of(run.variant)
+        if own == options.profile.recipe and method in options.profile.rates:
+            rate = "a rate chosen on base validation images of generated data"
+        else:
+            rate = "its own recipe" if own == "published" else "ProCAP's recipe, whose rate was not chosen for it"
+        length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
+        text = f"{recipe.optimizer} {recipe.lr:g}, {length}, batches of {recipe.batch_size} ({rate})"
+        schedules.setdefault(title_method(method), {})[text] = None
+    return [f"Schedules: {'; '.join(f'{title}: ' + ' / '.join(texts) for title, texts in schedules.items())}."]
 
 
 def note_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.results.frame import TITLES
+from benchmarks.results.frame import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import PROMPT_PICTURE, display_name
 from benchmarks.results.suite import SuiteResults
@@ -40,7 +40,7 @@ def _accuracies(suite: SuiteResults) -> list[Table]:
     for dataset in suite.options.datasets:
         name = display_name(dataset)
         for method, number in (PROMPT_PICTURE.get(dataset, {}) if suite.in_paper else {}).items():
-            title = {"maple": "trained baseline"}.get(method, TITLES[method])
+            title = {"maple": "trained baseline"}.get(method, title_method(method))
             rows.append(published_row((name, f"{title} (published)"), [number], group=published_group(suite, name)))
         for variant in suite.variants:
             cells = (pictured_accuracy(suite, variant, dataset),)

@@ -6,6 +6,7 @@ Other packages add methods through the entry-point group "procap.methods": a nam
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ ADDED_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options that methods got later, each with the value of runs without it; this value is no part of a run's identity."""
 
+COLOUR = re.compile("#[0-9a-fA-F]{6}")
+"""Matches the colour of a method."""
 EARLIER_DEFAULTS: dict[str, dict[str, Any]] = {"procap": {"class_prompt": "maple"}}
 """Defaults that have changed, before the change; suites that ran under them are shown with them."""
 
@@ -124,7 +127,7 @@ def method_look(name: str) -> tuple[str, str]:
         found = method_class(name)
     except UsageError:
         return name, ""
-    return found.title or name, found.colour
+    return found.title or name, found.colour if COLOUR.fullmatch(found.colour) else ""
 
 
 def method_specs() -> list[MethodSpec]:
