@@ -65,7 +65,7 @@ def train(
     store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         store.pull_run(config.path)
-        if finished := _read_finished(config, runtime, folder, group):
+        if finished := read_finished(config, runtime, folder, group):
             if first:
                 folder.tidy()
                 store.push_run(config.path)
@@ -75,7 +75,7 @@ def train(
             if first:
                 folder.clear()
         # Another process may have finished the run while this one waited for the lock.
-        elif finished := _read_finished(config, runtime, folder, group):
+        elif finished := read_finished(config, runtime, folder, group):
             return finished
         elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
             return paused
@@ -89,9 +89,10 @@ def train(
     return result
 
 
-def _read_finished(
+def read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
+    """Read the result of a finished run. Raises UserError if it is of other settings, data or files than now."""
     result = folder.train() if group.ranks.first else None
     if result is not None:
         if result.config_hash != config.hash:

@@ -84,7 +84,7 @@ def test_the_help_of_every_command_has_examples(capsys, command):
 WRONG: list[tuple[str, int, str]] = [
     ("data pack ,", 2, "no data set is named"),
     ("ls runs --results nowhere", 1, "the results folder nowhere is not there"),
-    ("train --methods coop --datasets digits --lr inf", 2, "recipe: lr must be a finite number"),
+    ("train --methods coop --datasets digits --lr inf", 2, "--lr inf: a finite number is needed"),
     ("trian", 2, "unknown command 'trian': did you mean train"),
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
     ("train --datasets digits", 2, "--methods is missing"),
@@ -105,6 +105,18 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --backbone vit-b-61", 2, "unknown backbone"),
     ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),
     ("train --methods maple --datasets digits --device gpu", 2, "use auto, cpu, cuda"),
+    ("train --methods maple --datasets digits --device cuda:99", 2, "device 'cuda:99' does not exist"),
+    ("train --methods maple --datasets digits --device cpu --accelerate graphs", 2, "needs a CUDA device"),
+    ("train --methods maple --datasets digits --tracking nfs://host", 2, "'nfs://host' is not a store"),
+    ("train --methods maple --datasets digits --tracking file:///runs", 2, "is not a store that MLflow supports"),
+    ("train --methods coprompt --datasets digits", 1, "give --option sentences=FILE"),
+    ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
+    (
+        "train --methods maple --datasets digits --recipe-field batches=class --batch-size 64",
+        2,
+        "has 64 of one",
+    ),
+    ("eval --methods maple --datasets digits", 1, "was not trained; train it first: procap train --methods maple"),
     ("eval nowhere", 2, "nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval --methods maple --datasets digits --limit 0", 2, "at least 1 image"),
@@ -122,14 +134,16 @@ WRONG: list[tuple[str, int, str]] = [
 
 
 @pytest.mark.parametrize(("line", "code", "message"), WRONG, ids=[line for line, _, _ in WRONG])
-def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, code, message):
+def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_path, shards, line, code, message):
     (tmp_path / "a-file").write_text("")
-    place = ["--data", str(shards)] if line.split()[0] in ("train", "eval") else []
-    given, out, err = run(capsys, *line.split(), *place)
-    lines = [text for text in err.splitlines() if text.startswith("procap: ")]
-    assert given == code, err
-    assert len(lines) == 1 and message in lines[0], err
-    assert "Traceback" not in err and not out
+    trains = line.split()[0] in ("train", "eval")
+    place = ["--data", str(shards)] if trains else []
+    for mode in ([], ["--dry-run"]) if trains or line.startswith(("data pack", "demo")) else ([],):
+        given, out, err = run(capsys, *line.split(), *place, *mode)
+        lines = [text for text in err.splitlines() if text.startswith("procap: ")]
+        assert given == code, err
+        assert len(lines) == 1 and message in lines[0], err
+        assert "Traceback" not in err and (not out or (mode and "Nothing was written." in out))
 
 
 def test_verbose_shows_the_traceback(capsys):
@@ -227,7 +241,7 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     assert listed("--sort", "-accuracy")[:2] == coop and listed("--sort", "accuracy")[:2] == coop[::-1]
     maple = [("maple", 1, "broken", None), ("maple", 0, "finished", None)]
     assert listed("--sort", "shots") == [maple[0], *coop, maple[1]]
-    assert listed("--shots", "full,1", "--methods", "maple", "--sort", "seed") == maple
+    assert listed("--methods", "maple", "--sort", "seed") == maple
     _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
@@ -271,9 +285,10 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
     before = snapshot(tmp_path)
     common = ["--methods", "coop,maple", "--datasets", "digits,tiles", "--epochs", "2", "--data", shards, "--dry-run"]
-    for command in (["train", *common], ["eval", *common], ["demo", "--dry-run"]):
-        code, out, _ = run(capsys, *command, "--json")
-        assert code == 0 and "Nothing was written." in out
+    # The finished run has no checkpoint, and the others are not trained.
+    for code, *command in ((1, "train", *common), (1, "eval", *common), (0, "demo", "--dry-run")):
+        given, out, _ = run(capsys, *command, "--json")
+        assert given == code and "Nothing was written." in out
     code, out, _ = run(capsys, "eval", *common, "--json")
     document = json.loads(out.splitlines()[-1])
     assert document["data"] == {"digits": "3 shards", "tiles": "to be packed"}

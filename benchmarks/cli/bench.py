@@ -108,13 +108,15 @@ def bench(
     output: OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    from benchmarks.cli.plan import show_plan
+    from benchmarks.cli.plan import show_checked_plan
+    from benchmarks.console.packing import find_unpacked
     from benchmarks.results.published.tables import table1_methods
-    from benchmarks.suites.checks import check_engine, check_training_images
+    from benchmarks.suites.checks import check_engine, check_setup, check_training_images
     from benchmarks.suites.cost import forecast_runs
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
     from benchmarks.suites.progress import CollectionTrackers
+    from cluster.launcher import local_capacity
     from runner.config import Target
     from runner.environment import library_defaults
     from runner.remote_results import RemoteResults
@@ -149,7 +151,14 @@ def bench(
         check_training_images((run.config for run in runs), runtime.data)
         work = [(run.config, runtime, [Target.parse_unchecked(target) for target in run.targets]) for run in runs]
         forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
-        show_plan(work, output, force=mode.force, forecast=forecast)
+
+        def check() -> None:
+            if launcher.kind == "local":
+                local_capacity(launcher, runtime.device)
+                find_unpacked((run.config.dataset for run in open_runs), runtime.data)
+                check_setup((run.config for run in open_runs), runtime)
+
+        show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
         return 0
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.plan import show_plan
+from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import (
     eval_settings,
     evaluation_targets,
@@ -21,11 +22,12 @@ from benchmarks.cli.selection import (
 )
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.suites.checks import check_weights
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
+from runner.environment import library_defaults, resolve_device
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder, locate_run
 from runner.tracking.background import exporter_for
@@ -91,14 +93,14 @@ def evaluate(
             settings.of(config)
         return found
 
-    if mode.dry_run:
-        if is_first_rank():
-            work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
-            show_plan(work, output)
-        return 0
     train_flags = (
         "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
     )
+    if mode.dry_run:
+        if is_first_rank():
+            work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
+            show_checked_plan(partial(_check_plan, work, f"procap train {train_flags}", force=mode.force), work, output)
+        return 0
     # One process checks its flags before it imports torch, which takes seconds.
     runs = find_runs() if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
@@ -165,13 +167,7 @@ def _evaluate_all(
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group)
             if group.ranks.first:
-                folder = RunFolder(runtime.results / config.path)
-                RemoteResults.of(runtime).pull_run(config.path, weights=False)
-                if not folder.train_file.exists():
-                    state = "has not finished" if folder.progress_file.exists() else "was not trained"
-                    raise UserError(f"{folder.path} {state}; train it first: {train_command}")
-                existing = None if force else folder.evaluation(target, runtime.evaluation.of(config))
-                needed = existing is None or existing.limit not in (None, runtime.limit)
+                needed = _is_needed(config, runtime, target, train_command, force=force)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
             if needed and (loaded is None or loaded.config != config):
@@ -193,6 +189,35 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
         RemoteResults.of(runtime).pull_run(config.path, weights=False)
     ensure_packed([config.dataset], runtime.data)
     train(config, runtime, group=group)
+
+
+def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_command: str, *, force: bool) -> bool:
+    """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
+    folder = RunFolder(runtime.results / config.path)
+    RemoteResults.of(runtime).pull_run(config.path, weights=False)
+    if config.recipe.epochs and not folder.train_file.exists():
+        state = "has not finished" if folder.progress_file.exists() else "was not trained"
+        raise UserError(f"{folder.path} {state}; train it first: {train_command}")
+    existing = None if force else folder.evaluation(target, runtime.evaluation.of(config))
+    return existing is None or existing.limit not in (None, runtime.limit)
+
+
+def _check_plan(
+    work: Iterable[tuple[RunConfig, RuntimeConfig, list[Target]]], train_command: str, *, force: bool
+) -> None:
+    """Raise what would stop the evaluations before the first image."""
+    from runner.acceleration import Acceleration
+
+    needed = [
+        (config, at, target)
+        for config, at, targets in work
+        for target in targets
+        if _is_needed(config, at, target, train_command, force=force)
+    ]
+    for _, at, target in needed:
+        Acceleration.of(at.accelerate, resolve_device(at.device))
+        find_unpacked([target.dataset], at.data)
+    check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> Located:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
+from benchmarks.results.frame import describe_settings, title_variants
 from benchmarks.suites.planning import count_images, read_state
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -15,6 +17,23 @@ from runner.remote_results import RemoteResults
 from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
 from shards.resolve import is_packed, resolve_dataset
+
+
+def show_checked_plan(
+    check: Callable[[], None],
+    work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]],
+    output: OutputFlags,
+    **more: Any,
+) -> None:
+    """Print the plan, then raise the error of `check`, which stops the command itself before its first step."""
+    refusal = None
+    try:
+        check()
+    except (UserError, DataError) as error:
+        refusal = error
+    show_plan(work, output, **more)
+    if refusal:
+        raise refusal
 
 
 def show_plan(
@@ -30,11 +49,11 @@ def show_plan(
     runs: list[dict[str, Any]] = []
     used: dict[str, None] = {}
     for config, runtime, targets in work:
-        state, train_images = read_state(config, targets, runtime, force=force), 0
+        state, epoch_images, passes = read_state(config, targets, runtime, force=force), 0, 0.0
         if state.status != "finished":
             used[config.dataset] = None
-            _, _, images = count_images(config.dataset, config.classes, "train", runtime.data, most=config.shots)
-            train_images = round(images * config.recipe.passes(round(images)) * (1 - state.trained))
+            _, _, count = count_images(config.dataset, config.classes, "train", runtime.data, most=config.shots)
+            epoch_images, passes = round(count), config.recipe.passes(round(count)) * (1 - state.trained)
         planned = []
         for target in targets:
             used[target.dataset] = None
@@ -44,23 +63,27 @@ def show_plan(
                 _, _, images = count_images(target.dataset, target.classes, target.split, runtime.data)
                 test_images = min(round(images), runtime.limit or round(images))
             planned.append({"target": str(target), "done": target not in state.open, "images": test_images})
-        runs.append({"run": config.path, "state": state.status, "train_images": train_images, "targets": planned})
+        plan = {"run": config.path, "state": state.status, "epochs": passes, "images": epoch_images if passes else 0}
+        runs.append({**plan, "train_images": round(epoch_images * passes), "targets": planned})
     data = data_states(used, work[0][1].data) if work else {}
     weights = weights_states(config for config, _, _ in work)
 
     show(columns(("data set", "shards"), list(data.items())) + "\n")
     for name, place in weights.items():
         show(f"weights of {name}: {place}")
-    rows = []
-    for run in runs:
+    settings = [describe_settings(config) for config, _, _ in work]
+    titles = title_variants(SimpleNamespace(method=[config.method for config, _, _ in work], settings=settings))
+    rows: list[tuple[Any, ...]] = []
+    for run, title in zip(runs, titles, strict=True):
         names = " ".join(f"{one['target']}{'=done' if one['done'] else ''}" for one in run["targets"])
         test_images = sum(one["images"] for one in run["targets"])
-        rows.append((run["state"], run["run"], run["train_images"], test_images, names or "-"))
-    show("\n" + columns(("state", "run", "train images", "test images", "targets"), rows))
+        epochs = float(f"{run['epochs']:.3g}")
+        rows.append((run["state"], title, f"{epochs:g}", run["images"], test_images, run["run"], names or "-"))
+    show("\n" + columns(("state", "variant", "epochs", "images", "test images", "run", "targets"), rows))
     show(
         f"\n{plural(len(rows), 'run')}, {sum(row[0] != 'finished' for row in rows)} to train; "
-        f"about {sum(row[2] for row in rows):,} images to train on, "
-        f"{sum(row[3] for row in rows):,} to evaluate. Nothing was written."
+        f"about {sum(run['train_images'] for run in runs):,} images to train on in all epochs, "
+        f"{sum(row[4] for row in rows):,} to evaluate. Nothing was written."
     )
     if forecast:
         show("\n" + "\n".join(forecast))

@@ -177,10 +177,14 @@ def runtime_config(
     evaluation: EvalSettings | None = None,
     features: Path | None = None,
 ) -> RuntimeConfig:
-    """Make the runtime given by the flags. Raises UsageError if a folder's path is a file."""
+    """Make the runtime given by the flags. Raises UsageError for a folder that is a file, or a wrong store."""
     from runner.config import EvalSettings, RuntimeConfig
     from runner.remote_results import results_root
+    from runner.tracking.store import check_uri
     from shards.default_paths import cache_home, data_root
+
+    if flags.tracking not in ("", "off"):
+        check_uri(flags.tracking)
 
     engine = engine or EngineFlags()
     data = data_root(flags.data)

@@ -71,8 +71,8 @@ def sweep(
     from benchmarks.cli.data_few_shot import store_file
     from benchmarks.cli.selection import runtime_config
     from benchmarks.cli.sweep_settings import make_settings
-    from benchmarks.console.packing import ensure_packed
-    from benchmarks.suites.checks import check_engine
+    from benchmarks.console.packing import ensure_packed, find_unpacked
+    from benchmarks.suites.checks import check_engine, check_setup, check_training_images
     from cluster.configuration import SWEEPS, SweepFolder, check_values, examples, make_runs
     from runner.environment import library_defaults, resolve_device
     from runner.remote_results import RemoteResults
@@ -87,7 +87,11 @@ def sweep(
     check_values(settings, at.data)
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_engine((run.config for run in runs), at, launcher.processes)
+    check_training_images((run.config for run in runs), at.data)
     if dry_run:
+        if launcher.kind == "local":
+            find_unpacked(settings.datasets, at.data)
+            check_setup((run.config for run in runs), at)
         return _show_plan(settings, folder, at, output)
     if launcher.kind == "local":
         # Report a missing device before data sets are packed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,11 +11,11 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.data_few_shot import store_file
-from benchmarks.cli.plan import show_plan
+from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import ensure_packed, find_unpacked
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -53,7 +54,8 @@ def train(
     if mode.dry_run:
         if is_first_rank():
             runs = _checked_runs(selection, recipe, runtime)
-            show_plan([(config, runtime, []) for config in runs], output, force=mode.force)
+            check = partial(_check_plan, runs, runtime, force=mode.force)
+            show_checked_plan(check, [(config, runtime, []) for config in runs], output, force=mode.force)
         return 0
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
@@ -93,6 +95,21 @@ def _checked_runs(
         for config in runs:
             engine_settings(config, runtime, ranks_from_environment())
     return runs
+
+
+def _check_plan(runs: Sequence[RunConfig], runtime: RuntimeConfig, *, force: bool) -> None:
+    """Raise what would stop the training of `runs` before its first step, or what forbids to keep a finished one."""
+    from benchmarks.suites.checks import check_setup, check_training_images
+    from runner.distributed.collectives import ProcessGroup
+    from runner.train import read_finished
+
+    folders = {} if force else {config: RunFolder(runtime.results / config.path) for config in runs}
+    group = ProcessGroup()
+    finished = {config for config, folder in folders.items() if read_finished(config, runtime, folder, group)}
+    left = [config for config in runs if config not in finished]
+    check_training_images(left, runtime.data)
+    find_unpacked((config.dataset for config in left), runtime.data)
+    check_setup(left, runtime)
 
 
 def _train_all(

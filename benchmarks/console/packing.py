@@ -12,6 +12,7 @@ from benchmarks.console.output import is_first_rank, note, plural, quote
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.builtin_sources import builtin_source
+from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
@@ -21,8 +22,8 @@ from shards.resolve import is_packed, resolve_dataset
 from shards.urls import redact
 
 
-def ensure_packed(names: Iterable[str], data_root: Path) -> None:
-    """Pack what is missing of generated and bundled data sets; raises DataError for those that only the user has."""
+def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
+    """List the generated and bundled data sets that are missing; raises DataError for others, which the user has."""
     datasets = [resolve_dataset(name, data_root) for name in names]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.source == "folder"]
@@ -34,6 +35,12 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         command = f"procap data pack {' '.join(raw)}{folder} --data {quote(data_root)}"
         absent = ", ".join(f"'{name}'" for name in raw)
         raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
+    return missing
+
+
+def ensure_packed(names: Iterable[str], data_root: Path) -> None:
+    """Pack what `find_unpacked` lists."""
+    missing = find_unpacked(names, data_root)
     if len(missing) == 1:
         note(f"packing {missing[0].name} into {data_root} (once)")
         pack_one(builtin_source(missing[0]), data_root, quiet=not is_first_rank())

@@ -252,8 +252,11 @@ def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = Tr
     return order_in(method, METHODS), method, rest
 
 
-def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
-    """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame."""
+def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
+    """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
+
+    frame: anything with the columns `method` and `settings`.
+    """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
     values: dict[tuple[str, str], set[str]] = {}
     for _, method, settings in set(keys):

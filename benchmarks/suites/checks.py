@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from procap.errors import UsageError
+from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
 from shards.fewshot import check_classes, check_shots
+from shards.mirror import is_mirror
 from shards.reader import open_dataset
-from shards.resolve import is_packed
+from shards.resolve import is_packed, resolve_dataset
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
@@ -36,6 +39,28 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
             refused.append(error)
     if refused:
         raise refused[0]
+
+
+def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
+    """Set up one run of each method and backbone here, which raises what would stop it before its first step.
+
+    Where its data set is not packed yet, or lies at a URL, the method is built on the two longest class names instead.
+    """
+    from procap.text import LabelSpace
+    from runner.distributed.collectives import ProcessGroup
+    from runner.environment import resolve_device
+    from runner.setup import load_backbone, make_method, set_up
+
+    device = resolve_device(runtime.device)
+    acceleration = Acceleration.of(runtime.accelerate, device)
+    each = {(config.method, config.backbone, config.pretrained): config for config in configs}
+    for config in each.values():
+        if is_packed(runtime.data, config.dataset) and not is_mirror(runtime.data):
+            set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup())
+        else:
+            names = sorted(resolve_dataset(config.dataset, runtime.data).classnames, key=len)
+            space = LabelSpace(tuple(names[-2:]) or ("one", "two"), dataset=config.dataset)
+            make_method(config, load_backbone(config, device, acceleration), space)
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -32,6 +33,7 @@ SQLITE_URI = re.compile(r"sqlite(?:\+pysqlite)?:///(?P<path>[^?]+)(?P<query>\?.*
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 60.0
 RUNS_PER_PAGE = 1000
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # MLflow's default for a server that does not answer is three attempts of 120 s.
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
@@ -39,6 +41,16 @@ DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_SUPPRESS_PRINTING_URL_T
 
 class TrackingError(UserError):
     """The store cannot be reached or opened, or refuses a request."""
+
+
+def check_uri(uri: str) -> None:
+    """Raise UsageError for a URI whose kind of store neither MLflow nor one of its plug-ins has."""
+    known = {*SCHEMES, *(point.name for point in entry_points(group="mlflow.tracking_store"))} - {"file"}
+    if uri != "databricks" and not ("://" in uri and uri.partition("://")[0].partition("+")[0] in known):
+        raise UsageError(
+            f"tracking URI '{uri}' is not a store that MLflow supports: "
+            f"use http://HOST:PORT, {SQLITE}/PATH/mlflow.db or another database"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,11 +120,7 @@ class TrackingStore:
     @cached_property
     def client(self) -> MlflowClient:
         """A client of the store, which is created if needed."""
-        if self.uri.startswith("file:") or ("://" not in self.uri and self.uri != "databricks"):
-            raise UsageError(
-                f"tracking URI '{self.uri}' is not a store that MLflow supports: "
-                f"use http://HOST:PORT, {SQLITE}/PATH/mlflow.db or another database"
-            )
+        check_uri(self.uri)
         library_defaults()
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
