@@ -64,6 +64,21 @@ def test_devices_pipes_and_sockets_are_refused(
     assert f"{path} is a device, a pipe or a socket: name a file or a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["demo --out {}", "predict {} photo.png", "export {}", "import {} --method coop", "sweep {}",
+     "data pack shapes --data {}", "train --pretrained={}", "table --results {}"],
+)  # fmt: skip
+def test_a_url_in_the_place_of_a_folder_is_refused_without_its_secrets(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(line.format("http://me:hush@127.0.0.1:9/x?k=hush").split()) == 2
+    out, err = capsys.readouterr()
+    assert "http://127.0.0.1:9/x" in err and err.count("\n") == 1 and "hush" not in out + err
+    assert not any(tmp_path.iterdir())
+
+
 def test_credentials_are_masked_in_all_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from shards.manifest import Manifest
 from shards.mirror import refuse_packing
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
+from shards.urls import redact
 
 SPLITS = ("train", "val", "test")
 CLASSES_SHOWN = 40
@@ -153,7 +154,7 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
 def _local_root(data: str, packing: PackFlags) -> Path:
     """Return the folder to write shards to. Raises UsageError for a URL, and for a folder among the raw files."""
     if "://" in data:
-        raise UsageError(f"--data {data}: shards are packed into a folder; copy it to where the URL points")
+        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
     root = data_root(data)
     refuse_packing(root)
     if given := packing.raw or os.environ.get("PROCAP_RAW"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -14,9 +15,11 @@ from typing import Any
 from benchmarks.console.output import note, quote
 from procap.errors import UsageError, unknown_name
 from shards.masking import is_secret_option
+from shards.urls import is_url, redact
 
 PLACES = ("PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
 """Environment variables that name folders and stores."""
+URL_FLAGS = ("--data", "--results", "--tracking", "--from", "--address")
 METHOD_GROUPS = ("all", "table1")
 """Names of groups of methods."""
 
@@ -25,7 +28,7 @@ def check_arguments(words: Sequence[str], environment: Mapping[str, str]) -> Non
     """Raise UsageError for control characters in a word, in variables that name places, and in the working folder.
 
     Also for a word that names something else than a file or a folder: reading a device or a pipe might never end, and
-    writing would replace it.
+    writing would replace it. And for a URL in the place of a file, which would become the name of a folder.
     """
     places = {name: environment.get(name, "") for name in PLACES}
     with suppress(OSError):
@@ -33,7 +36,12 @@ def check_arguments(words: Sequence[str], environment: Mapping[str, str]) -> Non
     for what, text in (*(("an argument", word) for word in words), *places.items()):
         if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text):
             raise UsageError(f"{what} has a control character or is not UTF-8: {ascii(text)[:200]}")
-    for word in words:
+    for before, word in itertools.pairwise(("", *words)):
+        flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if is_url(value) and flag not in URL_FLAGS and words[0] != "submit":
+            raise UsageError(
+                f"{redact(value)} is a URL, and a file or a folder is needed: {', '.join(URL_FLAGS)} take URLs"
+            )
         for name in {word, word.partition("=")[2], word.rpartition("=")[2]}:
             with suppress(OSError):
                 mode = os.stat(os.path.expanduser(name)).st_mode
