@@ -23,7 +23,7 @@ from runner.run_collection import Collection, write_collection
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 
-SHARES = {"coop": 0.9, "maple": 0.6}
+SHARES = {"coop": 0.9, "maple": 0.6, "zeroshot": 0.3}
 
 
 def put_predictions(
@@ -49,11 +49,11 @@ def digits(few_digits: Path) -> Selection:
 
 @pytest.fixture(scope="module")
 def made(few_digits: Path, digits: Selection, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """Two methods with two seeds on digits, a run that was only trained, one that is unfinished, and a sweep."""
+    """Zero-shot CLIP, two methods with two seeds, a run that was only trained, an unfinished one, and a sweep."""
     root = tmp_path_factory.mktemp("runs") / "results"
     labels, names = digits.images.labels, list(digits.classnames)
     manifest, predictions = open_dataset(few_digits, "digits").manifest.digest, {}
-    for number, (method, seed) in enumerate([("coop", 1), ("coop", 2), ("maple", 1), ("maple", 2)]):
+    for number, (method, seed) in enumerate([("zeroshot", 1), ("coop", 1), ("coop", 2), ("maple", 1), ("maple", 2)]):
         draws = np.random.default_rng(number)
         guessed = np.where(draws.random(len(labels)) < SHARES[method], labels, draws.integers(0, 10, len(labels)))
         config = put_run(root, method, "digits", seed=seed, classes="all")
@@ -96,7 +96,7 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     best = [words_of(cell) for cell in shown["Sweep rates"].all("tr")[1].all("td")]
     assert best[:2] == ["0.1", "51.00"]
     states = {row.all("th")[0].text(): row.all("td")[0].text() for row in shown["Runs"].all("tr")[1:]}
-    assert sorted(states.values()) == ["finished"] * 5 + ["unfinished"] and not [
+    assert sorted(states.values()) == ["finished"] * 6 + ["unfinished"] and not [
         path for path in states if "seed3" in path
     ]
     assert "kgcoop" in words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
@@ -114,11 +114,14 @@ def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(
         marked = [[cell.attributes["class"] for cell in row.all("td")] for row in rows]
         assert [row.index("right") for row in marked] == list(range(10))
     table = shown["Accuracy by class: digits, all classes"]
-    place = [words_of(head) for head in table.all("tr")[0].all("th")].index("CoOp") - 1
+    heads = [words_of(head) for head in table.all("tr")[0].all("th")]
+    place = heads.index("CoOp") - 1
     for row in table.all("tr")[1:]:
         own = labels == digits.classnames.index(words_of(row.all("th")[0]))
         shares = [100 * (made[1]["coop", seed] == labels)[own].mean() for seed in (1, 2)]
         assert words_of(row.all("td")[place]) == f"{np.mean(shares):.2f} ± {np.std(shares, ddof=1):.2f}"
+        untrained = words_of(row.all("td")[heads.index("CLIP (zero-shot)") - 1])
+        assert untrained == f"{100 * (made[1]['zeroshot', 1] == labels)[own].mean():.2f}"
 
 
 def test_misclassified_images_are_the_wrong_ones_of_the_test_set(

@@ -134,7 +134,8 @@ def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
     columns = np.array([100 * correct / np.where(total, total, np.nan) for correct, total in counts]).T
     # A method without training has one run, which counts for all seeds.
     seeds, limited = tuple(map(int, own.seed[own.epochs > 0])), bool(own.limited.all())
-    return [None if np.isnan(values).any() else make_metric(values.tolist(), seeds, limited) for values in columns]
+    metrics = [make_metric(values.tolist(), seeds, limited) for values in columns]
+    return [None if np.isnan(one.mean) else one if seeds else Metric(one.mean, limited=limited) for one in metrics]
 
 
 def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
