@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,7 @@ def check_dataset(
     tasks: list[Task] = []
     problems: dict[str, list[str]] = {}
     for split, entry in entries.items():
-        problems[split] = _differing(folder, {f"{split}/nshards.txt": f"{len(entry.shards)}\n"})
-        images, paths = None, []
+        problems[split], images, paths = [], None, []
         try:
             images = shards.unverified(split)
             text = read_paths(folder, shards.manifest, split)
@@ -158,14 +158,10 @@ def _path_problem(paths: list[bytes]) -> str | None:
     return None
 
 
-def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:
+def _differing(folder: Path, texts: Mapping[str, str]) -> Iterator[str]:
     """Describe the text files below `folder` that are absent or hold other text."""
-    problems = []
     for name, text in texts.items():
-        try:
-            same = read_regular(folder, name, len(text.encode())) == text.encode()
-        except OSError:
-            same = False
-        if not same:
-            problems.append(f"{folder / name} differs from the manifest")
-    return problems
+        with suppress(OSError):
+            if read_regular(folder, name, len(text.encode())) == text.encode():
+                continue
+        yield f"{folder / name} differs from the manifest"

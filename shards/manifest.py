@@ -110,12 +110,13 @@ def lines_digest(lines: Iterable[str]) -> str:
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:
-    """Return class names (underscores as blanks) and templates as the text files of the clip-benchmark convention."""
+    """Return the text files of the clip-benchmark convention; class names have blanks for underscores."""
     names = (name.replace("_", " ").strip() for name in manifest.classnames)
     templates = (manifest.template, *manifest.templates)
     return {
         "classnames.txt": "".join(f"{name}\n" for name in names),
         "zeroshot_classification_templates.txt": "".join(f"{line.replace('{}', '{c}')}\n" for line in templates),
+        **{f"{split}/nshards.txt": f"{len(entry.shards)}\n" for split, entry in manifest.splits.items()},
     }
 
 

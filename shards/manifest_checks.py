@@ -55,16 +55,11 @@ def hash_problem(folder: Path, shard: Shard) -> str | None:
     """Describe a shard whose bytes differ from those that were packed; None if they are equal."""
     file = folder / shard.file
     try:
-        same = shard_sha256(folder, shard.file) == shard.sha256
+        with open(open_regular(folder, shard.file), "rb") as stream:
+            same = hashlib.file_digest(stream, "sha256").hexdigest() == shard.sha256
     except OSError as error:
         return f"{file} cannot be read ({error.strerror}; {shard.count} images)"
     return None if same else f"{file} is altered (SHA-256 differs from the manifest; {shard.count} images)"
-
-
-def shard_sha256(folder: Path, file: str) -> str:
-    """Compute the SHA-256 of a shard, in hex."""
-    with open(open_regular(folder, file), "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_split(folder: Path, manifest: Manifest, split: str, labels: NDArray[np.int64], *, hash_shards: bool) -> None:

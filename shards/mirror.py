@@ -115,8 +115,6 @@ def refresh(root: Path, name: str) -> None:
                 manifest = parse_manifest(text, redact(url), name, "report it to whoever publishes the data")
                 try:
                     # What any reader of the convention needs beside the shards; the manifest last.
-                    for split, entry in manifest.splits.items():
-                        write_file(folder / split / "nshards.txt", f"{len(entry.shards)}\n")
                     for file, content in convention_texts(manifest).items():
                         write_file(folder / file, content)
                     write_file(folder / FILE, text)

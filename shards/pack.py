@@ -282,7 +282,6 @@ def _finish_split(source: Source, partial: Path, split: str, count: int, per_sha
     index, folder = index_bytes(rows), partial / "set" / split
     write_file(folder / INDEX_FILE, index)
     write_file(folder / PATHS_FILE, text)
-    write_file(folder / "nshards.txt", f"{len(shards)}\n")
     return SplitEntry(
         count=count,
         digest=list_digest(text, rows["label"], source.classnames),
