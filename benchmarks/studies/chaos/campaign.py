@@ -101,10 +101,9 @@ class Server:
     def start(self) -> None:
         if self.process is None or self.process.poll() is not None:
             quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-            command, output = [sys.executable, "-m", *self.words], self.log.open("ab")
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, **quiet}, start_new_session=True
-            )
+            with self.log.open("ab") as log:
+                command, env = [sys.executable, "-m", *self.words], {**os.environ, **quiet}
+                self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
     def answers(self) -> bool:
         with closing(socket.socket()) as visitor:
@@ -124,7 +123,7 @@ class Campaign:
         self.site, self.servers, self.alone = place, servers, alone
         self.data = place.folder / "data"
         self.packed = list_files(self.data)
-        self.known = {path.name for path in place.folder.iterdir()} | {"results"}
+        self.known = {path.name for path in place.folder.iterdir()} | {"results", "home"}
 
     def run(self, seed: int) -> SeedResult:
         """Repeat a command with faults and damage until it has finished, and check what it leaves."""
@@ -150,12 +149,17 @@ class Campaign:
             if code and not faults and not damage:
                 result.wrong.append(f"fails without a fault: {result.ends[-1]}")
             result.refused += bool(code and damage and not faults)
-            for one in damage if code or attempt >= disturbed else []:
+            for one in damage if code else []:
                 one.undo()
-            damage = damage_files(draw, self._local(where), self.data) if attempt < disturbed else []
-            result.damage += map(str, damage)
+            new = damage_files(draw, self._local(where), self.data) if attempt < disturbed else []
+            damage = ([] if code else damage) + new
+            result.damage += map(str, new)
         else:
             result.wrong.append("does not finish")
+        # What was damaged in data that no command has read since.
+        for one in reversed(damage):
+            if one.before is not None:
+                one.undo()
         self._check(name, self._local(where), result)
         shutil.rmtree(self._local(where), ignore_errors=True)
         result.seconds = round(time.monotonic() - began, 1)
@@ -180,6 +184,7 @@ class Campaign:
     def _draw_faults(self, draw: random.Random, result: SeedResult) -> list[tuple[float, str]]:
         absent = {"mlflow": result.tracking != "server", "shards": result.data != "server"}
         absent |= {"objects": result.results != "s3", "network": not self.site.nodes.hosts}
+        absent["rank"] = result.command != "two processes"
         kinds = [kind for kind in FAULTS if not absent.get(kind)]
         return sorted((draw.uniform(0, 12), draw.choice(kinds)) for _ in range(draw.randint(1, 3)))
 
@@ -240,9 +245,9 @@ class Campaign:
             stopped.suspend()
             return kind, stopped.resume
         nodes = [node for node in alive if (node.name == "head") == (kind == "head")]
-        if not nodes:
+        node = draw.choice(nodes or [None])
+        if node is None:
             return "none", None
-        node = draw.choice(nodes)
         if kind == "network" and node.host:
             node.host.cut()
             return node.name, node.host.join
@@ -265,8 +270,8 @@ class Campaign:
         result.wrong += [f"left over: {path}" for path in stray(results)]
         outside = {path.name for path in self.site.folder.iterdir()} - self.known
         result.wrong += [f"outside the results: {path}" for path in outside]
-        changed = [str(path) for path, content in list_files(self.data).items() if self.packed.get(path) != content]
-        result.wrong += [f"data changed: {path}" for path in changed]
+        if (data := list_files(self.data)) != self.packed:
+            result.wrong.append(f"data changed: {[str(path) for path in data if data[path] != self.packed.get(path)]}")
         if result.tracking == "server" and result.results == "folder":
             twice = [path for path, count in tracked(self.servers["mlflow"].url, results).items() if count > 1]
             result.wrong += [f"in MLflow twice: {path}" for path in twice]
