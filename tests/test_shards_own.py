@@ -568,3 +568,28 @@ def test_what_compares_with_published_numbers_depends_on_the_data_set_not_the_pr
     else:
         assert results.changed_sets == {"quartet": "own data"}
         assert ("the backbone is mini" in results.why_incomparable) == (profile is MINI)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("flat", "holds 4 images and no class folders: put each class into a folder of its own, or add a table"),
+        ("columns", "labels.csv begins with 'filename,class': its columns must be called path,label"),
+        ("places", "holds class folders in several places: pack one of birds/north, birds/south"),
+        ("empty", "holds no images: it needs a folder of images per class"),
+        ("flags", "leave out the other flags"),
+    ],
+)
+def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
+    root, more = tmp_path / "birds", ["--resize", "64"] if content == "flags" else []
+    root.mkdir()
+    if content == "places":
+        put_classes(root / "north", each=2)
+        put_classes(root / "south", each=2)
+    for i in range(4 if content in ("flat", "columns") else 0):
+        put(root / f"{i}.png")
+    if content == "columns":
+        (root / "labels.csv").write_text("filename,class\n0.png,a\n")
+    code, _, err = pack(capsys, "pack", root, "--data", tmp_path / "data", *more)
+    assert code in (1, 2) and words in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "birds.yaml").exists()

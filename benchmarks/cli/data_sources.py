@@ -146,6 +146,8 @@ def _guessed(folder: Path, packing: PackFlags, *, write: bool) -> DatasetToPack:
     """Take a folder by the YAML file beside it, which is guessed and written if there is none."""
     from shards.raw.guess import find_description
 
+    if packing.changes or packing.shards:
+        raise UsageError(f"{folder} is described by the YAML file beside it: leave out the other flags")
     file, text = find_description(folder)
     if not text:
         note(f"{file} describes {folder}")

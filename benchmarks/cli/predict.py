@@ -64,6 +64,9 @@ def predict(
     from shards.image_files import find_images
 
     classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+    if config.classes != "all" and not names:
+        known = f"{plural(len(classifier.classnames), 'name')} of {config.classes} classes of {config.dataset}"
+        note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
     top = min(top, len(classifier.classnames))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

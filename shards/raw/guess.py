@@ -84,6 +84,10 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
         raise DataError(f"{folder} holds class folders in several places: pack one of {choices}")
+    if others := [name for name in files if name.lower().endswith(".csv")]:
+        header = (folder / others[0]).open(encoding="utf-8", errors="replace").readline().strip()
+        columns = "its columns must be called path,label, and split if there are splits"
+        raise DataError(f"{folder} holds no class folders, and {others[0]} begins with {header!r:.80}: {columns}")
     if unlabelled := [name for name in files if is_image_name(name)]:
         what = f"{folder} holds {len(unlabelled):,} images and no class folders"
         raise DataError(f"{what}: put each class into a folder of its own, or add a table labels.csv of path,label")
