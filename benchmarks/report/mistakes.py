@@ -6,7 +6,6 @@ All of it comes from result files; the pictures of the images are read from the 
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,18 +87,32 @@ def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
     names = [name.replace("_", " ") for name in first.per_class.names or map(str, range(len(first.per_class.total)))]
     name = f"{target.dataset}-{target.classes}"
     tables = [_class_table(shown, names, where, name)]
-    known = {title: own for title, own in shown.items() if title in chosen and own.wrong_images.notna().all()}
+    stored = frame[frame.title.isin(list(shown))]
+    stored = stored[stored.wrong_images.notna() & stored.correct_bits.notna()]
+    wrong = _list_wrong(stored)
+    compared = {title: own for title in chosen if len(own := stored[stored.title == title]) == len(titles[title])}
     if len(names) <= MAX_MATRIX:
-        tables += [_matrix(own, names, f"{title}: {where}", name) for title, own in known.items()]
-    elif known:
-        tables.append(_pair_table(known, names, where, name))
+        tables += [_matrix(own, wrong, names, f"{title}: {where}", name) for title, own in compared.items()]
+    elif compared and len(wrong):
+        tables.append(_pair_table(compared, wrong, names, where, name))
     heading = f"{where}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in chosen)}"
-    whole = frame[frame.title.isin(list(shown))]
-    if not (whole.wrong_images.notna() & whole.correct_bits.notna()).all():
+    if len(stored) < sum(map(len, shown.values())):
         why = "Some evaluations were made by an older version, without the predictions of single images"
         return Mistakes(heading, tables, (), f"{why}: procap eval RUN --force adds them.")
-    images, text = _list_images(whole, names, target, data)
-    return Mistakes(heading, tables, images, text)
+    return Mistakes(heading, tables, *_list_images(stored, wrong, names, target, data))
+
+
+def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
+    """List wrong images of all evaluations: title, place in the target, true and predicted label."""
+    import pandas as pd
+
+    parts = [
+        pd.DataFrame({"title": one.title, "place": np.flatnonzero(~unpack_bits(one.correct_bits, one.total))}).assign(
+            label=one.wrong_images[0], predicted=one.wrong_images[1]
+        )
+        for one in frame.itertuples()
+    ]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["title", "place", "label", "predicted"])
 
 
 def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
@@ -138,12 +151,11 @@ def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
     return [None if np.isnan(one.mean) else one if seeds else Metric(one.mean, limited=limited) for one in metrics]
 
 
-def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
-    """Make the confusion matrix of one method, with a row for each true class."""
-    counts = np.zeros((len(names), len(names)), int)
-    for wrong, per_class in zip(frame.wrong_images, frame.per_class, strict=True):
-        np.add.at(counts, tuple(wrong), 1)
-        counts[np.diag_indices(len(names))] += per_class.correct
+def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
+    """Make the confusion matrix of the evaluations of one method, with a row for each true class."""
+    counts = np.diag(np.sum([one.correct for one in frame.per_class], axis=0))
+    own = wrong[wrong.title == frame.title.iloc[0]]
+    np.add.at(counts, (own.label, own.predicted), 1)
     short = len(names) <= 6
     rows = tuple(
         Row((label if short else f"{place} {label}",), tuple(Metric(count) for count in row.tolist()))
@@ -160,27 +172,27 @@ def _matrix(frame: pd.DataFrame, names: Sequence[str], where: str, name: str) ->
     )
 
 
-def _pair_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
+def _pair_table(
+    titles: Mapping[str, pd.DataFrame], wrong: pd.DataFrame, names: Sequence[str], where: str, name: str
+) -> Table:
     """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
     import pandas as pd
 
-    shares = {}
-    for title, own in titles.items():
-        true, predicted = np.concatenate(list(own.wrong_images), axis=1)
-        pairs = pd.Series(1.0, [true, predicted]).groupby(level=[0, 1]).sum()
-        shares[title] = (
-            100 * pairs / np.sum([one.total for one in own.per_class], axis=0)[pairs.index.get_level_values(0)]
-        )
-    table = pd.DataFrame(shares).fillna(0.0)
-    chosen = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
-    rows = tuple(Row((names[true], names[other]), tuple(map(Metric, own))) for (true, other), own in chosen.iterrows())
+    counts = wrong.groupby(["label", "predicted", "title"]).size().unstack(fill_value=0)
+    labels = counts.index.get_level_values("label")
+    totals = {title: np.sum([one.total for one in own.per_class], axis=0)[labels] for title, own in titles.items()}
+    shares = pd.DataFrame({title: 100 * counts.get(title, 0) / own for title, own in totals.items()}, counts.index)
+    most = shares.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]
+    rows = tuple(
+        Row((names[true], names[other]), tuple(map(Metric, shares.loc[(true, other)].tolist()))) for true, other in most
+    )
     columns = tuple(Column(title, "", 1) for title in titles)
     note = (
         f"% of the images of the true class, {_count_text(next(iter(titles.values())))}. The {len(rows)} pairs with "
         "the highest sum over the methods."
     )
-    labels = ("True class", "Predicted")
-    return Table(f"confused-{name}", f"Most confused classes: {where}", labels, columns, rows, (note,))
+    heads = ("True class", "Predicted")
+    return Table(f"confused-{name}", f"Most confused classes: {where}", heads, columns, rows, (note,))
 
 
 def _count_text(frame: pd.DataFrame) -> str:
@@ -191,46 +203,34 @@ def _count_text(frame: pd.DataFrame) -> str:
 
 
 def _list_images(
-    frame: pd.DataFrame, names: Sequence[str], target: Target, data: Path | None
+    frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], target: Target, data: Path | None
 ) -> tuple[list[WrongImage], str]:
     """List images that most evaluations get wrong, and describe how they were chosen."""
-    answers: dict[int, Counter[int]] = {}
-    labels: dict[int, int] = {}
-    for right, total, wrong in zip(frame.correct_bits, frame.total, frame.wrong_images, strict=True):
-        for place, true, predicted in zip(
-            np.flatnonzero(~unpack_bits(right, total)).tolist(), *wrong.tolist(), strict=True
-        ):
-            answers.setdefault(place, Counter())[predicted] += 1
-            labels[place] = true
-    if not answers:
+    images = wrong.groupby("place").agg(label=("label", "first"), times=("label", "size"))
+    if images.empty:
         return [], "No image is classified wrongly."
-    chosen = _choose_images(answers, labels)
-    try:
-        found = _read_images(data, target, frame.manifest.iloc[0], {place: labels[place] for place in chosen})
-    except (UserError, DataError, OSError) as error:
-        return [], f"{plural(len(answers), 'image')} classified wrongly, not shown: {error}."
-    several = len(frame) > 1
-    images = []
-    for place, (path, shown) in found.items():
-        most = answers[place].most_common(2)
-        texts = [f"{names[other]}{f' ({count} of {len(frame)})' * several}" for other, count in most]
-        images.append(WrongImage(path, names[labels[place]], ", ".join(texts), shown))
-    by = f" by at least one of {len(frame)} evaluations ({', '.join(dict.fromkeys(frame.title))})" if several else ""
-    text = (
-        f"{len(images)} of {plural(len(answers), 'image')} that are classified wrongly{by}, out of "
-        f"{frame.total.max():,}: true class, then what was predicted. Of each class at most {IMAGES_OF_CLASS}, "
-        f"{'those most often wrong, ' if several else ''}beginning with the class of most mistakes."
+    images = images.sort_values("times", ascending=False, kind="stable")
+    by_class = images.groupby("label").times
+    images = images.assign(turn=by_class.cumcount(), mistakes=by_class.transform("sum"))
+    chosen = images[images.turn < IMAGES_OF_CLASS].sort_values(
+        ["turn", "mistakes"], ascending=[True, False], kind="stable"
     )
-    return images, text
-
-
-def _choose_images(answers: Mapping[int, Counter[int]], labels: Mapping[int, int]) -> list[int]:
-    """Choose positions: of each class those most often wrong, beginning with the class of most mistakes."""
-    by_class: dict[int, list[int]] = {}
-    for place in sorted(answers, key=lambda one: (-answers[one].total(), one)):
-        by_class.setdefault(labels[place], []).append(place)
-    classes = sorted(by_class.values(), key=lambda own: -sum(answers[place].total() for place in own))
-    return [own[turn] for turn in range(IMAGES_OF_CLASS) for own in classes if turn < len(own)][:MAX_IMAGES]
+    try:
+        found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.head(MAX_IMAGES).to_dict())
+    except (UserError, DataError, OSError) as error:
+        return [], f"{plural(len(images), 'image')} classified wrongly, not shown: {error}."
+    count, shown = len(frame), []
+    for place, (path, jpeg) in found.items():
+        answers = wrong.predicted[wrong.place == place].value_counts().head(2)
+        texts = [f"{names[other]}{f' ({times} of {count})' * (count > 1)}" for other, times in answers.items()]
+        shown.append(WrongImage(path, names[images.label[place]], ", ".join(texts), jpeg))
+    by = f" by at least one of {count} evaluations ({', '.join(dict.fromkeys(frame.title))})" if count > 1 else ""
+    text = (
+        f"{len(shown)} of {plural(len(images), 'image')} that are classified wrongly{by}, out of "
+        f"{frame.total.max():,}: true class, then what was predicted. Of each class at most {IMAGES_OF_CLASS}, "
+        f"{'those most often wrong, ' * (count > 1)}beginning with the class of most mistakes."
+    )
+    return shown, text
 
 
 def _read_images(
