@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from plug_ins import install
 
+from benchmarks.cli import main
 from procap.errors import UsageError
 
 ROOT = Path(__file__).parents[1]
@@ -95,15 +97,11 @@ def write_examples(page: Path, folder: Path) -> None:
         r"`([\w-]+\.(?:py|yaml|toml))`[^`]*?:\n\n```\w+\n(.*?)^```", page.read_text(), re.M | re.S
     ):
         (folder / name).write_text(text)
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    installed = folder / f"my_methods-{project['version']}.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    [(group, points)] = project["entry-points"].items()
-    lines = [f"[{group}]", *(f"{name} = {path}" for name, path in points.items())]
-    (installed / "entry_points.txt").write_text("\n".join(lines))
+    assert main(["new", "method", "visual-tokens", "--out", str(folder / "new")]) == 0
+    written = folder / "new" / "visual-tokens"
+    assert (folder / "visual_tokens.py").read_text() == (written / "visual_tokens.py").read_text()
+    points = tomllib.loads((written / "pyproject.toml").read_text())["project"]["entry-points"]["procap.methods"]
+    install(folder, {}, {**points, "noisy-tokens": "noisy_tokens:NoisyTokens"})
     for number, name in enumerate(("disc", "square", "ring", "cross")):
         (folder / "images" / name).mkdir(parents=True)
         for image in range(10):
