@@ -14,7 +14,7 @@ from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.geometry import Geometry
-from procap.methods import METHODS, build_method, method_class, method_options, method_specs
+from procap.methods import METHODS, build_method, method_class, method_options, method_source, method_specs
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -436,3 +436,26 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     summaries = {spec.name: spec.summary for spec in method_specs()}
     assert set(summaries) == {*METHODS, "theirs", *reasons}
     assert summaries["theirs"] == "their own method" and "cannot be loaded" in summaries["broken"]
+
+
+def test_the_code_of_a_plug_in_is_its_file_and_what_that_imports_from_its_package(tmp_path, monkeypatch):
+    package = tmp_path / "packed_methods"
+    (package / "parts").mkdir(parents=True)
+    texts = {"__init__": "", "first": "from .parts import helper\n", "second": "import torch\n", "parts/__init__": ""}
+    texts |= {"parts/helper": "from .. import constants\n", "constants": "X = 1\n", "parts/unused": ""}
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
+    install(tmp_path, {}, {"first": "packed_methods.first:A", "second": "packed_methods.second:B"})
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digests() -> tuple[str, ...]:
+        return tuple(method_source(name).digest for name in ("first", "second"))
+
+    before = digests()
+    for changed, expected in (
+        ("parts/unused", (True, True)),
+        ("constants", (False, True)),
+        ("__init__", (False, False)),
+    ):
+        (package / f"{changed}.py").write_text("Y = 2\n")
+        assert tuple(now == then for now, then in zip(digests(), before, strict=True)) == expected, changed

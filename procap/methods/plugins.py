@@ -5,6 +5,7 @@ Nothing here imports a plug-in.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
@@ -27,7 +28,9 @@ class PlugInSource(BaseModel):
 
     package: str
     version: str
-    digest: str = Field(description="16 hex digits of a SHA-256 of every Python file of the package")
+    digest: str = Field(
+        description="16 hex digits of a SHA-256 of the method's file and those of the package that it imports"
+    )
 
     def __str__(self) -> str:
         return f"{self.package} {self.version} (source {self.digest})"
@@ -63,13 +66,45 @@ def source_roots(point: EntryPoint) -> list[Path]:
     return roots
 
 
+def source_files(point: EntryPoint) -> dict[str, Path]:
+    """Find the file of a plug-in's module and of all that it imports from its own distribution, by their modules."""
+    folders = {root.name.removesuffix(".py"): root.parent for root in source_roots(point)}
+    found: dict[str, Path] = {}
+    pending = [point.module]
+    while pending:
+        top, *rest = pending.pop().split(".")
+        for length in range(len(rest) + 1) if top in folders else ():
+            name, place = ".".join([top, *rest[:length]]), folders[top].joinpath(top, *rest[:length])
+            files = [place / "__init__.py", place.with_name(f"{place.name}.py")]
+            if name not in found and (file := next((one for one in files if one.is_file()), None)):
+                found[name] = file
+                pending += _list_imports(file, name if file == files[0] else name.rpartition(".")[0])
+    return found
+
+
+def _list_imports(file: Path, package: str) -> list[str]:
+    """List the names that a file imports, as dotted paths; relative ones belong to `package`."""
+    names = []
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):
+        return []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            start = parents[: len(parents) - node.level + 1] if node.level else []
+            module = ".".join([*start, *filter(None, [node.module])])
+            names += [f"{module}.{alias.name}" for alias in node.names]
+    return names
+
+
 def plugin_source(point: EntryPoint) -> PlugInSource:
     """Identify the code of a plug-in by its files as they are now."""
     digest = hashlib.sha256()
-    for root in source_roots(point):
-        for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-            name = file.relative_to(root.parent).as_posix()
-            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    for name, file in sorted(source_files(point).items()):
+        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     package, version = (point.dist.name, point.dist.version) if point.dist else (point.module, "0")
     return PlugInSource(package=package, version=version, digest=digest.hexdigest()[:16])
 
