@@ -122,7 +122,8 @@ def evaluate(
         store.push_run(config.path)
         return existing
     with StopRequest() as stop:
-        trained = trained or load_trained(config, runtime, group)
+        with stop.interruptible(f"stopped before the evaluation of {config.path} on {target}"):
+            trained = trained or load_trained(config, runtime, group)
         result = _evaluate(target, settings, runtime, trained, stop, group, read_features=not force)
         if group.ranks.first:
             write_json(folder.eval_file(target, settings), result)
@@ -257,7 +258,8 @@ def _predict(
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
         inference.saving_features(meter),
     ):
-        for images, indices in meter.iterate("data", batches):
+        stopped = f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
+        for images, indices in meter.iterate("data", stop.iterate(batches)):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(precision, device):
                 # All ranks have equally many images in a batch.
@@ -267,10 +269,10 @@ def _predict(
             display.update(min(display.done + evaluated, count))
             if signum := flag_sync.exchange(signum=stop.signum).signum:
                 group.barrier()
-                raise Interrupted(
-                    signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
-                )
+                raise Interrupted(signum, stopped)
         flag_sync.wait()
+        if group.size == 1:
+            stop.check(stopped)
     meter.settle()
     if not predictions.are_finite(group):
         raise UserError(

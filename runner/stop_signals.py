@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from procap.errors import UserError
 
+Item = TypeVar("Item")
 ECHO_SECONDS = 2.0
 """Repeated signals within this time are one request: a batch system signals all processes of a job, and the launcher
 among them forwards the signal to the others."""
@@ -29,7 +30,8 @@ class Interrupted(UserError):
 class StopRequest:
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, or None.
 
-    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS.
+    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. Without a launcher the
+    first one also ends a wait at once, see `interruptible`.
     asked: returns a signal that arrived elsewhere, for a training outside the main thread.
     """
 
@@ -38,6 +40,7 @@ class StopRequest:
         self._asked = asked
         self._before: dict[int, Any] = {}
         self._arrived = 0.0
+        self._is_waiting = False
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -57,6 +60,8 @@ class StopRequest:
             self._signum, self._arrived = signum, time.monotonic()
             if "LOCAL_RANK" not in os.environ:
                 self._restore()
+                if self._is_waiting:
+                    raise KeyboardInterrupt
         elif time.monotonic() - self._arrived >= ECHO_SECONDS:
             self._restore()
             signal.raise_signal(signum)
@@ -65,6 +70,30 @@ class StopRequest:
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @contextmanager
+    def interruptible(self, message: str) -> Iterator[None]:
+        """Raise `Interrupted` as soon as a signal arrives in the block, which has nothing to lose, such as a wait."""
+        self._is_waiting = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._signum is None:
+                raise
+            raise Interrupted(self._signum, message) from None
+        finally:
+            self._is_waiting = False
+
+    def iterate(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Iterate over `items`, and end early when a signal arrives while the next one is waited for."""
+        waiting = iter(items)
+        while True:
+            try:
+                with self.interruptible(""):
+                    item = next(waiting)
+            except (StopIteration, Interrupted):
+                return
+            yield item
 
     def check(self, message: str) -> None:
         """Raise `Interrupted` if a signal has arrived."""

@@ -143,7 +143,7 @@ def _train(
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
     meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
-    with meter.phase("load", rated=False):
+    with meter.phase("load", rated=False), stop.interruptible(f"stopped before the first step of {config.path}"):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.first, environment(device)
     if first and not folder.config_file.exists():
@@ -205,7 +205,8 @@ def _fit(
         for epoch in range(state.epoch, epochs):
             batches = schedule.batches(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(schedule.stream, DeviceTrainStream)
-            for images, labels in meter.iterate("data", batches if on_device else to_device(batches, device)):
+            moved = stop.iterate(batches if on_device else to_device(batches, device))
+            for images, labels in meter.iterate("data", moved):
                 # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
                 number = state.step + len(losses)
                 if (stage := schedule.stage(number)) != state.stage:
@@ -236,6 +237,8 @@ def _fit(
                         checkpointer.stop(agreed.signum)
                     checkpointer.save()
             count_all_steps()
+            if group.size == 1 and (signum := stop.signum):
+                checkpointer.stop(signum)
             meter.settle()
             if average := checkpointer.average:
                 average.add(epoch)

@@ -121,12 +121,12 @@ class Validator:
         )
         transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
-        for pixels, indices in batches:
+        for pixels, indices in self.stop.iterate(batches):
             with autocast(config.precision, clip.device):
                 predictions.add(inference(pixels, indices), indices)
             if signum := flag_sync.exchange(signum=self.stop.signum).signum:
                 break
-        if signum := flag_sync.wait().signum or signum:
+        if signum := flag_sync.wait().signum or signum or (self.stop.signum or 0 if self.group.size == 1 else 0):
             return 0, signum
         if not predictions.are_finite(self.group):
             raise UserError(

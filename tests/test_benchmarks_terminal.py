@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from local_server import Answer, LocalServer
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags, command_line
@@ -151,3 +155,28 @@ def test_closed_streams_do_not_stop_a_command(closed: str, tmp_path: Path) -> No
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {closed}"
     assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=600).returncode == 0
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("command", ["train --methods coop", "eval --methods zeroshot"])
+def test_sigterm_ends_a_wait_for_a_server_at_once(
+    command: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Images are read inside the loops over steps and batches, which finish a step before they end."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    place = ["--datasets", "digits", "--shots", "1", "--results", str(tmp_path / "results"), "--tracking", "off"]
+    assert main(["train", "--methods", "zeroshot", *place, "--data", str(few_digits)]) == 0
+    with LocalServer(few_digits) as server:
+        server.always = {f"/digits/{split}/0.tar": Answer(wait=20.0) for split in ("train", "test")}
+        sent: list[float] = []
+
+        def stop() -> None:
+            deadline = time.monotonic() + 60
+            while not server.paths(".tar") and time.monotonic() < deadline:
+                time.sleep(0.05)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=stop).start()
+        code = main([*command.split(), *place, "--data", server.url])
+        assert time.monotonic() - sent[0] < 5 and code == 143
+    assert "procap: SIGTERM: stopped" in capsys.readouterr().err.splitlines()[-1]
