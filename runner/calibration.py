@@ -8,12 +8,13 @@ Shapes: N images of a target, K = BINS bins of images of similar confidence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import gt
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from runner.config import FrozenModel
+from runner.config import Amount, Count, FrozenModel
 
 BINS = 15
 DECIMALS = 6
@@ -23,17 +24,28 @@ DECIMALS = 6
 class ReliabilityBins(FrozenModel):
     """Images by confidence, K bins from the lowest to the highest; a bin may be empty."""
 
-    ece: float = Field(description="percent; |mean confidence - accuracy| of the bins, weighted by their images")
-    count: list[int] = Field(description="images of each bin")
-    confidence: list[float] = Field(description="sum over the images of each bin")
-    correct: list[int] = Field(description="correct images of each bin")
+    ece: Amount = Field(description="percent; |mean confidence - accuracy| of the bins, weighted by their images")
+    count: list[Count] = Field(min_length=BINS, max_length=BINS, description="images of each bin")
+    confidence: list[Amount] = Field(min_length=BINS, max_length=BINS, description="sum over the images of each bin")
+    correct: list[Count] = Field(min_length=BINS, max_length=BINS, description="correct images of each bin")
+
+    @model_validator(mode="after")
+    def _bins_add_up(self) -> ReliabilityBins:
+        if any(map(gt, self.correct, self.count)):
+            raise ValueError("a bin has more correct images than images")
+        gaps = sum(abs(confidence - correct) for confidence, correct in zip(self.confidence, self.correct, strict=True))
+        if abs(self.ece * sum(self.count) - 100 * gaps) > 1e-6 * sum(self.count):
+            raise ValueError("ece is not that of the bins")
+        return self
 
 
 class Calibration(FrozenModel):
     """How well the probabilities of an evaluation fit; means over its images."""
 
-    nll: float = Field(description="negative log of the true class's probability, in nats")
-    brier: float = Field(description="sum over the classes of (probability - 1 if it is the true one)^2: 0 to 2")
+    nll: Amount = Field(description="negative log of the true class's probability, in nats")
+    brier: float = Field(
+        ge=0, le=2.000001, description="sum over the classes of (probability - 1 if it is the true one)^2: 0 to 2"
+    )
     equal_width: ReliabilityBins = Field(description="bin k of K has confidences in ((k - 1) / K, k / K]")
     equal_mass: ReliabilityBins = Field(description="edges are the 1/K .. (K - 1)/K quantiles, equal ones in one bin")
 

@@ -7,12 +7,12 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
@@ -20,36 +20,18 @@ from torch import Tensor, nn
 
 from procap.clip import describe_differences
 from procap.errors import UserError
-from procap.text import LabelSpace
-from runner.config import FrozenModel, RunConfig
+from runner.card import SCHEMA, CheckpointCard, describe_no_checkpoint, read_description
+from runner.config import Amount, Count, FrozenModel, describe_invalid
+from runner.meters import MeterState
 from runner.results import EpochLog, write_bytes
-from shards.resolve import base_name
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
 KEPT_STATES = 2
 STATE_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{16}\.safetensors")
 """Names of saved states: the step, and the beginning of the file's SHA-256."""
 SCALER_STATE = {"scaler/scale": "scale", "scaler/growth_tracker": "_growth_tracker"}
 """Names of a gradient scaler's state in a saved state, and in the scaler's own state dict."""
-
-
-class CheckpointCard(FrozenModel):
-    """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
-
-    checkpoint_schema: int = SCHEMA
-    config: RunConfig
-    classnames: tuple[str, ...]
-    template: str
-    templates: tuple[str, ...]
-    backbone_digest: str
-    manifest_digest: str
-
-    @property
-    def space(self) -> LabelSpace:
-        """The classes the prompts were trained on."""
-        return LabelSpace(self.classnames, self.template, self.templates, base_name(self.config.dataset))
 
 
 def save_checkpoint(path: Path, method: nn.Module, card: CheckpointCard) -> str:
@@ -77,16 +59,22 @@ def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
 def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
-        tensors, plain = unpack_tensors(data)
-        return tensors, CheckpointCard.model_validate(plain)
+        tensors, text = unpack_tensors(data)
+        card = CheckpointCard.model_validate_json(text, strict=True)
     except (SafetensorError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
-        raise UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force") from error
+        raise describe_no_checkpoint(path, error) from error
+    if name := find_not_finite(tensors):
+        raise UserError(f"{path}: {name} has a value that is not finite; train again with --force")
+    return tensors, card
 
 
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or differ in shape."""
-    if problems := describe_differences(method.state_dict(), tensors):
+    """Load every learned tensor of `method`. Raises UserError naming one that is missing or of other shape or type."""
+    wanted = method.state_dict()
+    if not (problems := describe_differences(wanted, tensors)):
+        types = ((name, tensors[name].dtype, like.dtype) for name, like in wanted.items())
+        problems = [f"{name} is {found}, expected {like}" for name, found, like in types if found != like][:1]
+    if problems:
         raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems)}")
     method.load_state_dict(dict(tensors))
 
@@ -95,18 +83,20 @@ def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) ->
 class TrainState:
     """Everything that determines how a training continues, except parameters and optimizer."""
 
-    epoch: int = 0
-    step: int = 0
-    step_in_epoch: int = 0
-    images: int = 0
-    epoch_images: int = 0
-    epoch_began: float = 0.0
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    epoch: Count = 0
+    step: Count = 0
+    step_in_epoch: Count = 0
+    images: Count = 0
+    epoch_images: Count = 0
+    epoch_began: Amount = 0.0
     term_sums: dict[str, float] = field(default_factory=dict)
     epochs: list[EpochLog] = field(default_factory=list)
-    meter: dict[str, Any] = field(default_factory=dict)
-    resumed: int = 0
-    stage: int = 0
-    epoch_skipped: int = 0
+    meter: MeterState = field(default_factory=MeterState)
+    resumed: Count = 0
+    stage: Count = 0
+    epoch_skipped: Count = 0
 
     def count(self, images: int, terms: Mapping[str, float], skipped: bool = False) -> None:
         """Add one step. skipped: whether its gradients overflowed, so that nothing was updated."""
@@ -137,18 +127,26 @@ class TrainState:
         self.term_sums, self.epoch_began = {}, clock
 
 
-class StateFiles:
-    """The last two saved states of a run; `identity` must be equal when the run resumes (config hash, digests)."""
+class SavedState(FrozenModel):
+    """Metadata of a saved state; `identity` must be equal when the run resumes (config hash, digests)."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    state_schema: Literal[1] = SCHEMA
+    identity: dict[str, str]
+    state: TrainState
+
+
+class StateFiles:
+    """The last two saved states of a run."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
         self.folder = folder
         self.identity = dict(identity)
 
     def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
         """Write `state` and the tensors of an engine. Raises UserError if a tensor is not finite."""
         check_finite(tensors, f"after step {state.step}")
-        plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
-        data = pack_tensors(dict(tensors), {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
+        saved = SavedState(identity=self.identity, state=state)
+        data = pack_tensors(dict(tensors), saved.model_dump(mode="json"))
         path = self.folder / f"step-{state.step:08d}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
         write_bytes(path, data)
         for old in [other for other in self._newest_first() if other != path][KEPT_STATES - 1 :]:
@@ -156,45 +154,56 @@ class StateFiles:
         return path
 
     def newest(self) -> tuple[bytes, Path] | None:
-        """Find the newest intact state, as bytes for `unpack`, and its file. Raises UserError for another identity."""
+        """Find the newest intact state, as bytes for `unpack`, and its file.
+
+        Raises UserError for one of another identity or version, or with a value that is not finite.
+        """
         for path in self._newest_first():
             try:
                 data = path.read_bytes()
                 if hashlib.sha256(data).hexdigest()[:16] != path.stem[-16:]:
                     raise ValueError("its hash is not the one in its name")
-                _, plain = unpack_tensors(data)
-                if plain["state_schema"] != SCHEMA:
-                    raise ValueError(f"it has schema {plain['state_schema']}")
-            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                tensors, text = unpack_tensors(data)
+            except (OSError, SafetensorError, ValueError) as error:
                 logger.warning("%s cannot be used (%s); going back to the state before it", path, error)
                 continue
+            try:
+                identity = SavedState.model_validate_json(text, strict=True).identity
+            except ValidationError as error:
+                raise cannot_resume(path, describe_invalid(error)) from error
             for name, value in self.identity.items():
-                if plain["identity"].get(name) != value:
-                    raise UserError(
-                        f"cannot resume from {path}: its {name.replace('_', ' ')} is {plain['identity'].get(name)}, "
-                        f"here it is {value}; start over with --force"
-                    )
+                if (found := identity.get(name)) != value:
+                    raise cannot_resume(path, f"its {name.replace('_', ' ')} is {found}, here it is {value}")
+            if wrong := find_not_finite(tensors):
+                raise cannot_resume(path, f"{wrong} has a value that is not finite")
             return data, path
         return None
 
     @staticmethod
     def unpack(data: bytes) -> tuple[TrainState, dict[str, Tensor]]:
         """Decode the arguments of `save`."""
-        tensors, plain = unpack_tensors(data)
-        state = TrainState(**plain["state"])
-        state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
-        return state, tensors
+        tensors, text = unpack_tensors(data)
+        return SavedState.model_validate_json(text, strict=True).state, tensors
 
     def _newest_first(self) -> list[Path]:
         found = [path for path in self.folder.glob("step-*") if STATE_NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: (path.name[:13], path.stat().st_mtime_ns), reverse=True)
 
 
+def cannot_resume(path: Path, reason: str) -> UserError:
+    """Say in one line why the saved state at `path` cannot be used."""
+    return UserError(f"cannot resume from {path}: {reason}; start over with --force")
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds a NaN or an infinity."""
+    return next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
+
+
 def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
     """Raise UserError naming the first tensor that holds a NaN or an infinity."""
-    for name, value in tensors.items():
-        if not torch.isfinite(value).all():
-            raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
+    if name := find_not_finite(tensors):
+        raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
 
 
 def training_tensors(method: nn.Module, slots: Mapping[str, Tensor], scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
@@ -229,6 +238,23 @@ def optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     }
 
 
+def load_learned(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
+    """Load the learned tensors of a saved state and return the optimizer's slots.
+
+    Raises UserError naming a tensor that does not fit `method`, or that no saved state has.
+    """
+    learned, slots = split_training_tensors(tensors)
+    load_into(method, learned, source)
+    if unknown := [name for name in tensors if not name.startswith(("param/", "optim/", "scaler/", "average/"))]:
+        raise cannot_resume(source, f"it has an unknown tensor {unknown[0]!r}")
+    shapes = {name: parameter.shape for name, parameter in method.named_parameters()}
+    for key, value in slots.items():
+        shape = shapes.get(key.rpartition("/")[0])
+        if shape is None or value.shape not in (shape, ()):
+            raise cannot_resume(source, f"the optimizer's {key!r} {list(value.shape)} fits no learned tensor")
+    return slots
+
+
 def fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
     """Load what `optimizer_slots` returned."""
     names = {parameter: name for name, parameter in method.named_parameters()}
@@ -253,10 +279,7 @@ def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
     return dump_tensors(tensors, {"procap": json.dumps(plain, sort_keys=True, allow_nan=False)})
 
 
-def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Decode the result of `pack_tensors`. Raises SafetensorError or ValueError for anything else."""
+def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], str]:
+    """Decode the result of `pack_tensors` to tensors and JSON. Raises SafetensorError or ValueError for other bytes."""
     tensors = load_tensors(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    if "procap" not in header.get("__metadata__", {}):
-        raise ValueError("it carries no description of this program")
-    return tensors, json.loads(header["__metadata__"]["procap"])
+    return tensors, read_description(data[8 : 8 + int.from_bytes(data[:8], "little")])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.checkpoint import StateFiles, TrainState
+from runner.checkpoint import StateFiles, TrainState, cannot_resume
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
@@ -62,16 +63,29 @@ class Checkpointer:
         data = self.group.broadcast_object(newest and newest[0])
         if data:
             self.state, tensors = self.files.unpack(data)
+            source = newest[1] if newest else self.folder.state
+            self._check_position(source)
             if self.state.stage:
                 self.begin_stage(self.state.stage)
             if self.average:
-                self.average.load(tensors)
-            self.engine.load(tensors, newest[1] if newest else self.folder.state)
+                self.average.load(tensors, source)
+            self.engine.load(tensors, source)
             self.state.resumed += 1
             self.saved_at = self._position
             self.meter.resume(self.state.meter)
         self.write_progress("running")
         return self.state
+
+    def _check_position(self, source: Path) -> None:
+        """Raise UserError unless the state's epochs, steps and stage are those of the schedule."""
+        state, schedule = self.state, self.setup.schedule
+        assert schedule is not None
+        starts = schedule.first_step(state.epoch) + state.step_in_epoch
+        if not (state.step == starts <= self.steps and state.stage < len(schedule.stage_starts)):
+            place = f"step {state.step} of {self.steps}, step {state.step_in_epoch} of epoch {state.epoch + 1}"
+            raise cannot_resume(source, f"the schedule has no {place} in stage {state.stage}")
+        if [log.epoch for log in state.epochs] != list(range(state.epoch)):
+            raise cannot_resume(source, f"its log is not of epochs 1 to {state.epoch}")
 
     def begin_stage(self, stage: int) -> None:
         """Go on with `stage` of the training, in a new engine for what it learns."""

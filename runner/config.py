@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -25,10 +26,21 @@ RecipeName = Literal["published", "procap", "custom"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
-class FrozenModel(BaseModel):
-    """A document whose fields cannot be changed and which refuses unknown fields."""
+Count = Annotated[int, Field(ge=0, le=10**10)]
+"""A number of images, steps or parameters in a stored document."""
+Bytes = Annotated[int, Field(ge=0, le=10**15)]
+"""A size in memory in a stored document."""
+Amount = Annotated[float, Field(ge=0, le=1e15)]
+"""A measured quantity in a stored document, such as seconds."""
+Rate = Annotated[float, Field(gt=0, le=1e12)]
+"""A measured number per second in a stored document."""
+TargetName = Annotated[str, Field(pattern="^[^:]+:[^:]+:[^:]+$", description="dataset:classes:split")]
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class FrozenModel(BaseModel):
+    """A document whose fields cannot be changed, and which refuses unknown fields, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunConfig(FrozenModel):
@@ -309,6 +321,16 @@ def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
         return RunConfig(recipe=recipe, **fields)
     except ValidationError as error:
         raise explain_validation_error(error, RunConfig, "run") from error
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Describe the first problem of a stored document in one line: where it is, the value there, and the reason."""
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    where = ".".join(part if part.isprintable() else repr(part) for part in parts) or "the file"
+    message = first["msg"].removeprefix("Value error, ")
+    given = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
+    return f"{where}{given}: {message[:1].lower()}{message[1:]}"
 
 
 def explain_validation_error(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:

@@ -31,9 +31,8 @@ from procap.methods.method import Method
 from runner.checkpoint import (
     fill_optimizer,
     fill_scaler,
-    load_into,
+    load_learned,
     optimizer_slots,
-    split_training_tensors,
     training_tensors,
 )
 from runner.config import RunConfig
@@ -161,8 +160,7 @@ class DeepSpeedEngine(Engine):
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` of any engine returned. Raises UserError naming `source` if it is of another method."""
-        learned, slots = split_training_tensors(tensors)
-        load_into(self.method, learned, source)
+        slots = load_learned(self.method, tensors, source)
         fill_scaler(self.scaler, tensors)
         if not self.stage:
             fill_optimizer(self.method, self.optimizer, slots)

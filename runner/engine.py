@@ -25,9 +25,8 @@ from procap.recipe import Recipe
 from runner.checkpoint import (
     fill_optimizer,
     fill_scaler,
-    load_into,
+    load_learned,
     optimizer_slots,
-    split_training_tensors,
     training_tensors,
 )
 from runner.config import Precision, RunConfig
@@ -217,8 +216,7 @@ class Engine:
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
-        learned, slots = split_training_tensors(tensors)
-        load_into(self.method, learned, source)
+        slots = load_learned(self.method, tensors, source)
         fill_optimizer(self.method, self.optimizer, slots)
         fill_scaler(self.scaler, tensors)
 

@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator
 
 from procap.errors import UsageError
 from runner.distributed.ranks import Ranks
@@ -151,6 +153,23 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "git": source_state(),
         "packages": versions,
     }
+
+
+def _check_environment(found: dict[str, Any]) -> dict[str, Any]:
+    cpu, git, packages = (found.get(name) or {} for name in ("cpu", "git", "packages"))
+    if not all(isinstance(own, dict) for own in (cpu, git, packages)):
+        raise ValueError("cpu, git and packages are objects")
+    texts = [found.get(name) for name in ("python", "platform", "device", "cuda", "gpu")]
+    texts += [cpu.get("name"), git.get("commit"), *packages.values()]
+    if not all(isinstance(text, str | None) for text in texts) or (git and not git.keys() >= {"commit", "dirty"}):
+        raise ValueError("a name or a version is missing or no text")
+    if not all(isinstance(cpu.get(name), int | None) for name in ("cores", "threads")):
+        raise ValueError("cpu has cores or threads that are no number")
+    return found
+
+
+Environment = Annotated[dict[str, Any], AfterValidator(_check_environment)]
+"""The result of `environment` in a stored document, of this or an older version."""
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:

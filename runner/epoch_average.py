@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from procap.clip import describe_differences
+from procap.errors import UserError
 
 PREFIX = "average/"
 """The first part of the names of the sums in a saved state."""
@@ -46,7 +50,10 @@ class EpochAverage:
         """Return the sums, on the CPU, under the names that a saved state has."""
         return {f"{PREFIX}{name}": total.cpu() for name, total in self._sums.items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the sums to those of a saved state."""
+    def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
+        """Set the sums to those of a saved state. Raises UserError naming `source` if it has others."""
+        found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+        if problems := describe_differences(self._sums, found):
+            raise UserError(f"{source} has other averages than this method: {'; '.join(problems)}")
         for name, total in self._sums.items():
-            total.copy_(tensors[f"{PREFIX}{name}"])
+            total.copy_(found[name])

@@ -25,12 +25,13 @@ from runner.distributed.flag_sync import FlagSync
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureStore, feature_key, reads_plain_features
+from runner.image_answers import pack_bits, pack_labels
 from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
 from runner.predictions import Predictions
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder, TrainResult, count_classes, pack_bits, pack_labels, write_json
+from runner.results import EvalResult, RunFolder, TrainResult, count_classes, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -108,7 +109,7 @@ def evaluate(
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
             existing = folder.evaluation(target, settings)
-        if existing and existing.checkpoint_sha256 != training.checkpoint_sha256:
+        if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = group.broadcast_object(existing)
     if existing and force and not existing.limited and runtime.limit and runtime.limit < existing.total:

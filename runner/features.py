@@ -122,7 +122,8 @@ class FeatureStore:
 
     def _read(self, *, quiet: bool = False) -> Rows | None:
         try:
-            tensors, about = unpack_tensors(self.path.read_bytes())
+            tensors, text = unpack_tensors(self.path.read_bytes())
+            about = json.loads(text)
             rows = tensors["positions"].numpy(), tensors["features"].numpy()
             if about["schema"] != SCHEMA or about["key"] != self.key:
                 raise ValueError("it holds other features than its name says")

@@ -5,18 +5,31 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
+from pydantic import Field
 
 from runner.clock import Mark, now, seconds_between
+from runner.config import Amount, Count, FrozenModel
 from runner.results import PeakMemory, ResourceUse
 
 Item = TypeVar("Item")
+
+
+class MeterState(FrozenModel):
+    """The measurements of a training up to a saved state; the fields are those of `Meter`, in seconds."""
+
+    phases: dict[str, Amount] = Field(default_factory=dict)
+    seconds: Amount = 0.0
+    step_seconds: Amount = 0.0
+    rated: dict[str, Amount] = Field(default_factory=dict)
+    rated_images: Count = 0
+    warmup_steps: Count = 0
 
 
 class Meter:
@@ -37,7 +50,7 @@ class Meter:
         self._warm: dict[str, float] = {}
         self._warm_images = 0
         self._warm_before = 0
-        self._before: Mapping[str, Any] = {"phases": {}, "step_seconds": 0.0}
+        self._before = MeterState()
         self._steps = 0
         self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
         self._last = time.perf_counter()
@@ -85,27 +98,27 @@ class Meter:
         before, self._last = self._last, time.perf_counter()
         self.seconds += self._last - before
 
-    def state(self) -> dict[str, Any]:
-        """Return the measurements that a later process resumes from, as plain JSON; call `settle` first."""
-        return {
-            "phases": dict(self.phases),
-            "seconds": self.seconds,
-            "step_seconds": self.step_seconds,
-            "rated": dict(self._rated),
-            "rated_images": self._rated_images,
-            "warmup_steps": self.warmup_steps,
-        }
+    def state(self) -> MeterState:
+        """Return the measurements that a later process resumes from; call `settle` first."""
+        return MeterState(
+            phases=dict(self.phases),
+            seconds=self.seconds,
+            step_seconds=self.step_seconds,
+            rated=dict(self._rated),
+            rated_images=self._rated_images,
+            warmup_steps=self.warmup_steps,
+        )
 
-    def resume(self, before: Mapping[str, Any]) -> None:
+    def resume(self, before: MeterState) -> None:
         """Add the measurements of an earlier process; this process has a warm-up of its own."""
         self._before = before
-        for totals, name in ((self.phases, "phases"), (self._rated, "rated")):
-            for phase, seconds in before[name].items():
+        for totals, earlier in ((self.phases, before.phases), (self._rated, before.rated)):
+            for phase, seconds in earlier.items():
                 totals[phase] = totals.get(phase, 0.0) + seconds
-        self.seconds += before["seconds"]
-        self.step_seconds += before["step_seconds"]
-        self._rated_images += before["rated_images"]
-        self._warm_before += before["warmup_steps"]
+        self.seconds += before.seconds
+        self.step_seconds += before.step_seconds
+        self._rated_images += before.rated_images
+        self._warm_before += before.warmup_steps
 
     @property
     def warmup_steps(self) -> int:
@@ -121,8 +134,8 @@ class Meter:
     def own_seconds(self, phase: str = "") -> float:
         """Return the seconds in steps of this process, or in one phase, without what `resume` added."""
         if phase:
-            return self.phases[phase] - self._before["phases"].get(phase, 0.0)
-        return self.step_seconds - self._before["step_seconds"]
+            return self.phases[phase] - self._before.phases.get(phase, 0.0)
+        return self.step_seconds - self._before.step_seconds
 
     def phases_with_other(self) -> dict[str, float]:
         """Return all phases, and the rest of `seconds` as "other"."""

@@ -25,7 +25,7 @@ from runner.config import RuntimeConfig
 from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import TrainedRun, load_trained
-from runner.results import locate_run
+from runner.run_folders import locate_run
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
 from shards.image_files import EncodedImage, load_batches

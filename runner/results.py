@@ -6,16 +6,15 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from operator import gt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -28,16 +27,26 @@ from procap.errors import UsageError, UserError
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
 from runner.calibration import Calibration
-from runner.config import EvalSettings, FrozenModel, RunConfig, Target
+from runner.card import read_card
+from runner.config import (
+    Amount,
+    Count,
+    EvalSettings,
+    FrozenModel,
+    Rate,
+    RunConfig,
+    Target,
+    TargetName,
+    describe_invalid,
+)
+from runner.environment import Environment
+from runner.image_answers import unpack_bits, unpack_labels
 from shards.files import write_file
 from shards.locks import LockHeld, file_lock
 
 SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
 DEFAULT = EvalSettings()
-NO_RUNS = {"mlartifacts", "mlruns", "collections"}
-"""Folders of results that hold no runs."""
-
 Document = TypeVar("Document", bound=BaseModel)
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
@@ -48,24 +57,24 @@ class EpochLog(FrozenModel):
     """One epoch; `terms` are means over its steps, weighted as in the loss."""
 
     epoch: int = Field(ge=0, description="0-based")
-    lr: float
+    lr: Amount
     terms: dict[str, float]
-    seconds: float = Field(description="in steps: checkpoints excluded")
-    images_per_second: float | None
-    skipped: int = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
+    seconds: Amount = Field(description="in steps: checkpoints excluded")
+    images_per_second: Rate | None
+    skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
 
 
 class PeakMemory(FrozenModel):
-    process: int = Field(description="bytes, largest resident size of this process since the run began")
-    gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
+    process: Bytes = Field(description="largest resident size of this process since the run began")
+    gpu: Bytes | None = Field(description="that tensors held at once; None on the CPU")
 
 
 class ResourceUse(FrozenModel):
     """Mean utilisation of CPU and GPU by one process."""
 
-    cpu_percent: float | None = Field(description="100 is one core kept busy")
-    gpu_percent: float | None = Field(default=None, description="mean over samples, one a second")
-    gpu_watts: float | None = Field(default=None, description="mean power over samples, one a second")
+    cpu_percent: Amount | None = Field(description="100 is one core kept busy")
+    gpu_percent: Amount | None = Field(default=None, description="mean over samples, one a second")
+    gpu_watts: Amount | None = Field(default=None, description="mean power over samples, one a second")
 
 
 class RankUse(FrozenModel):
@@ -73,15 +82,15 @@ class RankUse(FrozenModel):
 
     host: str
     device: str
-    images_per_second: float | None = Field(default=None, description="its own images; warm-up left out")
-    data_share: float = Field(description="of the seconds in steps, waited for images")
-    communication_share: float | None = Field(description="of the seconds in steps; None with DeepSpeed")
+    images_per_second: Rate | None = Field(default=None, description="its own images; warm-up left out")
+    data_share: Amount = Field(description="of the seconds in steps, waited for images")
+    communication_share: Amount | None = Field(description="of the seconds in steps; None with DeepSpeed")
     peak_memory_bytes: PeakMemory
 
 
 class FewShotRecord(FrozenModel):
-    shots: int
-    seed: int
+    shots: Count
+    seed: Count
     source: Literal["coop-rule", "imported"] = Field(default="coop-rule", description="what chose the images")
     digest: str = Field(description="of the paths of the chosen training images, in order")
     picks: list[str] = Field(description="paths of the chosen training images")
@@ -92,7 +101,13 @@ class ImportedFile(FrozenModel):
 
     name: str
     sha256: str
-    epoch: int | None = Field(description="epochs that were trained; None if the file does not say")
+    epoch: Count | None = Field(description="epochs that were trained; None if the file does not say")
+
+
+def check_epochs(epochs: Sequence[EpochLog]) -> None:
+    """Raise ValueError unless `epochs` are 0, 1, 2 and so on."""
+    if any(number != log.epoch for number, log in enumerate(epochs)):
+        raise ValueError("an epoch is missing, repeated or out of order")
 
 
 class TrainResult(FrozenModel):
@@ -101,17 +116,17 @@ class TrainResult(FrozenModel):
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
     status: Literal["finished"] = "finished"
-    steps: int
-    images: int
+    steps: Count
+    images: Count
     epochs: list[EpochLog]
-    seconds: float = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
-    images_per_second: float | None = Field(description="warm-up steps and checkpoints left out")
-    images_per_second_model: float | None = Field(description="the same, waiting for images left out too")
-    warmup_steps: int = Field(description="steps left out of `images_per_second`")
-    phases: dict[str, float] = Field(description="seconds by phase")
+    seconds: Amount = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
+    images_per_second: Rate | None = Field(description="warm-up steps and checkpoints left out")
+    images_per_second_model: Rate | None = Field(description="the same, waiting for images left out too")
+    warmup_steps: Count = Field(description="steps left out of `images_per_second`")
+    phases: dict[str, Amount] = Field(description="seconds by phase")
     peak_memory_bytes: PeakMemory
     use: ResourceUse
-    trainable_parameters: int
+    trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
     )
@@ -119,8 +134,8 @@ class TrainResult(FrozenModel):
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
     backbone_digest: str
-    environment: dict[str, Any]
-    resumed: int = Field(default=0, description="how often the run went on from a saved state")
+    environment: Environment
+    resumed: Count = Field(default=0, description="how often the run went on from a saved state")
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
@@ -133,6 +148,13 @@ class TrainResult(FrozenModel):
         change = describe_change(config.method, self.method_source)
         return change and f"{config.path} was trained {change}: restore that code, or train again with --force"
 
+    @model_validator(mode="after")
+    def _epochs_follow(self) -> TrainResult:
+        check_epochs(self.epochs)
+        if bool(self.steps) != bool(self.epochs):
+            raise ValueError(f"there are {self.steps} steps in {len(self.epochs)} epochs")
+        return self
+
 
 class Progress(FrozenModel):
     """`progress.json`, the state of a run that has not finished."""
@@ -140,22 +162,35 @@ class Progress(FrozenModel):
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
     status: RunStatus = "running"
-    step: int
-    steps: int
+    step: Count
+    steps: Count
     epochs: list[EpochLog]
-    seconds: float
-    resumed: int = 0
-    environment: dict[str, Any]
+    seconds: Amount
+    resumed: Count = 0
+    environment: Environment
+
+    @model_validator(mode="after")
+    def _steps_are_planned(self) -> Progress:
+        check_epochs(self.epochs)
+        if self.step > self.steps:
+            raise ValueError(f"step {self.step} is beyond the last one, {self.steps}")
+        return self
 
 
 class ValidationCount(FrozenModel):
     """The correct images of a val or train target with the weights at the end of an epoch."""
 
     epoch: int = Field(ge=0, description="0-based")
-    target: str = Field(description="dataset:classes:split")
-    correct: int
-    total: int
+    target: TargetName
+    correct: Count
+    total: Count = Field(gt=0)
     limit: int | None = Field(default=None, description="always None: all images")
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> ValidationCount:
+        if self.correct > self.total:
+            raise ValueError(f"correct is {self.correct}, total is {self.total}")
+        return self
 
     @property
     def accuracy(self) -> float:
@@ -174,9 +209,17 @@ class ValidationHistory(FrozenModel):
 class PerClass(FrozenModel):
     """Counts of the classes of a target, in its order."""
 
-    correct: list[int]
-    total: list[int]
+    correct: list[Count]
+    total: list[Count]
     names: list[str] | None = Field(default=None, description="None in files of older versions")
+
+    @model_validator(mode="after")
+    def _classes_fit(self) -> PerClass:
+        if not len(self.correct) == len(self.total) == len(self.total if self.names is None else self.names):
+            raise ValueError("correct, total and names are of different numbers of classes")
+        if any(map(gt, self.correct, self.total)):
+            raise ValueError("a class has more correct images than images")
+        return self
 
 
 def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
@@ -195,51 +238,73 @@ class EvalResult(FrozenModel):
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
-    target: str = Field(description="dataset:classes:split")
-    correct: int
-    total: int
+    target: TargetName
+    correct: Count
+    total: Count = Field(gt=0)
     per_class: PerClass
     calibration: Calibration | None = Field(default=None, description="None in files of older versions")
-    limit: int | None = Field(description="number of images, the first of the list; None: all")
-    dataset_size: int = Field(description="images of the target without a limit")
-    num_classes: int
+    limit: Count | None = Field(gt=0, description="number of images, the first of the list; None: all")
+    dataset_size: Count = Field(description="images of the target without a limit")
+    num_classes: Count
     precision: str
     settings: EvalSettings = Field(default=EvalSettings(), description="what differs from the default")
-    batch_size: int = Field(description="of the evaluation, on which its throughput depends")
-    workers: int = Field(description="threads that decoded images; 0: the one that evaluates")
+    batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
+    workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
     device: str = Field(description="torch's name; `environment` says what it is")
     features: Literal["computed", "cached", "mixed"] = "computed"
-    seconds: float = Field(description="class features, warm-up, all images, and reading and keeping features")
-    images_per_second: float | None = Field(description="decoding included; None unless every image was encoded")
-    images_per_second_model: float | None = Field(description="all images, decoding excluded; None likewise")
-    warmup_batches: int = Field(description="batches of blank images before the first real one; in no rate, no count")
-    phases: dict[str, float] = Field(default_factory=dict)
+    seconds: Amount = Field(description="class features, warm-up, all images, and reading and keeping features")
+    images_per_second: Rate | None = Field(description="decoding included; None unless every image was encoded")
+    images_per_second_model: Rate | None = Field(description="all images, decoding excluded; None likewise")
+    warmup_batches: Count = Field(description="batches of blank images before the first real one; in no rate, no count")
+    phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
     use: ResourceUse
     manifest_digest: str
     variant: str = Field(default="", description="how the target differs from the published data set; empty: it is it")
     backbone_digest: str
     checkpoint_sha256: str
-    environment: dict[str, Any]
+    environment: Environment
     correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
     wrong_labels: str | None = Field(default=None, repr=False, description="of the other images, see pack_labels")
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
+        counts = self.per_class
+        if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
+            raise ValueError(
+                f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
+                "in the sum of per_class"
+            )
+        if len(counts.total) != self.num_classes:
+            raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
+        if self.total != min(self.limit or self.dataset_size, self.dataset_size):
+            raise ValueError(f"total is {self.total}, limit {self.limit} and dataset_size {self.dataset_size}")
+        if fit := self.calibration:
+            for bins in (fit.equal_width, fit.equal_mass):
+                if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
+                    raise ValueError("the bins of calibration have another sum of images than correct and total")
         right, wrong = self.correct_images(), self.wrong_images()
         if right is not None and (found := int(right.sum())) != self.correct:
             raise ValueError(f"correct_bits has {found} correct images, correct is {self.correct}")
         if wrong is not None:
-            missed = np.subtract(self.per_class.total, self.per_class.correct)
+            missed = np.subtract(counts.total, counts.correct)
+            if (wrong[0] == wrong[1]).any() or wrong.max(initial=0) >= self.num_classes:
+                raise ValueError("wrong_labels has a predicted label that is the true one, or a label of no class")
             if not np.array_equal(np.bincount(wrong[0], minlength=len(missed)), missed):
                 raise ValueError("wrong_labels has other numbers of wrong images by class than per_class")
-            if (wrong[0] == wrong[1]).any() or wrong[1].max(initial=0) >= self.num_classes:
-                raise ValueError("wrong_labels has a predicted label that is the true one, or of no class")
         return self
+
+    @property
+    def file(self) -> str:
+        """The name of the file that holds the result; empty if the target is none."""
+        with suppress(UsageError):
+            return Target.parse_unchecked(self.target).file(self.settings)
+        return ""
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
         """Whether the result is of the weights of `training`, and on all images or on the first `limit`."""
-        return self.checkpoint_sha256 == training.checkpoint_sha256 and self.limit in (None, limit)
+        weights, wanted = ((one.checkpoint_sha256, one.backbone_digest) for one in (self, training))
+        return weights == wanted and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Decode whether each of the first `total` images of the target was right [total]; None if not stored."""
@@ -277,64 +342,6 @@ class EvalResult(FrozenModel):
         return self.total < self.dataset_size
 
 
-PLAIN, DEFLATED = "bits:", "zlib:"
-"""Prefixes of what is stored of single images: bytes in base64, or the same bytes deflated."""
-
-
-def pack_bits(correct: NDArray[np.bool_]) -> str:
-    """Encode whether each of N images was classified correctly, the first in the highest bit of the first byte."""
-    return _encode(np.packbits(np.asarray(correct, bool)).tobytes())
-
-
-def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
-    """Decode the result of `pack_bits` for `total` images. Raises ValueError if it is damaged or of other images."""
-    bits = np.unpackbits(np.frombuffer(_decode(text, -(-total // 8)), np.uint8)).astype(bool)
-    if bits[total:].any():
-        raise ValueError(f"per-image answers are not those of {total} images")
-    return bits[:total]
-
-
-def pack_labels(labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> str:
-    """Encode true and predicted labels of the wrong ones of N images; a label has as many bytes as the classes need."""
-    wrong = labels != predicted
-    return _encode(np.stack([labels[wrong], predicted[wrong]]).astype(_label_type(num_classes)).tobytes())
-
-
-def unpack_labels(text: str, wrong: int, num_classes: int) -> NDArray[np.int64]:
-    """Decode the result of `pack_labels` as [2, wrong]. Raises ValueError if it is damaged or of other images."""
-    kind = _label_type(num_classes)
-    return np.frombuffer(_decode(text, 2 * wrong * kind.itemsize), kind).reshape(2, wrong).astype(np.int64)
-
-
-def _label_type(num_classes: int) -> np.dtype[Any]:
-    return np.min_scalar_type(num_classes - 1).newbyteorder("<")
-
-
-def _encode(data: bytes) -> str:
-    deflated = zlib.compress(data, 9)
-    prefix, encoded = (DEFLATED, deflated) if len(deflated) < len(data) else (PLAIN, data)
-    return prefix + base64.b64encode(encoded).decode("ascii")
-
-
-def _decode(text: str, length: int) -> bytes:
-    """Decode `length` bytes. Raises ValueError if the text is damaged or of another length."""
-    prefix, data = text[: len(PLAIN)], base64.b64decode(text[len(PLAIN) :], validate=True)
-    if prefix not in (PLAIN, DEFLATED):
-        raise ValueError(f"per-image answers begin with {PLAIN} or {DEFLATED}")
-    if prefix == DEFLATED:
-        # Limit the output, because a few damaged bytes could expand to gigabytes.
-        inflater = zlib.decompressobj()
-        try:
-            data = inflater.decompress(data, length + 1)
-        except zlib.error as error:
-            raise ValueError(f"per-image answers cannot be unpacked ({error})") from error
-        if not inflater.eof or inflater.unused_data:
-            raise ValueError("per-image answers are cut off or followed by something else")
-    if len(data) != length:
-        raise ValueError(f"per-image answers have {len(data)} bytes, not {length}")
-    return data
-
-
 def write_bytes(path: Path, data: bytes) -> str:
     """Replace `path` by `data` or leave it unchanged; returns the SHA-256. Raises UserError if it cannot be written."""
     try:
@@ -353,21 +360,20 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """Read the document at `path`; None if there is none. Raises UserError, which says `repair`, if it is broken."""
+    """Read the document at `path`; None if there is none.
+
+    Raises UserError, which says `repair`, if it is broken: nothing is converted, so that `true` is no number.
+    """
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         command = "eval" if path.parent.name == "eval" else "train"
         repair = repair or f"move it away, or repeat that run with procap {command} --force"
-        raise UserError(
-            f"{path} cannot be read with this version ({where}: {first['msg'].lower()}); {repair}"
-        ) from error
+        raise UserError(f"{path} is damaged or of another version ({describe_invalid(error)}); {repair}") from error
 
 
 class RunHeld(UserError):
@@ -398,28 +404,64 @@ class RunFolder:
         return read_document(self.config_file, RunConfig)
 
     def progress(self) -> Progress | None:
-        return read_document(self.progress_file, Progress)
+        progress = read_document(self.progress_file, Progress)
+        if progress:
+            self._check_hash(self.progress_file, progress.config_hash)
+        return progress
 
     def train(self) -> TrainResult | None:
-        """Read the result of the finished training; None if there is none."""
-        return read_document(self.train_file, TrainResult)
+        """Read the result of the finished training; None if there is none.
+
+        Raises UserError if it, or the checkpoint if that is here, is of another run than the folder is named after.
+        """
+        training = read_document(self.train_file, TrainResult)
+        if training:
+            self._check_hash(self.train_file, training.config_hash)
+            if card := read_card(self.checkpoint_file):
+                self._check_hash(self.checkpoint_file, card.config.hash)
+                for name in ("backbone_digest", "manifest_digest"):
+                    if (found := getattr(card, name)) != (recorded := getattr(training, name)):
+                        raise UserError(
+                            f"{self.checkpoint_file} has the {name.replace('_', ' ')} {found}, {self.train_file.name} "
+                            f"{recorded}: they are of two trainings; train again with --force"
+                        )
+        return training
 
     def validation(self) -> list[ValidationCount]:
         """Read the counts at the ends of epochs so far, in order; empty without validation."""
         history = read_document(self.validation_file, ValidationHistory)
+        if history:
+            self._check_hash(self.validation_file, history.config_hash)
         return history.counts if history else []
 
     def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
         """Read the result on a target under `settings`, which `EvalSettings.of` has fitted to the run."""
-        return read_document(self.eval_file(target, settings), EvalResult)
+        return self.read_evaluation(self.eval_file(target, settings))
 
     def eval_files(self) -> list[Path]:
-        return sorted((self.path / "eval").glob("*.json"))
+        folder = self.path / "eval"
+        with suppress(FileNotFoundError):
+            return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+        return []
 
     def evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""
-        found = (read_document(path, EvalResult) for path in self.eval_files())
-        return [result for result in found if result is not None]
+        return [result for result in map(self.read_evaluation, self.eval_files()) if result is not None]
+
+    def read_evaluation(self, path: Path) -> EvalResult | None:
+        """Read one of `eval_files`. Raises UserError if it is of another run, target or settings than its name says."""
+        result = read_document(path, EvalResult)
+        if result:
+            self._check_hash(path, result.config_hash)
+            if result.file != path.name:
+                under = f" under {result.settings.label}" if result.settings.label else ""
+                raise UserError(f"{path} is of {result.target!r}{under}: delete it, or restore its name")
+        return result
+
+    def _check_hash(self, path: Path, found: str) -> None:
+        """Raise UserError unless the file at `path` is of the configuration that the folder is named after."""
+        if found != (expected := self.path.name.rpartition("-")[2]):
+            raise UserError(f"{path} is of run {found!r}, not {expected}; move it away, or repeat with --force")
 
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
@@ -465,30 +507,3 @@ class RunFolder:
                         if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
                             leftover.unlink()
             yield
-
-
-def locate_run(folder: Path) -> tuple[RunConfig, Path]:
-    """Return the configuration of the run in `folder`, and the results folder that it lies in."""
-    config = RunFolder(folder).config()
-    if config is None:
-        hint = "list the runs with `procap ls runs --results FOLDER`"
-        raise UsageError(f"{folder} is not the folder of a run (no config.json in it); {hint}")
-    folder = folder.resolve()
-    if not folder.as_posix().endswith(f"/{config.path}"):
-        raise UsageError(
-            f"{folder} was moved: its config.json is of {config.path}, put it back there below the results"
-        )
-    return config, folder.parents[len(Path(config.path).parts) - 1]
-
-
-def find_runs(results_root: Path) -> list[RunFolder]:
-    """List every run below `results_root`, finished or not, ordered by path; copies that MLflow keeps are left out."""
-    found = []
-    for place, folders, files in os.walk(results_root):
-        path = Path(place)
-        if "config.json" in files and path.match("seed*-*") and path != results_root:
-            found.append(path)
-            folders.clear()
-        # Skip MLflow's folders: they hold copies of the runs, and walking through them takes long.
-        folders[:] = [name for name in folders if name not in NO_RUNS]
-    return [RunFolder(path) for path in sorted(found)]

@@ -95,10 +95,6 @@ def read_finished(
     """Read the result of a finished run. Raises UserError if it is of other settings, data or files than now."""
     result = folder.train() if group.ranks.first else None
     if result is not None:
-        if result.config_hash != config.hash:
-            raise UserError(
-                f"{folder.train_file} is of run {result.config_hash}, not {config.hash}; repeat with --force"
-            )
         check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
         if why := result.changed_code(config):
             raise UserError(why)
@@ -306,7 +302,7 @@ def _write_result(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
-        seconds=meter.seconds - sum(meter.phases.get(name, 0.0) for name in APART),
+        seconds=max(0.0, meter.seconds - sum(meter.phases.get(name, 0.0) for name in APART)),
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,

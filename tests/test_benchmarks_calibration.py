@@ -16,7 +16,7 @@ from benchmarks.cli import main
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Metric
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.results import pack_bits
+from runner.image_answers import pack_bits
 
 METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")
 NAMES = ["a", "b", "c"]
@@ -38,6 +38,7 @@ def done(tmp_path_factory) -> SuiteResults:
         images = ImagePredictions(labels, predicted, confidence, nll=-np.log(confidence), brier=1 - confidence)
         document |= {
             "correct": int(right.sum()),
+            "num_classes": 3,
             "correct_bits": pack_bits(right),
             "calibration": measure_calibration(images).model_dump(),
             "per_class": {

@@ -65,7 +65,8 @@ def test_every_kind_of_difference_is_found(finished, tmp_path):
     write_json(folder.train_file, done.model_copy(update={"steps": 7, "epochs": epochs, "fewshot": picks}))
     right = [counted.per_class.correct[0] ^ 1, *counted.per_class.correct[1:]]
     per_class = counted.per_class.model_copy(update={"correct": right})
-    write_json(folder.eval_file(run.targets[0]), counted.model_copy(update={"per_class": per_class}))
+    changes = {"per_class": per_class, "correct": sum(right), "calibration": None, "correct_bits": None}
+    write_json(folder.eval_file(run.targets[0]), counted.model_copy(update={**changes, "wrong_labels": None}))
     folder.state.mkdir()
     write_file(folder.state / "x", "")
     wrong: list[str] = []

@@ -13,7 +13,8 @@ from benchmarks.results import load
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.runs import run_tables
 from runner.config import Target
-from runner.results import RunFolder, find_runs, write_json
+from runner.results import RunFolder, write_json
+from runner.run_folders import find_runs
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks.cli import main
 from runner.config import Target
 from runner.predict import ImageClassifier
-from runner.results import find_runs
+from runner.run_folders import find_runs
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 

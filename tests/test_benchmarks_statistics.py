@@ -29,7 +29,8 @@ from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
-from runner.results import harmonic_mean, pack_bits
+from runner.image_answers import pack_bits
+from runner.results import harmonic_mean
 
 SIZES = {"base": 40, "novel": 31, "all": 50}
 DIFFERENCES = st.lists(st.integers(-6, 6).map(lambda n: n / 3), min_size=1, max_size=9)

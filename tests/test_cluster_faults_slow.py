@@ -28,7 +28,7 @@ from benchmarks.studies.chaos.site import (
 )
 from cluster.node_probe import PACKAGES
 from runner.remote_results import results_root
-from runner.results import find_runs
+from runner.run_folders import find_runs
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source

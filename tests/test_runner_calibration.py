@@ -102,11 +102,14 @@ def test_the_frame_has_the_measures_and_nan_for_files_of_older_versions(tmp_path
     document = json.loads(file.read_text())
     document["per_class"] = {"correct": [3, 0, 0], "total": [4, 4, 0], "names": ["one", "two", "three"]}
     bins = {"ece": 12.5, "count": [8] + [0] * 14, "confidence": [4.0] + [0.0] * 14, "correct": [3] + [0] * 14}
-    document["calibration"] = {"nll": 1.5, "brier": 0.5, "equal_width": bins, "equal_mass": bins | {"ece": 11.0}}
+    document["num_classes"] = 3
+    zeros = [0] * 13
+    mass = {"ece": 37.5, "count": [4, 4, *zeros], "confidence": [2.0, 2.0, *zeros], "correct": [3, 0, *zeros]}
+    document["calibration"] = {"nll": 1.5, "brier": 0.5, "equal_width": bins, "equal_mass": mass}
     file.write_text(json.dumps(document))
     frame = results.load(tmp_path).set_index("target_classes")
     new, old = frame.loc["novel"], frame.loc["base"]
-    assert (new.nll, new.brier, new.ece, new.ece_mass) == (1.5, 0.5, 12.5, 11.0)
+    assert (new.nll, new.brier, new.ece, new.ece_mass) == (1.5, 0.5, 12.5, 37.5)
     assert new.macro_accuracy == pytest.approx(100 * (3 / 4 + 0) / 2) and new.per_class.names[0] == "one"
     assert new.calibration.equal_width == ReliabilityBins(**bins)
     assert old[["nll", "brier", "ece", "ece_mass"]].isna().all() and old.calibration is None

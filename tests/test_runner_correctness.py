@@ -24,16 +24,9 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
+from runner.image_answers import pack_bits, pack_labels, unpack_bits, unpack_labels
 from runner.predictions import Predictions
-from runner.results import (
-    EvalResult,
-    RunFolder,
-    pack_bits,
-    pack_labels,
-    read_document,
-    unpack_bits,
-    unpack_labels,
-)
+from runner.results import EvalResult, RunFolder, read_document
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset

@@ -23,7 +23,7 @@ from runner import stop_signals as signals
 from runner.checkpoint import TrainState
 from runner.distributed.process_group import choose_network, init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.results import find_runs
+from runner.run_folders import find_runs
 from shards.pack import pack_source
 
 QUICK = ["--datasets", "digits", "--shots", "2", "--batch-size", "4", "--device", "cpu", "--tracking", "off"]

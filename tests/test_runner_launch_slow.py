@@ -21,7 +21,8 @@ from child_process import start_process
 
 from benchmarks.studies.chaos.ports import free_port
 from runner.checkpoint import read_checkpoint
-from runner.results import RunFolder, find_runs
+from runner.results import RunFolder
+from runner.run_folders import find_runs
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,12 @@ from procap.errors import UserError
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
 from runner.environment import library_defaults, resolve_device, source_state
-from runner.results import EpochLog, Progress, RunFolder, find_runs, read_document, write_bytes, write_json
+from runner.results import EpochLog, Progress, RunFolder, read_document, write_bytes, write_json
+from runner.run_folders import find_runs
 
 CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
 PROGRESS = Progress(
-    config_hash="0123abcd",
+    config_hash=CONFIG.hash,
     step=3,
     steps=9,
     epochs=[EpochLog(epoch=0, lr=1e-5, terms={"ce": 0.1}, seconds=0.3, images_per_second=None)],
@@ -100,7 +101,7 @@ def test_half_written_files_of_a_killed_writer_are_swept(tmp_path):
 
 
 def test_progress_of_an_unfinished_run_or_of_one_that_is_held_is_never_cleared_away(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / CONFIG.path)
     write_json(folder.progress_file, PROGRESS)
     folder.tidy()
     assert folder.progress() == PROGRESS

@@ -19,8 +19,9 @@ import tracked_runs
 from benchmarks.cli import main
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
+from runner.results import RunFolder, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
+from runner.run_folders import find_runs
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
 from runner.tracking.export import PARENT_TAG, Summary, sync
@@ -132,7 +133,7 @@ def test_validation_accuracy_is_a_curve_under_names_of_its_own(
             ValidationCount(epoch=epoch, target=f"shapes:{classes}:val", correct=correct + epoch, total=10)
             for classes, correct in (("dev-base", 5), ("dev-novel", 3))
         ]
-        write_json(folder.validation_file, ValidationHistory(config_hash="0" * 8, counts=counts))
+        write_json(folder.validation_file, ValidationHistory(config_hash=folder.path.name[-8:], counts=counts))
         export()
     (run,) = runs_of(store, folder)
     assert points(store, run.info.run_id, "val_dev-base") == [(0, 50.0), (1, 60.0)]

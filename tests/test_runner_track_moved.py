@@ -12,8 +12,8 @@ import pytest
 import tracked_runs
 
 from benchmarks.cli.ui import RunFilter, prepare
-from runner.results import find_runs
 from runner.run_collection import Collection, write_collection
+from runner.run_folders import find_runs
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
 

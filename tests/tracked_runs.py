@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from procap.recipe import Recipe
 from runner.calibration import ImagePredictions, measure_calibration
+from runner.card import CheckpointCard
+from runner.checkpoint import save_checkpoint
 from runner.config import RunConfig
 from runner.results import (
     EpochLog,
@@ -18,7 +21,6 @@ from runner.results import (
     ResourceUse,
     RunFolder,
     TrainResult,
-    write_bytes,
     write_json,
 )
 
@@ -70,7 +72,9 @@ def go_on(folder: RunFolder, epochs: int, attempt: float = 0.0) -> None:
 
 
 def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
-    digest = write_bytes(folder.checkpoint_file, b"weights" * 100)
+    config, digests = folder.config(), {"manifest_digest": "ab" * 32, "backbone_digest": "cd" * 8}
+    assert config is not None
+    card = CheckpointCard(config=config, classnames=("a",), template="{}", templates=("{}",), **digests)
     train = TrainResult(
         config_hash=_hash(folder),
         steps=10 * epochs,
@@ -85,10 +89,9 @@ def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
         use=USE,
         trainable_parameters=4096,
         fewshot=None,
-        manifest_digest="ab" * 32,
-        checkpoint_sha256=digest,
-        backbone_digest="cd" * 8,
+        checkpoint_sha256=save_checkpoint(folder.checkpoint_file, torch.nn.Linear(2, 2), card),
         environment=ENVIRONMENT,
+        **digests,
     )
     write_json(folder.train_file, train)
     folder.forget_progress()

@@ -29,8 +29,8 @@ from benchmarks.console.parse import split_names
 from benchmarks.report.links import COMPARED, charts_page, compare_page
 from procap.errors import UsageError, UserError, unknown_name
 from runner.environment import library_defaults
-from runner.results import find_runs
 from runner.run_collection import Collection, read_collections
+from runner.run_folders import find_runs
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.started_suites import STATES, Problem, StartedSuite, UnfinishedRun, read_state
-from benchmarks.results.frame import check_weights, dataset_order, make_frame, make_record, run_folders
+from benchmarks.results.frame import check_weights, dataset_order, describe_run, make_frame, make_record, run_folders
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import Profile
 from benchmarks.results.suite import SuiteResults
@@ -120,9 +120,10 @@ def _read_group(
         training, targets = None, []
         try:
             if training := folder.train():
+                run = describe_run(config, training)
                 for result in folder.evaluations():
-                    check_weights(folder.path, config, training, result)
-                    records.append(make_record(config, training, result))
+                    check_weights(folder.path, training, result)
+                    records.append(make_record(run, result))
                     targets.append(result.target)
         except UserError as error:
             unreadable[config.path] = str(error)

@@ -13,8 +13,9 @@ from procap.errors import UserError
 from procap.methods import METHODS, method_look
 from runner.calibration import Calibration
 from runner.config import RunConfig, Target
-from runner.results import EvalResult, RunFolder, TrainResult, find_runs
+from runner.results import EvalResult, RunFolder, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
+from runner.run_folders import DEPTH, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         changed               how the test set differs from the published one, empty if it does not
-        correct_bits          which images were right, see `runner.results.unpack_bits`; None in files of older versions
+        correct_bits          which images were right, see `runner.image_answers`; None in files of older versions
         wrong_images          true and predicted labels [2, total - correct] of the others, in order; None likewise
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
@@ -115,26 +116,28 @@ def read_frame(
     records = []
     for folder, config in run_folders(results):
         if wanted(config) and (training := folder.train()):
+            run = describe_run(config, training)
             for result in folder.evaluations():
-                check_weights(folder.path, config, training, result)
+                check_weights(folder.path, training, result)
                 if evaluation in (None, result.settings.label):
-                    records.append(make_record(config, training, result))
+                    records.append(make_record(run, result))
     return make_frame(records)
 
 
 def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
-    """List the runs below `results` whose path matches their configuration, which excludes copies by a tracker."""
+    """List the runs below `results` with their configurations. Raises UserError for one that was moved or changed."""
     found = []
     for folder in find_runs(results) if results.is_dir() else []:
         config = folder.config()
-        if config is not None and folder.path.resolve().as_posix().endswith(f"/{config.path}"):
-            found.append((folder, config))
+        if config is None or "/".join(folder.path.parts[-DEPTH:]) != config.path:
+            config, _ = locate_run(folder.path)
+        found.append((folder, config))
     return found
 
 
-def check_weights(path: Path, config: RunConfig, training: TrainResult, result: EvalResult) -> None:
+def check_weights(path: Path, training: TrainResult, result: EvalResult) -> None:
     """Raise UserError if an evaluation used other weights than the run has now."""
-    if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
+    if (result.backbone_digest, result.checkpoint_sha256) != (training.backbone_digest, training.checkpoint_sha256):
         raise UserError(
             f"{path} was evaluated on {result.target} with other weights than it holds now; "
             f"repeat it: {' '.join(['procap eval', str(path), '--targets', result.target, *result.settings.flags])} "
@@ -142,15 +145,14 @@ def check_weights(path: Path, config: RunConfig, training: TrainResult, result: 
         )
 
 
-def make_record(config: RunConfig, training: TrainResult, result: EvalResult) -> dict[str, Any]:
-    """Make one row of the frame, without `variant`, which depends on the other rows."""
-    target = Target.parse_unchecked(result.target)
+def describe_run(config: RunConfig, training: TrainResult) -> dict[str, Any]:
+    """Collect the columns of the frame that all evaluations of a run share."""
     return {
         "path": config.path,
         "hash": config.hash,
         "method": config.method,
         "options": dict(config.options),
-        "settings": describe_settings(config) | {"evaluation": result.settings.label or "default"},
+        "settings": describe_settings(config),
         "dataset": config.dataset,
         "classes": config.classes,
         "shots": config.shots,
@@ -160,6 +162,19 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "precision": config.precision,
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
+        "imported": training.imported is not None,
+        "source": str(training.method_source or ""),
+        "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
+        "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
+    }
+
+
+def make_record(run: Mapping[str, Any], result: EvalResult) -> dict[str, Any]:
+    """Make one row of the frame, without `variant`, which depends on the other rows. run: of `describe_run`."""
+    target = Target.parse_unchecked(result.target)
+    return {
+        **run,
+        "settings": run["settings"] | {"evaluation": result.settings.label or "default"},
         "target": str(target),
         "target_dataset": target.dataset,
         "target_classes": target.classes,
@@ -176,10 +191,6 @@ def make_record(config: RunConfig, training: TrainResult, result: EvalResult) ->
         "fps": result.images_per_second or math.nan,
         "fps_model": result.images_per_second_model or math.nan,
         "features": result.features,
-        "imported": training.imported is not None,
-        "source": str(training.method_source or ""),
-        "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
-        "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
         "manifest": result.manifest_digest,
         "changed": result.variant,
         "correct_bits": result.correct_bits,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runner.config import RunConfig
-from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean, read_document
+from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
 
 MEGABYTE = 1e6
@@ -163,7 +163,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
     points: list[Point] = []
     own: dict[str, dict[str, tuple[EvalResult, int]]] = {"": {}, "val_": {}}
     for path in folder.eval_files():
-        result = read_document(path, EvalResult)
+        result = folder.read_evaluation(path)
         if result is None:
             continue
         # An accuracy on a part of the test images is a metric of its own, so that it is not compared with whole splits.

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.results import find_runs
+from runner.run_folders import find_runs
 
 
 @dataclass(frozen=True)
