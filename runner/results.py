@@ -30,6 +30,7 @@ from runner.calibration import Calibration
 from runner.card import read_card
 from runner.config import (
     Amount,
+    Bytes,
     Count,
     EvalSettings,
     FrozenModel,
@@ -419,12 +420,10 @@ class RunFolder:
             self._check_hash(self.train_file, training.config_hash)
             if card := read_card(self.checkpoint_file):
                 self._check_hash(self.checkpoint_file, card.config.hash)
-                for name in ("backbone_digest", "manifest_digest"):
-                    if (found := getattr(card, name)) != (recorded := getattr(training, name)):
-                        raise UserError(
-                            f"{self.checkpoint_file} has the {name.replace('_', ' ')} {found}, {self.train_file.name} "
-                            f"{recorded}: they are of two trainings; train again with --force"
-                        )
+                digests = ((one.backbone_digest, one.manifest_digest) for one in (card, training))
+                if len(set(digests)) > 1:
+                    names = f"{self.checkpoint_file} and {self.train_file.name}"
+                    raise UserError(f"{names} are of different weights or data sets; train again with --force")
         return training
 
     def validation(self) -> list[ValidationCount]:
