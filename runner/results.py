@@ -374,7 +374,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     except ValidationError as error:
         command = "eval" if path.parent.name == "eval" else "train"
         repair = repair or f"move it away, or repeat that run with procap {command} --force"
-        raise UserError(f"{path} is damaged or of another version ({describe_invalid(error)}); {repair}") from error
+        raise UserError(f"{path} cannot be read ({describe_invalid(error)}); {repair}") from error
 
 
 class RunHeld(UserError):
