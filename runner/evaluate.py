@@ -28,10 +28,10 @@ from runner.features import FeatureStore, feature_key, reads_plain_features
 from runner.image_answers import pack_bits, pack_labels
 from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
-from runner.predictions import Predictions
+from runner.predictions import Predictions, count_classes
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder, TrainResult, count_classes, write_json
+from runner.results import EvalResult, RunFolder, TrainResult, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads

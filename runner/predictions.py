@@ -7,12 +7,15 @@ Shapes: B images, C classes, N images of the target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from runner.calibration import ImagePredictions
 from runner.distributed.collectives import ProcessGroup
+from runner.results import PerClass
 from shards.transfer import upload
 
 
@@ -49,6 +52,12 @@ class Predictions:
             raise RuntimeError("not every image was evaluated exactly once")
         predicted, confidence, nll, brier = rows[real][order].astype(np.float64).T
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
+
+
+def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
+    """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
+    correct, total = (np.bincount(own, minlength=len(names)).tolist() for own in (labels[is_correct], labels))
+    return PerClass(correct=correct, total=total, names=list(names))
 
 
 def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -223,12 +223,6 @@ class PerClass(FrozenModel):
         return self
 
 
-def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
-    """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
-    correct, total = (np.bincount(own, minlength=len(names)).tolist() for own in (labels[is_correct], labels))
-    return PerClass(correct=correct, total=total, names=list(names))
-
-
 def harmonic_mean(base: float, novel: float) -> float:
     """Compute 2bn / (b + n); 0 if both are 0."""
     return 2 * base * novel / (base + novel) if base + novel else 0.0
@@ -420,8 +414,7 @@ class RunFolder:
             self._check_hash(self.train_file, training.config_hash)
             if card := read_card(self.checkpoint_file):
                 self._check_hash(self.checkpoint_file, card.config.hash)
-                digests = ((one.backbone_digest, one.manifest_digest) for one in (card, training))
-                if len(set(digests)) > 1:
+                if len({(one.backbone_digest, one.manifest_digest) for one in (card, training)}) > 1:
                     names = f"{self.checkpoint_file} and {self.train_file.name}"
                     raise UserError(f"{names} are of different weights or data sets; train again with --force")
         return training
@@ -439,9 +432,8 @@ class RunFolder:
 
     def eval_files(self) -> list[Path]:
         folder = self.path / "eval"
-        with suppress(FileNotFoundError):
-            return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
-        return []
+        names = os.listdir(folder) if folder.is_dir() else []
+        return [folder / name for name in sorted(names) if name.endswith(".json")]
 
     def evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""

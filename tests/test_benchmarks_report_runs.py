@@ -18,7 +18,9 @@ from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from runner.config import RunConfig
-from runner.results import RunFolder, count_classes, pack_bits, pack_labels, write_json
+from runner.image_answers import pack_bits, pack_labels
+from runner.predictions import count_classes
+from runner.results import RunFolder, write_json
 from runner.run_collection import Collection, write_collection
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
