@@ -11,7 +11,7 @@ from made_results import put_halves
 
 from benchmarks.studies.chaos.campaign import main, unclear
 from benchmarks.studies.chaos.damage import damage_files, list_files
-from runner.results import find_runs
+from runner.run_folders import find_runs
 
 
 def test_damage_is_random_and_is_undone_as_a_user_would(few_digits: Path, tmp_path: Path) -> None:
