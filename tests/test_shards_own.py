@@ -534,6 +534,11 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert "trio:base:test" in out and "solo:all:test" in out and "novel" not in out
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
+    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets", "solo:novel,trio:all"]) == 3
+    out, err = capsys.readouterr()
+    assert out.count("trio:all:test") == 2 and err.count("solo has 1 class, and none in its novel half") == 1
+    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets", "solo:novel"]) == 2
+    assert capsys.readouterr().err.strip().endswith("solo has 1 class, and none in its novel half")
 
 
 def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class, tmp_path, capsys):

@@ -14,6 +14,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import (
+    absent_targets,
     eval_settings,
     evaluation_targets,
     note_missing_halves,
@@ -107,7 +108,10 @@ def evaluate(
     with process_group(runtime) as (group, runtime):
         runs = runs or (_broadcast(find_runs, group, runtime) if folders else find_runs())
         work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]
+        absent = absent_targets((target for _, _, wanted in work for target in wanted), runtime.data)
+        work = [(config, at, [one for one in wanted if one not in absent]) for config, at, wanted in work]
         failures = Failures(len(runs), verbose=output.verbose, group=group)
+        failures.reasons |= {str(target): why for target, why in absent.items()}
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:

@@ -138,6 +138,22 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
     return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves]
 
 
+def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target, str]:
+    """Map the targets of a half without classes to the reason, each once. Raises UsageError if there are no others."""
+    from shards.fewshot import select_labels
+    from shards.resolve import resolve_dataset
+
+    counts = {target: resolve_dataset(target.dataset, data).classes for target in targets}
+    absent = {
+        target: f"{target.dataset} has {count} class{'es' * (count != 1)}, and none in its {target.classes} half"
+        for target, count in counts.items()
+        if not select_labels(range(count), target.classes)
+    }
+    if absent and len(absent) == len(counts):
+        raise UsageError("; ".join(absent.values()))
+    return absent
+
+
 def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
     """Count the classes of a data set, and list its halves of at least two; "all" if neither half has two."""
     from shards.fewshot import select_labels
