@@ -19,6 +19,7 @@ from procap.recipe import ADDED_FIELDS, Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
 from shards.fewshot import Classes, parse_classes
+from shards.names import has_control
 
 IDENTITY_SCHEMA = 1
 
@@ -64,6 +65,15 @@ class RunConfig(FrozenModel):
         pattern=r"^([0-9a-f]{16})?$",
         description="digest of imported few-shot samples; empty: CoOp's rule draws them",
     )
+
+    @field_validator("method", "dataset", "backbone")
+    @classmethod
+    def _names_a_folder(cls, name: str, info: ValidationInfo) -> str:
+        """Refuse names that would leave the results: they are parts of `path`, and the file may come from outside."""
+        last = Path(name).stem if info.field_name == "backbone" else name
+        if has_control(name) or "/" in last or last in ("", ".", ".."):
+            raise ValueError("this cannot be the name of a folder")
+        return name
 
     @field_validator("options", "recipe")
     @classmethod

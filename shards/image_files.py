@@ -15,6 +15,7 @@ from torch import Tensor
 from shards.errors import DataError, DataUsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
+from shards.names import has_control
 from shards.transforms import EvalTransform
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
@@ -26,7 +27,7 @@ EncodedImage = tuple[str, Path | bytes]
 def find_images(paths: Sequence[Path]) -> Iterator[EncodedImage]:
     """Yield named files, then images of folders by name, and of tar files in their order; others are left out.
 
-    Raises DataUsageError for a path that does not exist or has no images.
+    Raises DataUsageError for a path that does not exist or has no images, and for a name with control characters.
     """
     for path in paths:
         found = False
@@ -40,6 +41,8 @@ def find_images(paths: Sequence[Path]) -> Iterator[EncodedImage]:
             raise DataUsageError(f"{path} does not exist: name images, folders of images, or tar files")
         for image in images:
             found = True
+            if has_control(image[0]):
+                raise DataUsageError(f"{image[0]!a} has a control character or is not UTF-8: rename it")
             yield image
         if not found:
             raise DataUsageError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")

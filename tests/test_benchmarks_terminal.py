@@ -16,11 +16,15 @@ from pathlib import Path
 
 import pytest
 from local_server import Answer, LocalServer
+from pydantic import ValidationError
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags, command_line
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text
+from runner.config import RunConfig, plan_run
+from shards.errors import DataUsageError
+from shards.image_files import find_images
 
 ROOT = Path(__file__).parent.parent
 
@@ -132,6 +136,22 @@ def test_a_terminal_gets_what_its_encoding_has(encoding: str, shown: str) -> Non
 
 def test_messages_cannot_control_the_terminal() -> None:
     assert one_line("a\n b \x1b[2J \u202e c") == r"a b \x1b[2J \u202e c"
+
+
+@pytest.mark.parametrize("field", ["dataset", "method", "backbone"])
+@pytest.mark.parametrize("name", ["..", "../../outside/x/..", "a\x1b[2Jb", ""])
+def test_a_configuration_from_outside_cannot_leave_the_results(field: str, name: str) -> None:
+    plain = plan_run(method="coop", dataset="digits").model_dump()
+    with pytest.raises(ValidationError, match=f"{field}[\\s\\S]*cannot be the name of a folder"):
+        RunConfig.model_validate({**plain, field: name})
+
+
+@pytest.mark.parametrize("name", ["a\nb.png", "a\x1b[2J.png", "caf\udce9.png"])
+def test_an_image_whose_name_controls_the_terminal_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataUsageError, match="has a control character or is not UTF-8: rename it") as caught:
+        list(find_images([tmp_path]))
+    assert str(caught.value).isascii()
 
 
 @pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0", "- x", "\t=1"])

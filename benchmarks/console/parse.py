@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import stat
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from benchmarks.console.output import note, quote
 from procap.errors import UsageError, unknown_name
 from shards.masking import is_secret_option
+from shards.names import has_control
 from shards.urls import is_url, redact
 
 PLACES = ("PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
@@ -34,7 +34,7 @@ def check_arguments(words: Sequence[str], environment: Mapping[str, str]) -> Non
     with suppress(OSError):
         places["the working folder"] = os.getcwd()
     for what, text in (*(("an argument", word) for word in words), *places.items()):
-        if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text):
+        if has_control(text):
             raise UsageError(f"{what} has a control character or is not UTF-8: {ascii(text)[:200]}")
     for before, word in itertools.pairwise(("", *words)):
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
