@@ -129,7 +129,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     write_json(run.validation_file, ValidationHistory(config_hash=config.hash, counts=[count]))
     samples = FewShotSamples(dataset="digits", shots=1, seed=1, source="imported", train=("a/b.png",), val=())
     write_samples(folder / "samples.json", samples)
-    own = "name: pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
+    own = "name: my-pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
     own += "split: {train: 0.5, val: 0.2, test: 0.3, seed: 2}\n"
     sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
     sweep += "option: {init: random}\nrecipe_field: {epochs: 2}\ntracking: off\n"

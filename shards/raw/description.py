@@ -146,7 +146,7 @@ def parse_description(text: str, file: Path) -> Description:
         raise DataError(f"{file}: {_first_mistake(error)}") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise DataError(f"{file}{line}: {error.problem or 'it is no YAML'}") from None
+        raise DataError(f"{file}{line}: {' '.join((error.problem or 'it is no YAML').split())}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
 
@@ -156,9 +156,11 @@ def _first_mistake(error: ValidationError) -> str:
     # Report a misspelt key before the key that is missing because of it.
     first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     # For a key with a union type, pydantic puts the types that it tried, such as "tuple[str, ...]", into the location.
-    path = [str(part) for part in first["loc"] if "[" not in str(part)]
+    is_unknown = first["type"] == "extra_forbidden"
+    parts = [str(part) for part in first["loc"] if is_unknown or "[" not in str(part)]
+    path = [part if part.isprintable() else repr(part) for part in parts]
     key, value = ".".join(path), first["input"]
-    if first["type"] == "extra_forbidden":
+    if is_unknown:
         choices = list((SplitRule if path[0] == "split" else Description).model_fields)
         close = difflib.get_close_matches(path[-1], choices, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
