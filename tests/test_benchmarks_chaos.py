@@ -19,7 +19,7 @@ def test_damage_is_random_and_is_undone_as_a_user_would(few_digits: Path, tmp_pa
     (data / "digits").mkdir(parents=True)
     (data / "digits" / "manifest.json").write_text("{}")
     kinds: set[str] = set()
-    for seed in range(60):
+    for seed in range(30):
         put_halves(results, "coop", "digits", (3, 4), (1, 2))
         put_halves(results, "maple", "digits", (3, 4), (1, 2))
         before = list_files(tmp_path)

@@ -189,7 +189,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 KINDS = (
-    "manifest", "mirror", "samples", "config", "train", "evaluation", "progress", "validation", "own data set", "sweep",
+    "manifest", "mirror", "samples", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
+    "own data set", "sweep",
 )  # fmt: skip
 
 
