@@ -1,0 +1,252 @@
+"""Files of a run whose numbers or owner cannot be right are refused by name, in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_results import put_run, put_score
+
+from benchmarks.cli import main
+from procap.errors import UserError
+from runner.card import CheckpointCard
+from runner.checkpoint import pack_tensors, save_checkpoint, unpack_tensors
+from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.results import RunFolder, write_bytes
+from runner.train import train
+
+EVAL, TRAIN, CHECKPOINT, CONFIG = "eval/shapes-base-test.json", "train.json", "checkpoint.safetensors", "config.json"
+
+
+def put_whole_run(results: Path, seed: int = 1) -> RunFolder:
+    """A run with its checkpoint and two evaluations."""
+    config = put_run(results, "coop", "shapes", seed=seed)
+    folder = RunFolder(results / config.path)
+    card = CheckpointCard(
+        config=config, classnames=("a",), template="{}", templates=("{}",),
+        backbone_digest="b" * 16, manifest_digest="d" * 16,
+    )  # fmt: skip
+    sha256 = save_checkpoint(folder.checkpoint_file, torch.nn.Linear(2, 2), card)
+    change(folder.train_file, checkpoint_sha256=sha256)
+    for half in ("base", "novel"):
+        put_score(results, config, f"shapes:{half}", 30, 40, checkpoint=sha256)
+    return folder
+
+
+def change(file: Path, **fields: Any) -> None:
+    """Set fields of a JSON file; two underscores in a name separate the levels."""
+    document = json.loads(file.read_text())
+    for name, value in fields.items():
+        *place, last = name.split("__")
+        inner = document
+        for part in place:
+            inner = inner[int(part) if isinstance(inner, list) else part]
+        inner[last] = value
+    file.write_text(json.dumps(document))
+
+
+def bins(**fields: Any) -> dict[str, Any]:
+    zeros = [0] * 14
+    own = {"ece": 0.0, "count": [40, *zeros], "confidence": [30.0, *zeros], "correct": [30, *zeros], **fields}
+    return {"nll": 1.0, "brier": 0.5, "equal_width": own, "equal_mass": own}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    results = tmp_path_factory.mktemp("made")
+    for seed in (1, 2):
+        put_whole_run(results, seed)
+    return results
+
+
+@pytest.fixture
+def runs(made, tmp_path) -> list[RunFolder]:
+    """Two runs of one method and data set, seeds 1 and 2."""
+    shutil.copytree(made, tmp_path / "results")
+    return [RunFolder(path.parent) for path in sorted(tmp_path.rglob(CONFIG))]
+
+
+FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    EVAL: [
+        ({"correct": 41, "per_class__correct": [41]}, "more correct images than images"),
+        ({"correct": -1}, "correct = -1"),
+        ({"correct": True}, "correct = True"),
+        ({"correct": "30"}, "correct = '30'"),
+        ({"correct": 30.0}, "correct = 30.0"),
+        ({"correct": 31}, "31 of 40"),
+        ({"total": 0, "correct": 0}, "total = 0"),
+        ({"total": 10**30}, "total = 10"),
+        ({"per_class__total": [41]}, "30 of 41"),
+        ({"per_class__total": [20, 20]}, "numbers of classes"),
+        ({"num_classes": 2}, "num_classes is 2"),
+        ({"dataset_size": 39}, "dataset_size 39"),
+        ({"limit": 5}, "limit 5"),
+        ({"correct_bits": "bits:AAAAAAA="}, "0 correct images"),
+        ({"wrong_labels": "bits:AAAA"}, "wrong_labels|per-image answers"),
+        ({"images_per_second": 0.0}, "images_per_second = 0.0"),
+        ({"images_per_second_model": -1.0}, "images_per_second_model = -1.0"),
+        ({"images_per_second": float("nan")}, "images_per_second = nan"),
+        ({"images_per_second": 1e300}, "images_per_second = 1e"),
+        ({"seconds": float("inf")}, "seconds = inf"),
+        ({"calibration": bins()}, None),  # type: ignore[list-item]
+        ({"calibration": bins(ece=3.0)}, "ece is not that of the bins"),
+        ({"calibration": bins(count=[39, *[0] * 14])}, "bins of calibration"),
+        ({"calibration": bins(count=[40])}, "15 items"),
+        ({"environment": {"git": "clean", "cpu": [1]}}, "environment"),
+        ({"target": "shapes:novel:test"}, "is of 'shapes:novel:test'"),
+        ({"target": "shapes"}, "target = 'shapes'"),
+        ({"settings__samples": 3}, "3 samples"),
+        ({"config_hash": "00000000"}, "is of run '00000000'"),
+        ({"backbone_digest": "0" * 16}, "other weights"),
+        ({"more\x1b[31m": 1}, r"more\\x1b"),
+    ],
+    TRAIN: [
+        ({"config_hash": "00000000"}, "is of run '00000000'"),
+        ({"backbone_digest": "0" * 16}, "different weights"),
+        ({"manifest_digest": "0" * 16}, "different weights or data sets"),
+        ({"steps": True}, "steps = True"),
+        ({"steps": 0}, "0 steps in"),
+        ({"seconds": -1.0}, "seconds = -1.0"),
+        ({"epochs__0__epoch": 1}, "an epoch is missing"),
+        ({"epochs__0__terms__ce": float("inf")}, r"epochs.0.terms.ce = inf"),
+    ],
+    CONFIG: [({"seed": 2}, "was moved or changed"), ({"seed": True}, "seed = True")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "fields", "words"), [(file, *row) for file, rows in FIELDS.items() for row in rows])
+def test_a_field_that_cannot_be_right_is_refused_by_the_name_of_the_file(runs, capsys, file, fields, words):
+    change(runs[0].path / file, **fields)
+    assert_table(runs, capsys, words)
+
+
+def assert_table(runs: list[RunFolder], capsys: pytest.CaptureFixture[str], words: str | None) -> None:
+    """Whether `procap table` refuses the results with `words` in one line, or without `words` prints them."""
+
+    code = main(["table", "--results", str(runs[0].path.parents[5])])
+    out, err = capsys.readouterr()
+    if words is None:
+        assert code == 0 and "CoOp" in out
+        return
+    assert code in (1, 2) and out == "" and "internal error" not in err and err.count("\n") == 1, err
+    assert re.search(words, err) and "\x1b" not in err, err
+    assert str(runs[0].path) in err
+
+
+FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
+    "train.json of another run": (lambda one, other: shutil.copy(other.path / TRAIN, one.path), "train.json is of run"),
+    "checkpoint of another run": (
+        lambda one, other: shutil.copy(other.path / CHECKPOINT, one.path), "checkpoint.safetensors is of run"
+    ),
+    "evaluation of another run": (
+        lambda one, other: shutil.copy(other.path / EVAL, one.path / EVAL), "base-test.json is of run"
+    ),
+    "evaluation under another name": (
+        lambda one, _: shutil.copy(one.path / EVAL, one.path / "eval/digits-all-test.json"), "all-test.json is of"
+    ),
+    "no configuration": (lambda one, _: (one.path / CONFIG).unlink(), "no config.json"),
+    "renamed": (lambda one, _: shutil.copytree(one.path, f"{one.path}-old"), "-old was moved"),
+    "no card": (
+        lambda one, _: (one.path / CHECKPOINT).write_bytes(b"\x02" + bytes(7) + b"{}"), "no description of this program"
+    ),
+    "nested metadata": (lambda one, _: put_card(one.path, {"a": [1]}), "no description of this program"),
+    "card of a list": (lambda one, _: put_card(one.path, "[]"), "should be an object"),
+    "card that is nested deeply": (lambda one, _: put_card(one.path, "[" * 10**5), "recursion limit"),
+}  # fmt: skip
+
+
+def put_card(folder: Path, card: object) -> None:
+    header = json.dumps({"__metadata__": {"procap": card}}).encode()
+    (folder / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_run_or_program_is_refused(runs, capsys, name):
+    damage, words = FILES[name]
+    damage(*runs)
+    assert_table(runs, capsys, words)
+
+
+def test_a_run_that_is_there_twice_counts_once_if_equal_and_is_an_error_if_not(runs, capsys):
+    root = runs[0].path.parents[5]
+    main(["table", "--results", str(root)])
+    expected = capsys.readouterr().out
+    copy = root / "merged" / runs[0].path.relative_to(root)
+    shutil.copytree(runs[0].path, copy)
+    with pytest.warns(UserWarning, match=f"{copy} is a copy of {runs[0].path}"):
+        main(["table", "--results", str(root)])
+    assert capsys.readouterr().out == expected
+    change(copy / TRAIN, seconds=9.0)
+    for command in ("table", "report"):
+        assert main([command, "--results", str(root)]) == 1
+        err = capsys.readouterr().err
+        assert f"{runs[0].path} and {copy} are the same run" in err and err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def paused(few_digits, short_checkpoint, tmp_path_factory) -> tuple[RunConfig, RuntimeConfig]:
+    """A training that pauses after the first of two epochs."""
+    config = plan_run(
+        method="coop", dataset="digits", backbone=str(short_checkpoint), shots=1,
+        overrides={"epochs": 2, "batch_size": 5},
+    )  # fmt: skip
+    runtime = RuntimeConfig(few_digits, tmp_path_factory.mktemp("paused"), device="cpu", tracking_uri="off", quiet=True)
+    train(config, runtime, until=1)
+    return config, runtime
+
+
+def set_state(**fields: Any) -> Callable[[dict, dict], None]:
+    return lambda tensors, document: document["state"].update(fields)
+
+
+STATES: dict[str, tuple[Callable[[dict, dict], object], str]] = {
+    "unknown key": (set_state(more=1), "state.more = 1"),
+    "unknown key of the measurements": (lambda _, plain: plain["state"]["meter"].update(more=1), "meter.more = 1"),
+    "other version": (lambda _, plain: plain.update(state_schema=2), "state_schema = 2"),
+    "step beyond the last": (set_state(step=99), "no step 99 of"),
+    "step of another epoch": (set_state(step=2), "no step 2 of"),
+    "boolean": (set_state(step=True), "state.step = True"),
+    "stage": (set_state(stage=5), "in stage 5"),
+    "log": (set_state(epochs=[]), "not of epochs 1 to 1"),
+    "run": (lambda _, plain: plain["identity"].update(config_hash="0" * 8), "config hash is 00000000"),
+    "type": (lambda tensors, _: tensors.update({n: v.half() for n, v in tensors.items() if "param/" in n}), "float16"),
+    "NaN": (lambda tensors, _: next(iter(tensors.values())).view(-1)[:1].fill_(torch.nan), "not finite"),
+    "unknown tensor": (lambda tensors, _: tensors.update(more=torch.zeros(1)), "unknown tensor 'more'"),
+    "slot of no tensor": (lambda tensors, _: tensors.update({"optim/a/b": torch.zeros(3)}), "fits no learned tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_is_not_of_this_training_is_refused(paused, tmp_path, name):
+    config, runtime = paused
+    shutil.copytree(runtime.results, tmp_path / "results")
+    state = RunFolder(tmp_path / "results" / config.path).state
+    [file] = state.glob("step-*")
+    tensors, document = read_state(file)
+    damage, words = STATES[name]
+    damage(tensors, document)
+    file.unlink()
+    put_state(state, tensors, document)
+    with pytest.raises(UserError, match=words) as caught:
+        train(config, replace(runtime, results=tmp_path / "results"))
+    assert str(state) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def read_state(file: Path) -> tuple[dict, dict]:
+
+    tensors, text = unpack_tensors(file.read_bytes())
+    return tensors, json.loads(text)
+
+
+def put_state(folder: Path, tensors: dict, document: dict) -> None:
+
+    data = pack_tensors(tensors, document)
+    write_bytes(folder / f"step-00000001-{hashlib.sha256(data).hexdigest()[:16]}.safetensors", data)
