@@ -70,9 +70,8 @@ def method(
     for result in check_method(case, names):
         note(f"{result.name}: {'passed' if result.passed else 'failed'} ({result.seconds:.1f} s)")
         results.append(result)
-    show(
-        columns(("check", "", "note"), [(one.name, "passed" if one.passed else "FAILED", one.note) for one in results])
-    )
+    rows = [(one.name, "passed" if one.passed else "FAILED", one.note) for one in results]
+    show(columns(("check", "result", "note"), rows))
     failed = [one.name for one in results if not one.passed]
     if output.json:
         show_json({"method": name, "checks": [asdict(one) for one in results]})
