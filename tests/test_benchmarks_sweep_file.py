@@ -61,6 +61,8 @@ def test_numbers_with_an_exponent_are_numbers(write: Write) -> None:
         ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
         ("param: {betas: [[1e999, 0.9]]}", "two decay rates from 0 up to"),
         ("param: {lr: [1", "is no YAML in line"),
+        ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
+        ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
     ],
 )
 def test_what_would_be_lost_or_never_run_is_refused(

@@ -62,7 +62,7 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
         mark = error.problem_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UsageError(f"{file} is no YAML{where}: {error.problem or error.context}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} is no YAML: {one_line(str(error))}") from error
     if not isinstance(found, Mapping):
         raise UsageError(f"{file}: keys and values are needed, as in `methods: procap`")
