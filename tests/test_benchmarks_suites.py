@@ -268,12 +268,14 @@ def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_di
 @pytest.mark.usefixtures("without_plots")
 def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
-    err = run(capsys, *words, "--shots", "1")[2]
+    err = run(capsys, *words, "--shots", "1", "--option", "ctx_init=")[2]
     data = small[small.index("--data") + 1]
     assert f"next: procap table base-to-novel --data {data} --results results;" in err
     assert run(capsys, *words, "--shots", "2")[0] == 0
     code, _, err = run(capsys, "table", "base-to-novel")
     assert code == 0 and "1 further run of base-to-novel with other flags" in err
+    code, out, _ = run(capsys, "table", "base-to-novel", "--shots", "1", "--option", "ctx_init=")
+    assert code == 0 and "CoOp ctx_init " in out
     code, _, err = run(capsys, "table", "base-to-novel", "--methods", "zeroshot")
     assert code == 1 and "as it is chosen here" in err and "but 2 runs of it with other flags" in err
 

@@ -246,6 +246,21 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     assert "did you mean my-birds" in capsys.readouterr().err
 
 
+def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_path):
+    """Settings that most runs share are in no label, and a note has what differs from the published recipe."""
+    for shots in (16, 2, 0, 1):
+        put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), shots=shots)
+    for changed in ({"depth": 3}, {"depth": 3, "n_ctx": 4}, {"depth": 3, "fp16_rounding": True}):
+        put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), options=changed)
+    [table] = run_tables(load(tmp_path))
+    titles = [row.labels[1] for row in table.rows]
+    assert titles[:4] == [f"CoOp (shots {shots})" for shots in (1, 2, 16, "full")]
+    assert {*titles[4:]} >= {"MaPLe (n_ctx 4, fp16_rounding false)"} or len(titles[4:]) == 3
+    put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), overrides={"epochs": 2}, options={"depth": 3})
+    [table] = run_tables(load(tmp_path))
+    assert [note for note in table.notes if "epochs 2 instead of 5" in note and "recipe custom" in note]
+
+
 def test_an_unfinished_run_has_no_number(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     RunFolder(tmp_path / config.path).train_file.unlink()

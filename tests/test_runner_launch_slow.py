@@ -110,6 +110,7 @@ def test_one_machine_as_the_readme_has_it(shell, tmp_path):
     kept = ("run", "target", "correct", "total")
     assert [[one[name] for name in kept] for one in together] == [[one[name] for name in kept] for one in alone]
 
+    assert typed("procap track sync", tmp_path, shell)[0] == 0
     count = "import mlflow; print(len(mlflow.search_runs(search_all_experiments=True)))"
     store = f"sqlite:///{tmp_path}/results/mlflow.db"
     tracked = subprocess.run(

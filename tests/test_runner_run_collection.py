@@ -20,6 +20,8 @@ from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
 
+RUN = "maple · shapes · base · 16 shots"
+
 
 def place(store: TrackingStore) -> RuntimeConfig:
     return RuntimeConfig(data=store.results, results=store.results, tracking_uri=store.uri)
@@ -70,7 +72,10 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store: TrackingStore) -> No
     tracker.update(runs)
     tracker.close("finished", {"hm/maple": 60.0})
     assert family(store) == {
-        "suite · base-to-novel": ["maple · shapes · base · seed 1", "maple · shapes · base · seed 2"]
+        "suite · base-to-novel": [
+            f"{RUN} · seed 1",
+            f"{RUN} · seed 2",
+        ]
     }
     (parent,) = [run for run in all_runs(store) if run.data.tags.get("suite") == "base-to-novel"]
     assert parent.info.status == "FINISHED" and parent.info.end_time >= parent.info.start_time
@@ -90,8 +95,8 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store: Tra
         summary = sync(TrackingStore.choose(results, store.uri))
     assert summary.sent == [] and summary.up_to_date == 4 and len(all_runs(store)) == 4
     assert family(store) == {
-        "suite · stability": ["maple · shapes · base · seed 1"],
-        "sweep · rates": ["maple · shapes · base · seed 2"],
+        "suite · stability": [f"{RUN} · seed 1"],
+        "sweep · rates": [f"{RUN} · seed 2"],
     }
     both = store.client.search_runs(
         [store.experiment_id], "tags.`suite.stability` = 'yes' AND tags.`sweep.rates` = 'yes'"
@@ -120,7 +125,7 @@ def test_a_suite_deleted_from_the_store_comes_back_with_its_runs(store: Tracking
     for one in all_runs(store):
         store.client.delete_run(one.info.run_id)
     sync(store)
-    assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": ["maple · shapes · base · seed 1"]}
+    assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": [f"{RUN} · seed 1"]}
 
 
 def test_results_continued_on_another_machine_are_one_suite_and_one_run(store: TrackingStore, tmp_path: Path) -> None:
@@ -135,7 +140,7 @@ def test_results_continued_on_another_machine_are_one_suite_and_one_run(store: T
             RemoteResults.of(at).push_run(run)
         tracker.update([run])
         tracker.close("finished")
-    assert family(store) == {"suite · shared": ["maple · shapes · base · seed 1"]} and len(all_runs(store)) == 2
+    assert family(store) == {"suite · shared": [f"{RUN} · seed 1"]} and len(all_runs(store)) == 2
 
 
 def test_results_whose_url_is_away_cost_one_line(
@@ -149,7 +154,7 @@ def test_results_whose_url_is_away_cost_one_line(
     tracker.close("finished")
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"is only in {at.results} so far" in said
-    assert family(store) == {"suite · alone": ["maple · shapes · base · seed 1"]}
+    assert family(store) == {"suite · alone": [f"{RUN} · seed 1"]}
 
 
 def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(

@@ -67,7 +67,7 @@ def test_a_finished_run_arrives_whole(store: TrackingStore, folder: RunFolder, e
     finished(folder)
     assert export().sent
     (run,) = runs_of(store, folder)
-    assert run.info.run_name == "maple · shapes · base · seed 1" and run.info.status == "FINISHED"
+    assert run.info.run_name == "maple · shapes · base · 16 shots · seed 1" and run.info.status == "FINISHED"
     assert run.data.params["recipe.lr"] == "0.0035" and run.data.params["options.depth"] == "9"
     expected = {"method": "maple", "dataset": "shapes", "seed": "1", "device": "cpu"}
     assert expected.items() <= run.data.tags.items()

@@ -53,6 +53,7 @@ def selected_runs(
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     note_left_out(selection.methods, methods, kept)
+    _note_controls(recipe.recipe, {method: options[method] for method in kept})
     shots = parse_shot_count(selection.shots or "16")
     samples = samples_digest(recipe.few_shot_samples, datasets, shots)
     return [
@@ -76,6 +77,19 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+
+
+def _note_controls(recipe: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Note the options that suites under `--recipe procap` choose otherwise than the method's defaults, used here."""
+    from benchmarks.results.variant import CONTROL_OPTIONS
+
+    for method, own in options.items() if recipe == "procap" else ():
+        for name, value in CONTROL_OPTIONS.get(method, {}).items():
+            if name not in own:
+                note(
+                    f"{method} has its own {name} here; suites with --recipe procap give it {value}, as ProCAP has: "
+                    f"--option {method}.{name}={value}"
+                )
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -155,11 +169,18 @@ def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target,
 
 
 def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
-    """Count the classes of a data set, and list its halves of at least two; "all" if neither half has two."""
+    """Count the classes of a data set, and list its halves of at least two; "all" if neither half has two.
+
+    A data set that is not here, of which results may be, counts 0 classes and has both halves.
+    """
+    from shards.errors import DataUsageError
     from shards.fewshot import select_labels
     from shards.resolve import resolve_dataset
 
-    count = resolve_dataset(name, data).classes
+    try:
+        count = resolve_dataset(name, data).classes
+    except DataUsageError:
+        return 0, ["base", "novel"]
     return count, [half for half in ("base", "novel") if len(select_labels(range(count), half)) > 1] or ["all"]
 
 

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Recipe, Results, SelectionFlags, command_line, flag, flat
+from benchmarks.cli.flags import (
+    Data,
+    MethodOptions,
+    OutputFlags,
+    Recipe,
+    Results,
+    SelectionFlags,
+    command_line,
+    flag,
+    flat,
+)
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quote, show, show_json
+from benchmarks.console.parse import parse_options
 from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
@@ -41,6 +52,7 @@ class TableFlags:
     paper_rounding: Annotated[bool, typer.Option("--paper-rounding", help="one decimal, as older logs had")] = False
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     recipe: Recipe = ""
+    option: MethodOptions = None
 
 
 @app.command(
@@ -118,6 +130,9 @@ def _suite_tables(
     recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
     given = {"recipe": flags.recipe, "classes": selection.classes}
     changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
+    if flags.option:
+        parsed = parse_options(flags.option, changes.get("methods", recorded.methods))
+        changes["options"] = {method: own for method, own in parsed.items() if own}
     options = replace(recorded, **changes)
     done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
     for path, why in done.unreadable.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,8 @@ def _describe_calibration(calibration: Calibration | None) -> dict[str, Any]:
     return {"nll": calibration.nll, "brier": calibration.brier, **ece, "calibration": calibration}
 
 
+MOST_NAMED = 2
+
 COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
@@ -263,19 +266,35 @@ def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = Tr
     return order_in(method, METHODS), method, rest
 
 
+def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Sort the distinct `settings_key`s, with values that are numbers in their order: 2 shots before 16, then all."""
+
+    def rank(value: str) -> tuple[float, str]:
+        try:
+            return float(value), ""
+        except ValueError:
+            return math.inf, value
+
+    return sorted(set(keys), key=lambda key: (*key[:2], [(name, rank(value)) for name, value in key[2]]))
+
+
 def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
 
+    Where more than MOST_NAMED settings of a method vary, only values that are not the most frequent ones are named.
     frame: anything with the columns `method` and `settings`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
-    values: dict[tuple[str, str], set[str]] = {}
-    for _, method, settings in set(keys):
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for _, method, settings in sort_variants(keys):
         for name, value in settings:
-            values.setdefault((method if "." in name else "", name), set()).add(value)
+            counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
+    usual = {key: found.most_common(1)[0][0] for key, found in counts.items() if len(found) > 1}
     titles = []
     for _, method, settings in keys:
-        varied = [one for one in settings if len(values[method if "." in one[0] else "", one[0]]) > 1]
+        own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
+        is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
+        varied = [one for one in settings if own[one[0]] and not (is_long and one[1] == own[one[0]])]
         named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles

@@ -28,18 +28,32 @@ def comparison_tables(
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
-    reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all.
+    reference: the title that the others are compared with; None: that of `find_default`. variants: by title; None: all.
     source: only runs trained on this data set.
     """
     titled = variants or suite.by_title
     results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
     if len(results) < 2:
         return []
+    reference = reference or find_default(suite, {title: titled[title] for title in results})
     name = f"{suite.name}-comparison{f'-from-{source}' if source else ''}"
     table = comparison_table(results, reference=reference if reference in results else None, name=name)
     if source:
         table = replace(table, title=f"{table.title}, trained on {display_name(source)}")
     return [table]
+
+
+def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | None:
+    """Find the title of ProCAP, else of the last method, without what variants change; None if there is none."""
+    methods = [variant.method for variant in titled.values()]
+    method = "procap" if "procap" in methods else methods[-1]
+    for title, variant in titled.items():
+        if variant.method == method:
+            run = next(run for run in suite.runs if run.variant == variant)
+            plain, config = Variant(method, shots=variant.shots), run.spec.config
+            if suite.options.run(plain, run.dataset, run.seed, config.classes, suite.suite.task).path == run.path:
+                return title
+    return None
 
 
 def comparison_table(

@@ -6,6 +6,7 @@ Runs that differ in more than data set and seed have separate rows. Speeds are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import (
@@ -15,6 +16,7 @@ from benchmarks.results.frame import (
     is_half,
     metric_over_seeds,
     settings_key,
+    sort_variants,
     title_variants,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
@@ -25,6 +27,9 @@ from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import list_means, note_changed, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
+from procap.errors import UsageError
+from procap.methods import method_class
+from shards.resolve import base_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +138,7 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
-    order = {key: number for number, key in enumerate(sorted(set(keys)))}
+    order = {key: number for number, key in enumerate(sort_variants(keys))}
     frame = frame.assign(
         title=title_variants(frame, classes=False),
         order=[order[key] for key in keys],
@@ -165,6 +170,25 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
+def _note_recipes(runs: pd.DataFrame) -> list[str]:
+    """Describe what differs from the published recipe in rows with a changed one; none if all rows have one."""
+    is_custom = runs.settings.map(lambda settings: settings.get("recipe") == "custom")
+    found: dict[str, list[str]] = {}
+    for title, own in runs[is_custom].groupby("title", sort=False) if not is_custom.all() else ():
+        first = own.iloc[0]
+        with suppress(UsageError):
+            task = "few-shot" if first.classes == "all" else "base-to-novel"
+            # This imports torch.
+            recipe = method_class(first.method).recipe(task, int(first.shots), base_name(first.dataset))
+            changes = [
+                f"{name} {first.settings[f'recipe.{name}']} instead of {value}"
+                for name, value in recipe
+                if first.settings.get(f"recipe.{name}", str(value)) != str(value)
+            ]
+            found.setdefault(", ".join(changes), []).append(str(title))
+    return [f"Not the published recipe: {'; '.join(titles)}: {changes}." for changes, titles in found.items()]
+
+
 def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
     """Describe the deviations, the seeds if they are the same everywhere, the settings and the data sets."""
     found = []
@@ -173,7 +197,7 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
     if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
     runs = frame.drop_duplicates("path")
-    found += note_settings(zip(runs.method, runs.settings, strict=True))
+    found += [*note_settings(zip(runs.method, runs.settings, strict=True)), *_note_recipes(runs)]
     if any(metric.limited for metric in metrics):
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     return found + note_changed(changed)

@@ -74,7 +74,8 @@ def read_content(path: Path) -> RunContent | None:
     points = [*_validation_points(config, folder), *_epoch_points(state.epochs, start)]
     if train:
         points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
-    names = [config.method, config.dataset, config.classes, f"seed {config.seed}"]
+    shots = [f"{config.shots or 'full'} shots"] if config.recipe.epochs else []
+    names = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}"]
     return RunContent(
         key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
         name=" · ".join(names if config.recipe_name == "published" else [*names, f"{config.recipe_name} recipe"]),
