@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -140,6 +141,12 @@ def test_the_server_shows_the_runs_to_this_machine_alone_and_stops_whole(
         with closing(socket.socket()) as visitor:
             visitor.settimeout(5)
             assert visitor.connect_ex((other, port)) != 0, f"answers on {other} as well"
+    for host in ("evil.example", f"192.168.1.5:{port}", f"127.0.0.1:{port + 1}"):
+        foreign = urllib.request.Request(
+            f"{address}/api/2.0/mlflow/experiments/get?experiment_id=1", headers={"Host": host}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(foreign, timeout=120)
     process.send_signal(how)
     assert process.wait(120) == 0
     gone, alive = psutil.wait_procs(children, timeout=120)
