@@ -66,10 +66,12 @@ def test_help_answers_at_once_without_heavy_libraries():
 
 
 COMMAND_LINES = [
-    *(name for name in COMMANDS if name not in ("data", "bench", "track")),
+    *(name for name in COMMANDS if name not in ("data", "bench", "track", "new", "check")),
     *(f"data {name}" for name in DATA_COMMANDS),
     "bench base-to-novel",
     "track sync",
+    "new method",
+    "check method",
 ]
 
 

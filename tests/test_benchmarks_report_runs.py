@@ -104,6 +104,13 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     assert "kgcoop" in words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
 
 
+def test_a_sweep_has_a_table_by_its_name(made: tuple[Path, dict], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "rates", "--results", str(made[0]), "--format", "csv"]) == 0
+    assert ",0.1,51.0," in capsys.readouterr().out.splitlines()[1]
+    assert main(["table", "rates", "--results", str(made[0]), "--check"]) == 2
+    assert "no --check" in capsys.readouterr().err
+
+
 def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(
     tree: Node, made: tuple[Path, dict], digits: Selection
 ) -> None:

@@ -230,7 +230,7 @@ def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     if runtime.store and not run.is_absolute():
         RemoteResults.of(runtime).pull_run(run.as_posix())
     folder = run.expanduser()
-    config, results = locate_run(folder if (folder / "config.json").exists() else runtime.results / run)
+    config, results = locate_run(folder if folder.exists() else runtime.results / run)
     store = runtime.store if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, store=store)
 

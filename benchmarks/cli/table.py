@@ -29,6 +29,8 @@ from benchmarks.tables.runs import calibration_of_runs, run_tables
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchmarks.tables.table import Table
 
 app = typer.Typer(**PLAIN)
@@ -73,7 +75,8 @@ def table(
     suite: Annotated[
         str,
         typer.Argument(
-            metavar="SUITE", help="a suite, `claims`, `published` or `calibration` [default: one table of all runs]"
+            metavar="SUITE",
+            help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]",
         ),
     ] = "",
     results: Results = "results",
@@ -117,6 +120,7 @@ def _suite_tables(
     name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
 ) -> int:
     from benchmarks.results.suite import SuiteResults
+    from benchmarks.suites import suite_paths
     from benchmarks.suites.planning import find_suite, recorded_options
     from benchmarks.tables.check import OK, check_metrics, check_table
     from runner.run_collection import COLLECTIONS, read_collection
@@ -125,6 +129,10 @@ def _suite_tables(
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
+    if name not in suite_paths() and (root / COLLECTIONS / "sweep" / name).is_dir():
+        if chosen := command_line(selection, flags):
+            raise UsageError(f"procap table {name} is a sweep, for which no run is chosen: no {chosen}")
+        return _sweep_table(name, root, form, output)
     suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
@@ -152,6 +160,18 @@ def _suite_tables(
     if further:
         note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
     return 1 if done.unreadable else 0
+
+
+def _sweep_table(name: str, root: Path, form: str, output: OutputFlags) -> int:
+    from benchmarks.report.runs import find_sweeps
+
+    sweeps, problems = find_sweeps(root)
+    for sweep, why in problems:
+        if sweep == name:
+            raise UserError(f"sweep {name} cannot be read: {why}")
+    [found] = [one for one in sweeps if one.name == name]
+    _show_tables(name, found.suite.tables(found.results), form, output)
+    return 0
 
 
 def _claims(results: str, form: str, output: OutputFlags, flags: TableFlags) -> int:

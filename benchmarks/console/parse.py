@@ -72,7 +72,8 @@ def parse_shot_count(text: str) -> int:
     if text.lower() in ("full", "all"):
         return 0
     if not _is_number(text.strip()):
-        raise UsageError(f"--shots {text}: one number of images per class is needed, or full for all of them")
+        several = "; `procap bench few-shot --shots` takes several" if "," in text else ""
+        raise UsageError(f"--shots {text}: one number of images per class is needed, or full for all of them{several}")
     return int(text)
 
 
