@@ -58,7 +58,7 @@ class EpochLog(FrozenModel):
     """One epoch; `terms` are means over its steps, weighted as in the loss."""
 
     epoch: int = Field(ge=0, description="0-based")
-    lr: Amount
+    lr: float = Field(ge=0)
     terms: dict[str, float]
     seconds: Amount = Field(description="in steps: checkpoints excluded")
     images_per_second: Rate | None

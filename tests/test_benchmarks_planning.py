@@ -228,7 +228,7 @@ def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
         assert method_options(method, options)
 
 
-@pytest.mark.parametrize("backbone", ["ViT-L/14", "ViT-B/32"])
+@pytest.mark.parametrize("backbone", [pytest.param("ViT-L/14", marks=pytest.mark.slow), "ViT-B/32"])
 def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, capsys):
     chosen = ("--profile", "mini", "--quick", "--backbone", backbone, "--pretrained", "random", "--dry-run")
     place = ("--data", str(tmp_path), "--results", str(tmp_path))
