@@ -97,7 +97,10 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
-    ("train --methods maple --datasets digits --option depth=99", 2, "depth"),
+    *(
+        (f"{command} --methods maple --datasets digits --option depth=99", 2, "depth = 99, but the text tower")
+        for command in ("train", "bench base-to-novel", "sweep --param lr=0.1,0.01")
+    ),
     (
         "train --methods coop,maple --datasets digits --option dept=3",
         2,
@@ -138,7 +141,7 @@ WRONG: list[tuple[str, int, str]] = [
 @pytest.mark.parametrize(("line", "code", "message"), WRONG, ids=[line for line, _, _ in WRONG])
 def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_path, shards, line, code, message):
     (tmp_path / "a-file").write_text("")
-    trains = line.split()[0] in ("train", "eval")
+    trains = line.split()[0] in ("train", "eval", "bench", "sweep")
     place = ["--data", str(shards)] if trains else []
     for mode in ([], ["--dry-run"]) if trains or line.startswith(("data pack", "demo")) else ([],):
         given, out, err = run(capsys, *line.split(), *place, *mode)

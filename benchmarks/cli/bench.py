@@ -111,7 +111,7 @@ def bench(
     from benchmarks.cli.plan import show_checked_plan
     from benchmarks.console.packing import find_unpacked
     from benchmarks.results.published.tables import table1_methods
-    from benchmarks.suites.checks import check_engine, check_setup, check_training_images
+    from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
     from benchmarks.suites.cost import forecast_runs
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
@@ -160,6 +160,8 @@ def bench(
 
         show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
         return 0
+    if flags.option and launcher.kind == "local":
+        check_options((run.config for run in open_runs), runtime)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
 

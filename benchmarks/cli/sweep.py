@@ -72,7 +72,7 @@ def sweep(
     from benchmarks.cli.selection import runtime_config
     from benchmarks.cli.sweep_settings import make_settings
     from benchmarks.console.packing import ensure_packed, find_unpacked
-    from benchmarks.suites.checks import check_engine, check_setup, check_training_images
+    from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
     from cluster.configuration import SWEEPS, SweepFolder, check_values, examples, make_runs
     from runner.environment import library_defaults, resolve_device
     from runner.remote_results import RemoteResults
@@ -96,6 +96,9 @@ def sweep(
     if launcher.kind == "local":
         # Report a missing device before data sets are packed.
         resolve_device(at.device)
+        if not folder.load():
+            each = (make_runs(settings, values, at.data) for values in examples(settings))
+            check_options((run.config for runs in each for run in runs), at)
     ensure_packed(settings.datasets, at.data)
     if recipe.few_shot_samples:
         store_file(recipe.few_shot_samples, settings.datasets[0], at.data)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
@@ -14,6 +15,9 @@ from shards.fewshot import check_classes, check_shots
 from shards.mirror import is_mirror
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
@@ -46,10 +50,9 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
 
     Where its data set is not packed yet, or lies at a URL, the method is built on the two longest class names instead.
     """
-    from procap.text import LabelSpace
     from runner.distributed.collectives import ProcessGroup
     from runner.environment import resolve_device
-    from runner.setup import load_backbone, make_method, set_up
+    from runner.setup import set_up
 
     device = resolve_device(runtime.device)
     acceleration = Acceleration.of(runtime.accelerate, device)
@@ -58,9 +61,34 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
         if is_packed(runtime.data, config.dataset) and not is_mirror(runtime.data):
             set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup())
         else:
-            names = sorted(resolve_dataset(config.dataset, runtime.data).classnames, key=len)
-            space = LabelSpace(tuple(names[-2:]) or ("one", "two"), dataset=config.dataset)
-            make_method(config, load_backbone(config, device, acceleration), space)
+            _build(config, runtime.data, device, acceleration)
+
+
+def check_options(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
+    """Build methods on the CPU until one can be built; raises the first error if none can, as every run would fail."""
+    import torch
+
+    cpu = torch.device("cpu")
+    errors: dict[tuple[str, ...], UserError] = {}
+    for config in configs:
+        key = (config.method, config.backbone, str(config.pretrained), str(config.options))
+        try:
+            if key not in errors:
+                return _build(config, runtime.data, cpu, Acceleration())
+        except UserError as error:
+            errors[key] = error
+    for first in errors.values():
+        raise first
+
+
+def _build(config: RunConfig, data: Path, device: torch.device, acceleration: Acceleration) -> None:
+    """Build the method of a run on the two longest class names of its data set."""
+    from procap.text import LabelSpace
+    from runner.setup import load_backbone, make_method
+
+    names = sorted(resolve_dataset(config.dataset, data).classnames, key=len)
+    space = LabelSpace(tuple(names[-2:]) or ("one", "two"), dataset=config.dataset)
+    make_method(config, load_backbone(config, device, acceleration), space)
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
