@@ -254,7 +254,7 @@ def _predict(
     """
     count, device = len(inference.images), inference.clip.device
     precision = runtime.evaluation.precision or config.precision
-    predictions, flag_sync, what = Predictions(inference.images.labels), FlagSync(group), f"{config.method} on {target}"
+    predictions, flag_sync, what = Predictions(inference.images.labels), FlagSync(group), f"{config.path} on {target}"
     with (
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
         inference.saving_features(meter),

@@ -22,6 +22,7 @@ from benchmarks.suites import suite_named
 from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
+from runner.progress import ProgressDisplay
 from runner.results import EvalResult, RunFolder, write_json
 from runner.setup import label_space
 from runner.train import train
@@ -60,11 +61,14 @@ def config(short_checkpoint) -> RunConfig:
     return plan(str(short_checkpoint))
 
 
-def test_other_settings_have_their_own_files_and_rows(config, runtime):
+def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypatch, capsys):
+    monkeypatch.setattr(ProgressDisplay, "PLAIN_SECONDS", 0.0)
     settings = EvalSettings(precision="bf16", resize="squash", samples=1)
     folder, default = RunFolder(runtime.results / config.path), runtime
     before = folder.eval_file(TARGET).read_bytes()
-    result = evaluate(config, TARGET, replace(default, evaluation=settings))
+    result = evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
+    # The name of the progress has the shots and the seed.
+    assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}: ")
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
     assert EvalResult.model_validate_json(file.read_bytes()) == result
     assert (result.precision, result.settings) == ("bf16", settings)

@@ -235,7 +235,7 @@ def test_two_runs_of_one_folder_from_two_machines_become_one(
 
 
 def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
-    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
@@ -252,6 +252,9 @@ def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
     folders[1].train_file.write_bytes(whole)
     assert main(command) == 0 and "1 run sent" in capsys.readouterr().out
     assert main([*command, "--dry-run"]) == 0 and "0 runs to send" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["track", "sync", "--results", tmp_path.name, "--dry-run"]) == 0
+    assert f"to send to {tmp_path.name}/mlflow.db, 0 up to date" in capsys.readouterr().out
     assert all(len(runs_of(store, folder)) == 1 for folder in folders)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -24,6 +25,8 @@ from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
 """Commands that torchrun may start as several processes."""
+GLYPH = re.compile(r"Glyph \d+ .* missing from |Matplotlib currently does not support ")
+LETTERS = "names contain letters that matplotlib's fonts lack, so plots show boxes in their place"
 
 
 def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
@@ -113,9 +116,17 @@ def data() -> None:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Show the text of a warning without the source line that raised it."""
-    plain = warnings.formatwarning
-    warnings.formatwarning = lambda message, *place, **more: f"procap: note: {message}\n"
+    """Show the text of a warning once, without the source line that raised it."""
+    plain, shown = warnings.formatwarning, set[str]()
+
+    def format_once(message: Warning | str, *place: Any, **more: Any) -> str:
+        # Matplotlib warns of each letter in each figure.
+        text = LETTERS if GLYPH.match(str(message)) else str(message)
+        line = "" if text in shown else f"procap: note: {text}\n"
+        shown.add(text)
+        return line
+
+    warnings.formatwarning = format_once
     try:
         yield
     finally:

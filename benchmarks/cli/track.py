@@ -51,7 +51,7 @@ def sync(
     collections = sum(path.startswith(f"{COLLECTIONS}/") for path in summary.sent)
     more = f" and {plural(collections, 'suite')} or sweep{'s' * (collections > 1)}" if collections else ""
     count = f"{plural(len(summary.sent) - collections, 'run')}{more}"
-    show(f"{count} {'to send' if dry_run else 'sent'} to {store.address}, {summary.up_to_date} up to date")
+    show(f"{count} {'to send' if dry_run else 'sent'} to {store.describe(results)}, {summary.up_to_date} up to date")
     if output.json:
         document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
         show_json({"destination": store.address, "dry_run": dry_run, **document})

@@ -48,6 +48,8 @@ GPU_STEP_SECONDS = 2e-3
 """Lower limit of a step with CUDA graphs: about a thousand kernels of 2 us each."""
 START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
 """Seconds until the first step: loading weights, and on a GPU compiling and capturing graphs."""
+STARTING = ("load", "compile")
+"""Phases of a training that belong to its start."""
 DECODE_SECONDS = {True: 4.5e-3, False: 2.5e-4}
 """Seconds of one core per photograph and per generated image (docs/results/loader.md); later epochs take a third."""
 DECODE_THREADS = 12
@@ -202,7 +204,8 @@ class CostModel:
         evaluations = [one for one in folder.evaluations() if not one.settings.samples]
         work = self.work(config, [Target.parse_unchecked(one.target) for one in evaluations])
         # Recorded seconds do not include the start, but the estimate does.
-        taken = training.seconds + sum(one.seconds for one in evaluations) + START_SECONDS[self.machine.device]
+        start = max(START_SECONDS[self.machine.device], sum(training.phases.get(name, 0.0) for name in STARTING))
+        taken = start + training.seconds + sum(one.seconds for one in evaluations)
         self._add_ratio(config, work, taken)
 
     def _add_ratio(self, config: RunConfig, work: float, taken: float) -> None:

@@ -51,6 +51,8 @@ class RunProgress:
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._costs, self._max_concurrent, self._trackers, self._trace = costs, max_concurrent, trackers, trace
         self._running: dict[int, float] = {}
+        # When places became free: the next run there begins then, as the start of its processes is part of its time.
+        self._freed: list[float] = []
         self._waiting: set[int] = set()
         self._interrupted: set[int] = set()
         self.display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
@@ -60,7 +62,8 @@ class RunProgress:
         if number in self._running:
             self._interrupted.add(number)
             self.display.print(format_lost(self.runs[number].path))
-        self._running[number] = time.monotonic()
+        else:
+            self._running[number] = self._freed.pop() if self._freed else time.monotonic()
         self._show()
 
     def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
@@ -76,14 +79,16 @@ class RunProgress:
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         number = config["number"]
         run = self.runs[number]
-        self._running.pop(number, None)
+        now = time.monotonic()
+        taken = now - self._running.pop(number, now)
+        self._freed.append(now)
         how = "was stopped"
         if report.state == "done":
             how = f"in {report.seconds:.1f} s on {report.host}"
             self.done.append(number)
-            # An interrupted run only reports the seconds of its last attempt, which would mislead the estimates.
+            # The time of an interrupted run would mislead the estimates.
             if number not in self._interrupted:
-                self._costs.learn(run, report.seconds)
+                self._costs.learn(run, max(taken, report.seconds))
         elif report.state == "failed":
             how = f"failed: {report.why}"
             self.failed[number] = report.why

@@ -88,6 +88,12 @@ class TrackingStore:
             return self.uri
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
+    def describe(self, results: Path | str) -> str:
+        """Return the address, or the path of a SQLite file in the results below `results`, as the user wrote it."""
+        if self.file and self.file.is_relative_to(self.results):
+            return str(Path(results, self.file.relative_to(self.results)))
+        return self.address
+
     @property
     def is_server(self) -> bool:
         return self.uri.startswith(("http://", "https://"))
