@@ -114,6 +114,19 @@ class CLIP(nn.Module):
 
         return tokenize(texts, self.geometry.context_length).to(self.device)
 
+    def unknown_names(self, names: Sequence[str]) -> list[str]:
+        """List names without a word that has an embedding of its own; CLIPs trained on large data have none.
+
+        `mini` gives all words that it was not trained on one embedding, and so cannot distinguish such classes.
+        """
+        spelled = [set(row.tolist()) - {0, row.max().item()} for row in self.tokenize(names)[:, 1:]]
+        # With words that hardly any data have, one unknown word among the names is found too.
+        used = torch.tensor(sorted(set(range(47000, 47010)).union(*spelled)), device=self.device)
+        used = used[used < len(self.text.token_embedding.weight)]
+        _, rows, counts = self.token_embedding(used).unique(dim=0, return_inverse=True, return_counts=True)
+        shared = set(used[counts[rows] > 1].tolist())
+        return [name for name, tokens in zip(names, spelled, strict=True) if tokens <= shared]
+
     def digest(self) -> str:
         """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight."""
         sha = hashlib.sha256(repr(self.geometry).encode())

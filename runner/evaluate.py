@@ -32,7 +32,7 @@ from runner.predictions import Predictions, count_classes
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder, TrainResult, write_json
-from runner.setup import check_content, label_space, load_backbone, make_method
+from runner.setup import check_content, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
@@ -183,6 +183,7 @@ def _evaluate(
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
     with meter.phase("classes", rated=False), autocast(precision, device):
         space = label_space(manifest, selection.classnames)
+        warn_of_unknown_names(clip, space.names())
         classifier = make_classifier(trained.method, config, space, settings.samples)
     features = None
     if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):

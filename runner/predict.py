@@ -26,6 +26,7 @@ from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import TrainedRun, load_trained
 from runner.run_folders import locate_run
+from runner.setup import warn_of_unknown_names
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
 from shards.image_files import EncodedImage, load_batches
@@ -41,6 +42,7 @@ class ImageClassifier:
         self.run, clip = run, run.clip
         space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
         self.classnames = space.names()
+        warn_of_unknown_names(clip, self.classnames)
         self.batch_size = run.config.recipe.test_batch_size
         self.transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         with autocast(run.config.precision, clip.device):

@@ -147,7 +147,8 @@ class TrainResult(FrozenModel):
     def changed_code(self, config: RunConfig) -> str:
         """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
         change = describe_change(config.method, self.method_source)
-        return change and f"{config.path} was trained {change}: restore that code, or train again with --force"
+        hint = f"restore that code, or train again with --methods {config.method} --force"
+        return change and f"{config.path} was trained {change}: {hint}"
 
     @model_validator(mode="after")
     def _epochs_follow(self) -> TrainResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     method, card = build(config, shards, clip, labels)
+    warn_of_unknown_names(clip, method.space.names())
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     source = method_source(config.method)
@@ -120,6 +122,17 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
         manifest_digest=shards.manifest.digest,
     )
     return make_method(config, clip, space), card
+
+
+def warn_of_unknown_names(clip: CLIP, names: Sequence[str]) -> None:
+    """Warn of class names that `clip` cannot distinguish, because it was not trained on their words."""
+    if len(unknown := clip.unknown_names(names)) > 1:
+        listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
+        warnings.warn(
+            f"{clip.name} knows no word of {len(unknown)} of {len(names)} class names ({listed}) and cannot tell these "
+            "classes apart: take another --backbone, such as ViT-B/16",
+            stacklevel=3,
+        )
 
 
 def check_class_sizes(fewshot: FewShot, batch: int) -> None:

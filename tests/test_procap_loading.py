@@ -20,6 +20,7 @@ from procap.errors import UsageError, UserError
 from procap.weights import loading
 from procap.weights.loading import canonical_name, list_backbones, load_clip
 from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
+from runner.setup import warn_of_unknown_names
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
 
@@ -335,6 +336,14 @@ def test_every_listed_backbone_has_a_geometry_and_its_activation():
     assert "openai" in rows["ViT-B-16"][0] and "224 px, patch 16, widths 768/512" in rows["ViT-B-16"][1]
     assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
     assert next(iter(rows)) == "mini" and not {"RN50", "ViT-B-16-SigLIP", "coca_ViT-B-32"} & rows.keys()
+
+
+def test_mini_lists_names_of_words_that_it_was_not_trained_on():
+    mini = load_clip("mini")
+    assert mini.unknown_names(["robin", "red circle", "wren"]) == ["robin", "wren"]
+    assert mini.unknown_names(["owl"]) == ["owl"] and not mini.unknown_names(["blue square"])
+    with pytest.warns(UserWarning, match=r"knows no word of 2 of 3 class names \('owl', 'wren'\) .* --backbone"):
+        warn_of_unknown_names(mini, ("owl", "red circle", "wren"))
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_statistics_say_how_far_sigma_moved_and_a_warning_where_it_hardly_did(ti
     )
     assert found["sigma of text"]["median"] == pytest.approx(1.5 * math.exp(-2))
     assert (found["sigma of text"]["moved_median"], found["sigma of text"]["moved_max"]) == pytest.approx((0.5, 2))
-    assert method.training_warning().startswith("sigma of vision moved by ")
+    assert "the median sigma of vision moved by " in method.training_warning()
     levels = build(tiny_clip, space, depth=3, deep_tokens="independent").statistics()
     assert [*levels] == [f"sigma of {tokens} level {level}" for tokens in ("vision", "text") for level in (1, 2, 3)]
     assert build(tiny_clip, space, gaussian=False).statistics() == {}

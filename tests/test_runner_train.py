@@ -111,7 +111,10 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     with pytest.raises(UserError, match=r"its source of theirs is .{16}, here it is .{16}; start over with --force"):
         train(half_done, there)
     [note] = note_code(load(there.results))
-    assert note.startswith("OTHER CODE: theirs was trained seed 1 by theirs 1.0") and "installed here: theirs 2" in note
+    assert (
+        "OTHER CODE trained runs of theirs, which do not compare: 1 run by theirs 1.0" in note
+        and "installed here: theirs 2" in note
+    )
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
 

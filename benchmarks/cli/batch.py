@@ -44,7 +44,8 @@ class Failures:
             if self.raises:
                 raise
             expected = isinstance(error, UserError | DataError | OSError)
-            self.reasons[name] = one_line(str(error)) if expected else describe_unexpected(error)
+            reason = one_line(str(error)) if expected else describe_unexpected(error)
+            self.reasons[name] = reason.removeprefix(f"{name} ")
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.output import plural
 from benchmarks.results.frame import describe_settings, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
@@ -176,14 +177,12 @@ def note_code(frame: pd.DataFrame) -> list[str]:
     found = []
     for method, runs in frame[frame.source != ""].groupby("method", sort=False):
         now = str(method_source(str(method)) or "")
-        sources = runs.groupby("source").seed.unique()
+        sources = runs.groupby("source").path.nunique()
         if len(sources) > 1 or (now and now != sources.index[0]):
-            parts = [
-                f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))} by {source}"
-                for source, seeds in sources.items()
-            ]
+            parts = [f"{plural(count, 'run')} by {source}" for source, count in sources.items()]
             installed = f"; installed here: {now}" if now else ""
-            found.append(f"OTHER CODE: {title_method(str(method))} was trained {'; '.join(parts)}{installed}.")
+            title = title_method(str(method))
+            found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found
 
 

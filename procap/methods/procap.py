@@ -302,9 +302,9 @@ class ProCAP(Method):
         if not moved:
             return ""
         return (
-            f"{'; '.join(moved)} moved by {100 * min(moved.values()):.2g} to {100 * max(moved.values()):.2g} % only "
-            f"(medians), so the variances are about those given by logvar_init = {self.options.logvar_init:g}; "
-            f"a logvar_lr_scale above {self.options.logvar_lr_scale:g} trains them faster"
+            f"the variances of the prompts stay about as they began: the median {' and '.join(moved)} moved by "
+            f"{100 * max(moved.values()):.2g} % at most; --option logvar_lr_scale above "
+            f"{self.options.logvar_lr_scale:g} trains them faster"
         )
 
     def _logvars(self) -> dict[str, nn.Parameter]:
