@@ -281,7 +281,8 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
 
-    Where more than MOST_NAMED settings of a method vary, only values that are not the most frequent ones are named.
+    Where more than MOST_NAMED settings of a method vary, only values that are not the most frequent ones are named, and
+    more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
     frame: anything with the columns `method` and `settings`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
@@ -290,11 +291,16 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
         for name, value in settings:
             counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
     usual = {key: found.most_common(1)[0][0] for key, found in counts.items() if len(found) > 1}
-    titles = []
+    titles, recipes = [], dict[str, list[tuple[tuple[str, str], ...]]]()
     for _, method, settings in keys:
         own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
         is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
         varied = [one for one in settings if own[one[0]] and not (is_long and one[1] == own[one[0]])]
+        fields = tuple(one for one in varied if one[0].startswith("recipe."))
+        if len(fields) > MOST_NAMED:
+            known = recipes.setdefault(method, [])
+            known += [] if fields in known else [fields]
+            varied = [one for one in varied if one not in fields] + [("recipe", str(known.index(fields) + 2))]
         named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles

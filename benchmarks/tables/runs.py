@@ -174,7 +174,8 @@ def _note_recipes(runs: pd.DataFrame) -> list[str]:
     """Describe what differs from the published recipe in rows with a changed one; none if all rows have one."""
     is_custom = runs.settings.map(lambda settings: settings.get("recipe") == "custom")
     found: dict[str, list[str]] = {}
-    for title, own in runs[is_custom].groupby("title", sort=False) if not is_custom.all() else ():
+    is_named = runs.title.str.contains(r"\brecipe \d").any()
+    for title, own in runs[is_custom].groupby("title", sort=False) if is_named or not is_custom.all() else ():
         first = own.iloc[0]
         with suppress(UsageError):
             task = "few-shot" if first.classes == "all" else "base-to-novel"
