@@ -300,7 +300,8 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
         if len(fields) > MOST_NAMED:
             known = recipes.setdefault(method, [])
             known += [] if fields in known else [fields]
-            varied = [one for one in varied if one not in fields] + [("recipe", str(known.index(fields) + 2))]
+            varied = [one for one in varied if one not in (*fields, ("recipe", "custom"))]
+            varied += [("recipe", str(known.index(fields) + 2))]
         named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles
