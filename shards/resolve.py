@@ -33,7 +33,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
                 templates=manifest.templates,
                 source="packed",
                 licence="",
-                description=f"packed from: {manifest.source}",
+                description=f"packed from: {manifest.source.partition(', lists ')[0]}",
                 classnames=manifest.classnames,
                 variant=manifest.variant,
             )

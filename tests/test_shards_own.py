@@ -63,6 +63,8 @@ def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_r
     source = user_source(sheet(tmp_path, "folder: images\n" + RULE))
     assert (source.name, source.classnames) == ("my-birds", SORTED)
     assert source.templates == ("a photo of a {}, a type of bird",) and source.variant == ""
+    more = user_source(sheet(tmp_path, "folder: images\ntemplates: ['a {}.', 'a drawn {}']\n" + RULE))
+    assert more.templates == ("a {}", "a drawn {}"), "full stops are dropped, as from the template"
     assert dict(source.counts) == {"train": 20, "val": 8, "test": 12}
     assert source.size == sum(file.stat().st_size for file in (tmp_path / "images").rglob("*.png"))
     found = {split: rows(source, split) for split in source.counts}
@@ -405,6 +407,7 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
             "images/deep/{c}",
             {"folder": "birds/images/deep", "split": {"train": 0.5, "val": 0.2, "test": 0.3, "seed": 1}},
         ),
+        ("raw/{c}: stray", {"folder": "birds/raw"}),
         ("{s:train,val,test}/{c}", {"folder": "birds"}),
         ("{s:Training,valid,test}/{c}", {"splits": {"train": "Training", "val": "valid", "test": "test"}}),
         ("x/{s:train,val}/{c}", {"folder": "birds/x", "splits": {"train": "train", "test": "val"}}),
@@ -422,11 +425,13 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
         with (root / "labels.csv").open("w") as file:
             csv.writer(file).writerows([("path", "label", "split")[:columns], *(line[:columns] for line in lines)])
     else:
-        place, _, few = layout.partition(": few")
+        place, _, more = layout.partition(": ")
+        if more == "stray":
+            put(root / "raw" / "stray.png")
         splits = re.findall(r"{s:(.*?)}", place)
         for split in splits[0].split(",") if splits else [""]:
             folder = re.sub(r"{s:.*?}", split, place.removesuffix("{c}"))
-            put_classes(root / folder, each=2 if few or layout.endswith("few") else EACH)
+            put_classes(root / folder, each=2 if more == "few" else EACH)
     code, _, err = pack(capsys, "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
     written = yaml.safe_load((tmp_path / "birds.yaml").read_text())
@@ -446,7 +451,8 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     code, _, err = pack(
         capsys, command, f"{images}/", "--workers", "1", *(("--data", tmp_path / "data") * (command == "pack"))
     )
-    assert code == 1 and not (tmp_path / "data" / "birds").exists()
+    assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
+    assert (f"{tmp_path}/birds.yaml was not written" in err) == (command == "pack")
     for words in (
         "birds/emu holds no image: remove the folder",
         "split: class 'coal_tit' has 1 image, too few for train, val, test",
@@ -516,7 +522,7 @@ def one_class(tmp_path_factory) -> Path:
             "'solo' has one class ('Zebra finch'): there is nothing to tell apart",
         ),
         ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 3 classes, of which novel"),
-        ("bench cross-dataset --datasets solo", 2, "'solo' has 1 classes, of which all would be 1; 2 are needed"),
+        ("bench cross-dataset --datasets solo", 2, "'solo' has 1 class, of which all would be 1; 2 are needed"),
     ],
 )
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
@@ -550,6 +556,11 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     for name in ("cross-dataset", "domain-generalization"):
         assert f"{name} is left out: it needs other data sets than 'quartet'" in err
     assert "runtime is left out: --shots 16: the largest class of 'quartet' has 3 training images" in err
+    assert "give --shots 3 or fewer, or full, for the other suites: runtime always has 16" in err
+    assert main(["bench", "base-to-novel", "--datasets", "quartet", *one[:2], *one[4:], *at]) == 1
+    assert capsys.readouterr().err.strip().endswith("; --profile mini tries the suite without them")
+    assert main(["ls", "datasets", "--data", str(one_class)]) == 0
+    assert re.search(r"quartet +4 +12/4/8 +yes +packed from: own folders\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("profile", [MINI, PAPER])

@@ -29,7 +29,7 @@ from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from benchmarks.results.variant import SuiteOptions
+    from benchmarks.results.variant import SuiteOptions, SuiteRun
     from benchmarks.suites.outputs import SuiteOutputs
     from benchmarks.suites.planning import SuitePlan
     from benchmarks.suites.suite import Suite
@@ -156,12 +156,15 @@ def bench(
             if launcher.kind == "local":
                 local_capacity(launcher, runtime.device)
                 find_unpacked((run.config.dataset for run in open_runs), runtime.data)
+                _check_weights(open_runs, flags, plans[0].options)
                 check_setup((run.config for run in open_runs), runtime)
 
         show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
         return 0
     if flags.option and launcher.kind == "local":
         check_options((run.config for run in open_runs), runtime)
+    if launcher.kind == "local":
+        _check_weights(open_runs, flags, plans[0].options)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
 
@@ -199,6 +202,20 @@ def bench(
     failed = {**missing, **unreadable, **failed}
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
+
+
+def _check_weights(runs: Sequence[SuiteRun], flags: SuiteFlags, options: SuiteOptions) -> None:
+    """Raise UserError if weights are not on this machine; names the profile that needs none if it was not chosen."""
+    from benchmarks.results.profiles import MINI
+    from benchmarks.suites.checks import check_weights
+
+    try:
+        check_weights((run.config.backbone, run.config.pretrained) for run in runs)
+    except UsageError:
+        raise
+    except UserError as error:
+        without = "" if flags.profile or options.profile == MINI else "; --profile mini tries the suite without them"
+        raise UserError(f"{error}{without}") from None
 
 
 def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlags, data: Path) -> list[SuitePlan]:

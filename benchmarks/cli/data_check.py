@@ -71,7 +71,7 @@ def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
     problems: dict[str, list[str]] = {}
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
-    for one in wanted_sets(names, PackFlags(), data_root(""), write=False):
+    for one in wanted_sets(names, PackFlags(), data_root("")):
         source = one.source()
         with parts_progress(f"checking {one.name}", source.counts) as progress:
             report = check_source(source, workers=workers, on_progress=progress)

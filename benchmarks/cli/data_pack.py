@@ -22,6 +22,7 @@ from runner.environment import available_cores
 from shards.audit import refuse
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataError
+from shards.files import write_file
 from shards.manifest import Manifest
 from shards.mirror import refuse_packing
 from shards.reader import ShardSet, open_dataset
@@ -60,12 +61,12 @@ def pack(
     """Pack data sets into WebDataset shards with a manifest.
 
     Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read. For
-    a folder of your images a YAML file is guessed and written beside it; all findings are listed at once.
+    a folder of your images a YAML file is guessed, and written beside it once packed; all findings are listed at once.
     """
     from shards.raw.tars import remove_downloads
 
     root = _local_root(data, packing)
-    wanted = wanted_sets(names, packing, root, write=not mode.dry_run)
+    wanted = wanted_sets(names, packing, root)
     if mode.dry_run:
         return _show_plan(wanted, root, output)
     packed: dict[str, Manifest] = {}
@@ -83,10 +84,15 @@ def pack(
                 on_note=report_note if one.is_own else None,
             )
             packed[one.name] = manifest
+            if one.guessed:
+                write_file(Path(one.location), one.guessed)
+                note(f"wrote {one.location}")
             remove_downloads(one.shards, cache_home())
             if one.caution:
                 note(f"procap: note: {one.name}: {one.caution}")
         except DataError as error:
+            if one.guessed:
+                note(f"procap: note: {one.location} was not written; to change the guess, write it yourself")
             if len(wanted) == 1:
                 raise
             failed[one.name] = str(error)

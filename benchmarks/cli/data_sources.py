@@ -19,7 +19,6 @@ from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find
 from shards.dataset import Dataset
 from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
-from shards.files import write_file
 from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.records import Source
@@ -33,6 +32,7 @@ class DatasetToPack:
 
     origin: where the images come from, if that is known before they are fetched. location: their YAML file, folder or
     URL, unless it is a raw folder. shards: the shards they are read from. caution: a warning about their list.
+    guessed: the content of a YAML file that is not written yet.
     """
 
     name: str
@@ -41,6 +41,7 @@ class DatasetToPack:
     location: str = ""
     shards: str = ""
     caution: str = ""
+    guessed: str = ""
 
     @property
     def is_own(self) -> bool:
@@ -69,18 +70,16 @@ class DatasetToPack:
         return None
 
 
-def wanted_sets(
-    names: Iterable[str], packing: PackFlags, data_root: Path, *, write: bool = True
-) -> list[DatasetToPack]:
+def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
 
-    Duplicates are dropped. write: write the YAML file of a folder that has none.
+    Duplicates are dropped. The YAML file of a folder that has none is guessed, and not written here.
     """
     wanted: dict[str, DatasetToPack] = {}
     for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
         if packing.shards and name in GROUPS:
             raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
-        for one in _resolve(name, packing, data_root, write=write):
+        for one in _resolve(name, packing, data_root):
             if wanted.setdefault(one.name, one).location != one.location:
                 raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
@@ -136,14 +135,14 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve(name: str, packing: PackFlags, data_root: Path, *, write: bool) -> list[DatasetToPack]:
+def _resolve(name: str, packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
     if is_own_folder(name):
-        return [_guessed(Path(name).expanduser(), packing, write=write)]
+        return [_guessed(Path(name).expanduser(), packing)]
     return _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]
 
 
-def _guessed(folder: Path, packing: PackFlags, *, write: bool) -> DatasetToPack:
-    """Take a folder by the YAML file beside it, which is guessed and written if there is none."""
+def _guessed(folder: Path, packing: PackFlags) -> DatasetToPack:
+    """Take a folder by the YAML file beside it, which is guessed if there is none."""
     from shards.raw.guess import find_description
 
     if packing.changes or packing.shards:
@@ -151,10 +150,6 @@ def _guessed(folder: Path, packing: PackFlags, *, write: bool) -> DatasetToPack:
     file, text = find_description(folder)
     if not text:
         note(f"{file} describes {folder}")
-    elif write:
-        write_file(file, text)
-        note(f"wrote {file}:\n{indent(text.rstrip(), '  ')}")
-        text = ""
     else:
         note(f"{file} would be:\n{indent(text.rstrip(), '  ')}")
     return described(file, packing, text)
@@ -190,7 +185,7 @@ def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
         raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
     own = parse_description(text, file) if text else read_description(file)
     source = partial(user_source, file, cache_home(), text)
-    return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "")
+    return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "", guessed=text)
 
 
 def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:

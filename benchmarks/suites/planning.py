@@ -149,7 +149,7 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
             try:
                 check_shots(open_dataset(data_root("") if options.data is None else options.data, name), SHOTS)
             except DataUsageError as error:
-                return str(error)
+                return f"{error}, for the other suites: {suite.name} always has {SHOTS}"
             continue
         others = sorted({target.dataset for target in targets} - {name, *options.datasets})
         if others and several:
@@ -158,7 +158,8 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
             (suite.trained_classes(options), *(t.classes for t in targets if t.dataset == name))
         ):
             if (count := len(select_labels(range(dataset.classes), classes))) < 2:
-                return f"'{name}' has {dataset.classes} classes, of which {classes} would be {count}; 2 are needed"
+                has = f"'{name}' has {dataset.classes} class{'es' * (dataset.classes != 1)}"
+                return f"{has}, of which {classes} would be {count}; 2 are needed"
     return ""
 
 

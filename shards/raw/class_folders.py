@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from shards.errors import DataError
@@ -54,8 +55,14 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Whether a subfolder holds an image."""
-    return any(_has_images(folder / name) for name in class_folders(folder)[:MOST])
+    """Whether a subfolder holds an image; a single one that holds class folders beside its images is no class."""
+    found = _image_folders(folder)
+    return len(found) > 1 or any(not _image_folders(folder / name) for name in found)
+
+
+def _image_folders(folder: Path) -> list[str]:
+    """List the first two subfolders that hold images."""
+    return list(islice((name for name in class_folders(folder)[:MOST] if _has_images(folder / name)), 2))
 
 
 def _has_images(folder: Path) -> bool:

@@ -105,8 +105,8 @@ class Description(BaseModel):
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The templates that initialise learned tokens: those given, else the template without its full stop."""
-        return self.templates or (self.template.removesuffix("."),)
+        """The templates that initialise learned tokens: those given, else the template, without their full stops."""
+        return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 
 
 class _Loader(yaml.SafeLoader):

@@ -102,7 +102,9 @@ def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]
     # A class of one image, which is reported later, does not change the split of the others.
     sizes = [count for count in counts.values() if count > 1] or [0]
     rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
-    return keys | {"split": {**rule, "seed": SEED}}, f"{len(counts)} class folders, split at random"
+    return keys | {
+        "split": {**rule, "seed": SEED}
+    }, f"{len(counts)} class folder{'s' * (len(counts) != 1)}, split at random"
 
 
 def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
