@@ -20,6 +20,10 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class MissingWeights(UserError):
+    """Weights that are not on this machine."""
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """Make a `UsageError` for `name` that lists the nearest of `choices` first and then all of them."""
     known = sorted(choices)

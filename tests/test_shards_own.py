@@ -558,7 +558,7 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     assert "runtime is left out: --shots 16: the largest class of 'quartet' has 3 training images" in err
     assert "give --shots 3 or fewer, or full, for the other suites: runtime always has 16" in err
     assert main(["bench", "base-to-novel", "--datasets", "quartet", *one[:2], *one[4:], *at]) == 1
-    assert capsys.readouterr().err.strip().endswith("; --profile mini tries the suite without them")
+    assert capsys.readouterr().err.strip().endswith("; --profile mini, on generated or own data, needs none")
     assert main(["ls", "datasets", "--data", str(one_class)]) == 0
     assert re.search(r"quartet +4 +12/4/8 +yes +packed from: own folders\n", capsys.readouterr().out)
 

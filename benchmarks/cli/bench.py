@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,10 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
 from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text, suite_titles
-from procap.errors import UsageError, UserError, unknown_name
+from procap.errors import MissingWeights, UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from benchmarks.results.variant import SuiteOptions, SuiteRun
+    from benchmarks.results.variant import SuiteOptions
     from benchmarks.suites.outputs import SuiteOutputs
     from benchmarks.suites.planning import SuitePlan
     from benchmarks.suites.suite import Suite
@@ -156,15 +157,13 @@ def bench(
             if launcher.kind == "local":
                 local_capacity(launcher, runtime.device)
                 find_unpacked((run.config.dataset for run in open_runs), runtime.data)
-                _check_weights(open_runs, flags, plans[0].options)
                 check_setup((run.config for run in open_runs), runtime)
 
-        show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
+        with _hint_at_profile(flags):
+            show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
         return 0
     if flags.option and launcher.kind == "local":
         check_options((run.config for run in open_runs), runtime)
-    if launcher.kind == "local":
-        _check_weights(open_runs, flags, plans[0].options)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
 
@@ -178,7 +177,8 @@ def bench(
     outputs: list[SuiteOutputs] = []
     try:
         if open_runs:
-            failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
+            with _hint_at_profile(flags):
+                failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
         remote.pull_all()
         missing = {run.path: MISSING for run in runs if not is_done(run, runtime)}
         trackers.started = True
@@ -204,18 +204,15 @@ def bench(
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
 
 
-def _check_weights(runs: Sequence[SuiteRun], flags: SuiteFlags, options: SuiteOptions) -> None:
-    """Raise UserError if weights are not on this machine; names the profile that needs none if it was not chosen."""
-    from benchmarks.results.profiles import MINI
-    from benchmarks.suites.checks import check_weights
-
+@contextmanager
+def _hint_at_profile(flags: SuiteFlags) -> Iterator[None]:
+    """Add to an error about missing weights the profile that needs none, unless the profile was chosen."""
     try:
-        check_weights((run.config.backbone, run.config.pretrained) for run in runs)
-    except UsageError:
-        raise
-    except UserError as error:
-        without = "" if flags.profile or options.profile == MINI else "; --profile mini tries the suite without them"
-        raise UserError(f"{error}{without}") from None
+        yield
+    except MissingWeights as error:
+        if flags.profile:
+            raise
+        raise MissingWeights(f"{error}; --profile mini, on generated or own data, needs none") from None
 
 
 def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlags, data: Path) -> list[SuitePlan]:
