@@ -1,18 +1,19 @@
 """Measure every method's training step and evaluation in fast mode against reference mode, and against plain CLIP.
 
     python -m benchmarks.studies.method_speed --backbone mini --classes 5,20 --rounds 2     a rehearsal, a minute
-    python -m benchmarks.studies.method_speed --write                  ViT-B/16, random weights; about 20 minutes
+    python -m benchmarks.studies.method_speed --classes 51 --write     ViT-B/16, random weights; about 15 minutes
 
 The modes are those of `benchmarks.runtime.workload`; they take the same batch in turns in one process, and a ratio is
 the median over rounds. `counted` is the ratio of counted operations. For the last number of classes, whose reference
-takes longest, there is one round, and within `--budget` seconds only. `--write` writes docs/results/method_speed.json
-and replaces the tables in docs/methods.md.
+takes longest, there is one round, and within `--budget` seconds only. `--write` writes docs/results/method_speed.json,
+in which other rows stay, and replaces the tables in docs/methods.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import time
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_integers, parse_methods
+from procap.methods import METHODS
 from runner.environment import library_defaults
 
 if TYPE_CHECKING:
@@ -169,6 +171,19 @@ def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -
     return statistics.median(first / mine for first, mine in pairs)
 
 
+def merge(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Add the rows of other methods and numbers of classes from an earlier run of the same kind on the same machine."""
+
+    def kind(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["backbone"], one["batch"], one["images"], one["environment"]["cpu"]
+
+    if earlier and kind(earlier) == kind(found):
+        rows = {(row["classes"], row["method"]): row for row in [*earlier["rows"], *found["rows"]]}
+        order = sorted(rows, key=lambda key: (key[0], [*METHODS].index(key[1])))
+        found = {**found, "rows": [rows[key] for key in order]}
+    return found
+
+
 def format_tables(found: dict[str, Any]) -> str:
     """Format the measurements as two Markdown tables."""
     counts = list(dict.fromkeys(row["classes"] for row in found["rows"]))
@@ -184,7 +199,7 @@ def format_tables(found: dict[str, Any]) -> str:
         for name in methods:
             if kind not in rows[name, counts[0]]:
                 continue
-            cells = [cell for count in counts for cell in _mode_cells(rows[name, count][kind])]
+            cells = [cell for count in counts for cell in _mode_cells(rows.get((name, count), {}).get(kind))]
             if kind == "eval":
                 first, plain = rows[name, counts[0]], rows.get((PLAIN, counts[0]))
                 cells += [f"{first['of_plain']:.2f}", f"{_counted(plain) / _counted(first):.2f}" if plain else "-"]
@@ -204,8 +219,10 @@ def _counted(row: dict[str, Any]) -> float:
     return row["eval"]["flops"]["fast"] / row["eval"]["images"]
 
 
-def _mode_cells(one: dict[str, Any]) -> list[str]:
+def _mode_cells(one: dict[str, Any] | None) -> list[str]:
     """Format seconds in both modes, the measured and the counted ratio."""
+    if one is None:
+        return ["-", "-", "-"]
     seconds, flops = one["seconds"], one["flops"]
     slow, fast = seconds.get("reference"), seconds["fast"]
     counted = f"{flops['reference'] / flops['fast']:.2f}"
@@ -248,6 +265,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     counts = tuple(parse_integers(arguments.classes, "--classes", "51,500"))
     sizes = Sizes(counts, arguments.batch, arguments.images, arguments.rounds)
     found = measure(models, parse_methods(arguments.methods), sizes, arguments.budget)
+    if arguments.write:
+        found = merge(found, json.loads(DATA.read_text()) if DATA.exists() else {})
     tables = format_tables(found)
     show(tables)
     if arguments.write:
