@@ -112,7 +112,7 @@ def refresh(root: Path, name: str) -> None:
             raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
         else:
             if text != last:
-                manifest = parse_manifest(text, redact(url), name, "report it to whoever publishes the data")
+                manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
                 try:
                     # What any reader of the convention needs beside the shards; the manifest last.
                     for file, content in convention_texts(manifest).items():

@@ -294,7 +294,8 @@ def kill_one(draw: random.Random, nodes: Sequence[Node], pattern: str) -> str:
         with suppress(psutil.NoSuchProcess):
             title = " ".join(process.cmdline())
             if re.match(pattern, title):
-                found.append((title[:40], process))
+                # Without the folders of this machine, as the record is published.
+                found.append((Path(title.split()[0]).name if title.startswith("/") else title[:40], process))
     if not found:
         return "none"
     title, victim = draw.choice(found)
