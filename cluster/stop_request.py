@@ -1,7 +1,8 @@
-"""Ask the trainings of a command on Ray to save their states before Ray ends their processes.
+"""Save the states of the trainings of a driver on Ray before Ray kills their processes.
 
-Ray kills the processes of a driver that disconnects within 0.2 s. Therefore a driver that is stopped writes a key into
-the key-value store of the cluster first, which every training polls; the keys of trainings show it who is still saving.
+Ray kills the processes of a driver within 0.2 s after it disconnects. A driver that is stopped therefore first writes
+the key `stop` into the key-value store of the cluster. Every training polls that key; it has a key of its own there,
+which it deletes after it has saved.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SAVE_SECONDS = 10.0
 def watch_stop_request() -> Iterator[Callable[[], int | None]]:
     """Watch for `request_stop` of the driver; yields a function that a training calls at every step.
 
-    It returns the signal that asks to stop, else None. It never blocks, also while the head of the cluster is away.
+    The function returns SIGINT after a request, else None. It does not block, even if the head node is lost.
     """
     steps, ended, stop = threading.Event(), threading.Event(), threading.Event()
 
@@ -32,32 +33,32 @@ def watch_stop_request() -> Iterator[Callable[[], int | None]]:
         from ray.train._internal.session import get_session
 
         own = _key(f"training/{socket.gethostname()}/{os.getpid()}")
-        # A head that is away or a driver that has disconnected ends the calls with several kinds of exceptions.
+        # If the head node is lost or the driver has disconnected, the calls raise exceptions of several types.
         with suppress(Exception):
             while not ended.wait(POLL_SECONDS):
                 if steps.is_set():
                     store._internal_kv_put(own, b"")
                 if not stop.is_set() and store._internal_kv_exists(_key("stop")):
                     stop.set()
-                    # A report waits for the driver, which answers none any more.
+                    # A training that reports a metric to Ray Tune waits for the driver, which does not reply any more.
                     if session := get_session():
                         session.continue_lock.release()
         with suppress(Exception):
             store._internal_kv_del(own)
 
-    def asked() -> int | None:
+    def requested() -> int | None:
         steps.set()
         return signal.SIGINT if stop.is_set() else None
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        yield asked
+        yield requested
     finally:
         ended.set()
 
 
 def request_stop() -> None:
-    """Ask all trainings of this driver to save and stop, and wait until they have, `SAVE_SECONDS` at most."""
+    """Request that all trainings of this driver save and stop; wait for them, `SAVE_SECONDS` at most."""
 
     def request() -> None:
         from ray.experimental import internal_kv as store

@@ -112,7 +112,7 @@ class Case:
         return result
 
     def make_method(self) -> Method:
-        """Build the method anew, ready for its first stage."""
+        """Build the method again, ready for its first stage."""
         setup = self.setup
         method = make_method(self.config, setup.method.clip, setup.method.space)
         method.prepare_training()
