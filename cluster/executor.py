@@ -18,7 +18,8 @@ from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
-from runner.results import EpochLog, RunFolder, RunHeld
+from runner.results import EpochLog
+from runner.run_folders import RunFolder, RunHeld
 from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
-from runner.results import RunFolder, harmonic_mean
+from runner.results import harmonic_mean
+from runner.run_folders import RunFolder
 
 SCORE = "score"
 

@@ -13,7 +13,8 @@ from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
-from runner.results import Progress, RunFolder, RunStatus, write_json
+from runner.results import Progress, RunStatus, write_json
+from runner.run_folders import RunFolder
 from runner.setup import Setup
 from runner.stop_signals import Interrupted
 

@@ -31,7 +31,8 @@ from runner.meters import Meter, ResourceMonitor
 from runner.predictions import Predictions, count_classes
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder, TrainResult, write_json
+from runner.results import EvalResult, TrainResult, write_json
+from runner.run_folders import RunFolder
 from runner.setup import check_content, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads

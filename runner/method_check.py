@@ -34,7 +34,8 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.engine import autocast, learned_parameters
 from runner.environment import resolve_device
 from runner.evaluate import evaluate
-from runner.results import RunFolder, TrainResult
+from runner.results import TrainResult
+from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_method, set_up
 from runner.train import train
 from shards.errors import DataError

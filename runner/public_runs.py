@@ -15,7 +15,8 @@ from runner.environment import environment, resolve_device
 from runner.evaluate import load_trained
 from runner.meters import ResourceMonitor
 from runner.remote_results import RemoteResults, synchronized_run
-from runner.results import ImportedFile, RunFolder, TrainResult, write_bytes, write_json
+from runner.results import ImportedFile, TrainResult, write_bytes, write_json
+from runner.run_folders import RunFolder
 from runner.setup import build, load_backbone
 from runner.tracking.background import exporter_for
 from shards.fewshot import evaluation_labels

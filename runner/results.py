@@ -1,19 +1,11 @@
-"""Read and write the files of a run: schemas, the run's folder, atomic writes.
-
-<results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
-                        eval/<target>[.<settings>].json  validation.json  state/ (while running)
-"""
+"""Define the files of a run, and read and write them: schemas, strict reading, atomic writes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from operator import gt
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +19,6 @@ from procap.errors import UsageError, UserError
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
 from runner.calibration import Calibration
-from runner.card import read_card
 from runner.config import (
     Amount,
     Bytes,
@@ -43,11 +34,8 @@ from runner.config import (
 from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
 from shards.files import write_file
-from shards.locks import LockHeld, file_lock
 
 SCHEMA: Literal[1] = 1
-WRITING_SECONDS = 60.0
-DEFAULT = EvalSettings()
 Document = TypeVar("Document", bound=BaseModel)
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
@@ -370,132 +358,3 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
         command = "eval" if path.parent.name == "eval" else "train"
         repair = repair or f"move it away, or repeat that run with procap {command} --force"
         raise UserError(f"{path} cannot be read ({describe_invalid(error)}); {repair}") from error
-
-
-class RunHeld(UserError):
-    """Another process works on the run; the caller can wait for it."""
-
-
-def _child(name: str) -> property:
-    return property(lambda folder: folder.path / name, doc=f"The path of {name}.")
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of one run; reading never creates anything."""
-
-    path: Path
-
-    config_file = _child("config.json")
-    progress_file = _child("progress.json")
-    train_file = _child("train.json")
-    checkpoint_file = _child("checkpoint.safetensors")
-    validation_file = _child("validation.json")
-    state = _child("state")
-
-    def eval_file(self, target: Target, settings: EvalSettings = DEFAULT) -> Path:
-        return self.path / "eval" / target.file(settings)
-
-    def config(self) -> RunConfig | None:
-        return read_document(self.config_file, RunConfig)
-
-    def progress(self) -> Progress | None:
-        progress = read_document(self.progress_file, Progress)
-        if progress:
-            self._check_hash(self.progress_file, progress.config_hash)
-        return progress
-
-    def train(self) -> TrainResult | None:
-        """Read the result of the finished training; None if there is none.
-
-        Raises UserError if it, or the checkpoint if that is here, is of another run than the folder is named after.
-        """
-        training = read_document(self.train_file, TrainResult)
-        if training:
-            self._check_hash(self.train_file, training.config_hash)
-            if card := read_card(self.checkpoint_file):
-                self._check_hash(self.checkpoint_file, card.config.hash)
-                if len({(one.backbone_digest, one.manifest_digest) for one in (card, training)}) > 1:
-                    names = f"{self.checkpoint_file} and {self.train_file.name}"
-                    raise UserError(f"{names} are of different weights or data sets; train again with --force")
-        return training
-
-    def validation(self) -> list[ValidationCount]:
-        """Read the counts at the ends of epochs so far, in order; empty without validation."""
-        history = read_document(self.validation_file, ValidationHistory)
-        if history:
-            self._check_hash(self.validation_file, history.config_hash)
-        return history.counts if history else []
-
-    def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
-        """Read the result on a target under `settings`, which `EvalSettings.of` has fitted to the run."""
-        return self.read_evaluation(self.eval_file(target, settings))
-
-    def eval_files(self) -> list[Path]:
-        folder = self.path / "eval"
-        names = os.listdir(folder) if folder.is_dir() else []
-        return [folder / name for name in sorted(names) if name.endswith(".json")]
-
-    def evaluations(self) -> list[EvalResult]:
-        """Read every evaluation of the run under any settings, in the order of their file names."""
-        return [result for result in map(self.read_evaluation, self.eval_files()) if result is not None]
-
-    def read_evaluation(self, path: Path) -> EvalResult | None:
-        """Read one of `eval_files`. Raises UserError if it is of another run, target or settings than its name says."""
-        result = read_document(path, EvalResult)
-        if result:
-            self._check_hash(path, result.config_hash)
-            if result.file != path.name:
-                under = f" under {result.settings.label}" if result.settings.label else ""
-                raise UserError(f"{path} is of {result.target!r}{under}: delete it, or restore its name")
-        return result
-
-    def _check_hash(self, path: Path, found: str) -> None:
-        """Raise UserError unless the file at `path` is of the configuration that the folder is named after."""
-        if found != (expected := self.path.name.rpartition("-")[2]):
-            raise UserError(f"{path} is of run {found!r}, not {expected}; move it away, or repeat with --force")
-
-    def clear(self) -> None:
-        """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
-        try:
-            for file in (self.train_file, self.config_file, self.checkpoint_file, self.validation_file):
-                file.unlink(missing_ok=True)
-            if (self.path / "eval").exists():
-                shutil.rmtree(self.path / "eval")
-            self.forget_progress()
-        except OSError as error:
-            raise UserError(f"cannot clear {self.path}: {error.strerror or error}") from error
-
-    def forget_progress(self) -> None:
-        """Remove what only an unfinished run needs."""
-        self.progress_file.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
-
-    def tidy(self) -> None:
-        """Remove temporary files of a finished run that was killed, unless the run is locked or the disk read-only."""
-        if self.state.exists() or self.progress_file.exists() or any((self.path / "eval").glob(".*.tmp")):
-            with suppress(UserError, OSError), self.locked():
-                # Before this process had the lock, another one may have restarted the run and stopped.
-                if self.train_file.exists():
-                    self.forget_progress()
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the run, or raise RunHeld, which names the holder; remove temporary files of killed processes."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
-            except LockHeld as error:
-                raise RunHeld(
-                    f"the run {self.path} is held by another process ({error.owner}); wait for it or stop it"
-                ) from None
-            except OSError as error:
-                reason = error.strerror or error
-                raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
-            for pattern in (".[a-z]*.json.*.tmp", ".checkpoint.*.tmp", "state/.*.tmp", "eval/.*.tmp"):
-                for leftover in self.path.glob(pattern):
-                    # Evaluations are written without the lock, so a recent temporary file may still have a writer.
-                    with suppress(FileNotFoundError):
-                        if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
-                            leftover.unlink()
-            yield

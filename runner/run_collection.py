@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from procap.errors import UserError
-from runner.results import RunFolder, read_document, write_json
+from runner.results import read_document, write_json
+from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 
 COLLECTIONS, FILE = "collections", "collection.json"

@@ -21,7 +21,8 @@ from runner.environment import environment, resolve_device
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
-from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
+from runner.results import FewShotRecord, Progress, RankUse, TrainResult, write_json
+from runner.run_folders import RunFolder
 from runner.setup import Setup, changed_file, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest

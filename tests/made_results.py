@@ -12,7 +12,8 @@ from benchmarks.suites import suite_named
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.table import Table
 from runner.config import RunConfig, Target, plan_run
-from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, RunFolder, TrainResult, write_json
+from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult, write_json
+from runner.run_folders import RunFolder
 
 PEAK = PeakMemory(process=512_000_000, gpu=None)
 USE = ResourceUse(cpu_percent=150.0)

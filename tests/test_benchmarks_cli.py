@@ -20,7 +20,7 @@ from plug_ins import METHOD, install
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
 from procap.weights.loading import procap_home
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.default_paths import cache_home, data_root
 from shards.reader import open_dataset

@@ -20,7 +20,7 @@ from cluster.run import RunSpec, TrialReport
 from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 H200 = Machine("NVIDIA H200", "cuda")
 HERE = Machine(cpu_name(), "cpu")

@@ -23,7 +23,8 @@ from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
 from runner.progress import ProgressDisplay
-from runner.results import EvalResult, RunFolder, write_json
+from runner.results import EvalResult, write_json
+from runner.run_folders import RunFolder
 from runner.setup import label_space
 from runner.train import train
 from shards.fewshot import evaluation_split

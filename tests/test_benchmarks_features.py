@@ -13,8 +13,8 @@ from benchmarks.results import load
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.runs import run_tables
 from runner.config import Target
-from runner.results import RunFolder, write_json
-from runner.run_folders import find_runs
+from runner.results import write_json
+from runner.run_folders import RunFolder, find_runs
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from tiny_geometry import SHORT_OPTIONS
 from benchmarks import results
 from benchmarks.cli import main
 from procap.methods import METHODS, method_class
-from runner.results import RunFolder
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
 FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}

@@ -14,7 +14,8 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.render import render
 from runner.config import Target
-from runner.results import RunFolder, write_json
+from runner.results import write_json
+from runner.run_folders import RunFolder
 
 
 def test_every_other_row_says_what_our_procap_is_ahead_by(tmp_path):

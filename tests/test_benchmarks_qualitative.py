@@ -31,7 +31,7 @@ from procap.errors import UsageError, UserError
 from procap.methods.procap import ProCAP
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.evaluate import evaluate, load_trained
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset

@@ -26,8 +26,9 @@ from benchmarks.report.started_suites import find_suites
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
 from runner.config import Target
-from runner.results import Progress, RunFolder, write_json
+from runner.results import Progress, write_json
 from runner.run_collection import read_collections, write_collection
+from runner.run_folders import RunFolder
 from runner.tracking.store import TrackingStore
 
 SERVER = "http://someone:secret@mlflow.example:5000"

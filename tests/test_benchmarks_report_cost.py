@@ -11,7 +11,8 @@ from report_pages import Page, begin, put_entry, tables, words_of
 from benchmarks.report.report import write_report
 from benchmarks.report.started_suites import find_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
-from runner.results import RankUse, ResourceUse, RunFolder, write_json
+from runner.results import RankUse, ResourceUse, write_json
+from runner.run_folders import RunFolder
 
 
 def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:

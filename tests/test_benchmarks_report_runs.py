@@ -20,8 +20,9 @@ from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from runner.config import RunConfig
 from runner.image_answers import pack_bits, pack_labels
 from runner.predictions import count_classes
-from runner.results import RunFolder, write_json
+from runner.results import write_json
 from runner.run_collection import Collection, write_collection
+from runner.run_folders import RunFolder
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 

@@ -26,7 +26,8 @@ from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
-from runner.results import RunFolder, write_json
+from runner.results import write_json
+from runner.run_folders import RunFolder
 
 SEEDS = (1, 2, 3)
 

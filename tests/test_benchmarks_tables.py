@@ -26,7 +26,7 @@ from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Table
 from procap.errors import UserError
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from shards.pack import pack_source
 
 

@@ -31,9 +31,8 @@ from cluster.run import RunSpec, TrialReport
 from cluster.tune_runner import make_callback, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.results import RunFolder
 from runner.run_collection import read_collection
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 
 TARGETS = ("digits:base", "digits:novel")
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]

@@ -31,9 +31,8 @@ from cluster.submit import (
 from procap.errors import UsageError
 from procap.methods import method_source
 from runner.environment import SOURCE_VARIABLE, source_state
-from runner.results import RunFolder
 from runner.run_collection import SUITE_FILE_VARIABLE
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 
 ROOT = Path(__file__).parent.parent
 SHARED = ["--data", "/shared/data", "--results", "/shared/results"]

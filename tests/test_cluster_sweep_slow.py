@@ -24,8 +24,7 @@ from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources
 from cluster.sweep import Sweep
 from runner.config import RuntimeConfig, Target
-from runner.results import RunFolder
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, RunSpec, TrialReport
 from cluster.tune_runner import explain_failure
 from runner.config import RunConfig, RuntimeConfig, plan_run
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from shards.errors import DataError
 
 

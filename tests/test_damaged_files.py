@@ -24,7 +24,8 @@ from benchmarks.results import load
 from procap.errors import UserError
 from runner.checkpoint import StateFiles, TrainState, decode_checkpoint, pack_tensors
 from runner.config import Target
-from runner.results import Progress, RunFolder, ValidationCount, ValidationHistory, write_json
+from runner.results import Progress, ValidationCount, ValidationHistory, write_json
+from runner.run_folders import RunFolder
 from shards.errors import DataError
 from shards.fewshot import FewShotSamples, read_samples, write_samples
 from shards.files import write_file

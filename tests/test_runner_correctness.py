@@ -26,7 +26,8 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.image_answers import pack_bits, pack_labels, unpack_bits, unpack_labels
 from runner.predictions import Predictions
-from runner.results import EvalResult, RunFolder, read_document
+from runner.results import EvalResult, read_document
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.epoch_average import gaussian_weights
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from runner.train import train
 
 

@@ -20,7 +20,8 @@ from procap.errors import UserError
 from runner.card import CheckpointCard
 from runner.checkpoint import pack_tensors, save_checkpoint, unpack_tensors
 from runner.config import RunConfig, RuntimeConfig, plan_run
-from runner.results import RunFolder, write_bytes
+from runner.results import write_bytes
+from runner.run_folders import RunFolder
 from runner.train import train
 
 EVAL, TRAIN, CHECKPOINT, CONFIG = "eval/shapes-base-test.json", "train.json", "checkpoint.safetensors", "config.json"

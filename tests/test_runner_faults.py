@@ -27,7 +27,7 @@ from runner.checkpoint import TrainState, read_checkpoint
 from runner.config import RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from shards import remote
 
 STEPS, LATER = 15, 6

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.cli import main
 from benchmarks.studies.chaos.ports import free_port
 from runner.checkpoint import read_checkpoint
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.features import FeatureStore, reads_plain_features
 from runner.predictions import Predictions
-from runner.results import EvalResult, RunFolder
+from runner.results import EvalResult
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.errors import DataError
 from shards.reader import Split

@@ -21,8 +21,7 @@ from child_process import start_process
 
 from benchmarks.studies.chaos.ports import free_port
 from runner.checkpoint import read_checkpoint
-from runner.results import RunFolder
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
 

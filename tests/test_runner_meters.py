@@ -23,7 +23,8 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay, format_duration
-from runner.results import RunFolder, TrainResult
+from runner.results import TrainResult
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.loader import TrainStream
 

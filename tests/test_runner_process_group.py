@@ -24,7 +24,7 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.engine import Batch, Engine, learned_parameters
 from runner.evaluate import evaluate
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from runner.train import train
 
 CPU = torch.device("cpu")

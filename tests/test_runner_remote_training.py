@@ -18,7 +18,8 @@ from benchmarks.cli import main
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.remote_results import RemoteResults
-from runner.results import Progress, RunFolder
+from runner.results import Progress
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.errors import Unreachable
 from shards.remote import RemoteFolder

@@ -15,8 +15,8 @@ from procap.errors import UserError
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
 from runner.environment import library_defaults, resolve_device, source_state
-from runner.results import EpochLog, Progress, RunFolder, read_document, write_bytes, write_json
-from runner.run_folders import find_runs
+from runner.results import EpochLog, Progress, read_document, write_bytes, write_json
+from runner.run_folders import RunFolder, find_runs
 
 CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
 PROGRESS = Progress(
@@ -75,7 +75,7 @@ def test_a_results_folder_that_cannot_be_is_said_in_one_line(tmp_path):
 def test_a_run_has_one_writer_and_a_dead_one_does_not_count(tmp_path):
     folder = RunFolder(tmp_path / "run")
     code = (
-        "import sys, pathlib; from runner.results import RunFolder\n"
+        "import sys, pathlib; from runner.run_folders import RunFolder\n"
         "with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(folder.path)]

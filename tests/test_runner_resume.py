@@ -23,7 +23,8 @@ from runner import checkpointer
 from runner.checkpoint import TrainState
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
-from runner.results import RunFolder, TrainResult, write_json
+from runner.results import TrainResult, write_json
+from runner.run_folders import RunFolder
 from runner.train import train
 
 STEPS, STEPS_PER_EPOCH = 12, 4

@@ -14,7 +14,8 @@ from procap.recipe import step_rate
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
-from runner.results import Progress, RunFolder, TrainResult
+from runner.results import Progress, TrainResult
+from runner.run_folders import RunFolder
 from runner.train import train
 
 STEPS = 7

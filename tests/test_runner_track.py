@@ -19,9 +19,9 @@ import tracked_runs
 from benchmarks.cli import main
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder, ValidationCount, ValidationHistory, write_json
+from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
 from runner.tracking.export import PARENT_TAG, Summary, sync

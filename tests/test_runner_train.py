@@ -15,7 +15,8 @@ from procap.recipe import learning_rate
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
-from runner.results import EvalResult, RunFolder, TrainResult
+from runner.results import EvalResult, TrainResult
+from runner.run_folders import RunFolder
 from runner.setup import load_backbone
 from runner.train import APART, train
 from shards.builtin_sources import builtin_source

@@ -23,7 +23,8 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
-from runner.results import EpochLog, Progress, RunFolder, TrainResult
+from runner.results import EpochLog, Progress, TrainResult
+from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks

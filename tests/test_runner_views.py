@@ -18,7 +18,7 @@ from procap.methods.coprompt import read_sentences
 from procap.text import LabelSpace
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 from runner.train import train
 from shards.device.images import augments_on_device
 from shards.loader import TrainStream

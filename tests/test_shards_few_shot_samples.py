@@ -19,7 +19,8 @@ from toy_shards import CLASSNAMES, toy_source
 from benchmarks.cli import main
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.collectives import ProcessGroup
-from runner.results import FewShotRecord, RunFolder
+from runner.results import FewShotRecord
+from runner.run_folders import RunFolder
 from runner.setup import set_up
 from runner.train import train
 from shards.errors import DataError, DataUsageError

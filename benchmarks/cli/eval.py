@@ -30,8 +30,8 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, resolve_device
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, RunFolder
-from runner.run_folders import locate_run
+from runner.results import EvalResult
+from runner.run_folders import RunFolder, locate_run
 from runner.tracking.background import exporter_for
 from shards.default_paths import cache_home
 

@@ -19,7 +19,7 @@ from cluster.ray_cluster import Capacity, nodes
 from cluster.run import RunSpec
 from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 
 def execute(

@@ -21,7 +21,7 @@ from shards.errors import DataError
 
 if TYPE_CHECKING:
     from runner.config import RunConfig
-    from runner.results import RunFolder
+    from runner.run_folders import RunFolder
 
 app = typer.Typer(**PLAIN)
 

@@ -19,7 +19,8 @@ from benchmarks.console.packing import ensure_packed, find_unpacked
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
-from runner.results import RunFolder, TrainResult
+from runner.results import TrainResult
+from runner.run_folders import RunFolder
 from runner.tracking.background import exporter_for
 
 if TYPE_CHECKING:

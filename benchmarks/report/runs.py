@@ -23,8 +23,9 @@ from cluster.configuration import SWEEPS, Configuration, SweepFolder, SweepSetti
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig
-from runner.results import RunFolder, read_document
+from runner.results import read_document
 from runner.run_collection import Collection, find_collections, read_collection
+from runner.run_folders import RunFolder
 
 NO_PROFILE = Profile("", (), backbone="", general="", shifts=())
 """The profile of runs that no suite has planned."""

@@ -13,8 +13,8 @@ from benchmarks.suites import SUITES
 from benchmarks.suites.planning import find_suite, recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
-from runner.results import RunFolder
 from runner.run_collection import Collection, find_collections, read_collection
+from runner.run_folders import RunFolder
 from shards.errors import DataError
 
 STATES: Mapping[str, str] = {

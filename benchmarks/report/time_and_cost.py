@@ -13,7 +13,7 @@ from benchmarks.tables.runtime import newest_measurement
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,9 +14,9 @@ from procap.errors import UserError
 from procap.methods import METHODS, method_look
 from runner.calibration import Calibration
 from runner.config import RunConfig, Target
-from runner.results import EvalResult, RunFolder, TrainResult
+from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
-from runner.run_folders import DEPTH, find_runs, locate_run
+from runner.run_folders import DEPTH, RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd

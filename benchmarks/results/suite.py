@@ -23,8 +23,8 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
 from runner.config import Target
-from runner.results import RunFolder
 from runner.run_collection import COLLECTIONS
+from runner.run_folders import RunFolder
 from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:

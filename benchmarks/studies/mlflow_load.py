@@ -30,18 +30,9 @@ from benchmarks.report.links import compare_page
 from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run
 from runner.environment import library_defaults
-from runner.results import (
-    EpochLog,
-    EvalResult,
-    PeakMemory,
-    PerClass,
-    ResourceUse,
-    RunFolder,
-    TrainResult,
-    write_bytes,
-    write_json,
-)
+from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult, write_bytes, write_json
 from runner.run_collection import Collection, write_collection
+from runner.run_folders import RunFolder
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
 

@@ -28,8 +28,7 @@ from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import format_duration
-from runner.results import RunFolder
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 from shards.errors import DataError
 
 FLOPS_FILE = Path(__file__).with_name("flops.json")

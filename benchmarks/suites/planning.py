@@ -16,9 +16,9 @@ from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import EARLIER_DEFAULTS
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import RunFolder, TrainResult
+from runner.results import TrainResult
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 from shards.dataset import Dataset
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError

@@ -9,7 +9,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Column, Row, Table
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 COLUMNS = (
     *(Column(title, "", digits=4) for title in ("median", "smallest", "largest")),

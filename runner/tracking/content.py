@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runner.config import RunConfig
-from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean
+from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
+from runner.run_folders import RunFolder
 
 MEGABYTE = 1e6
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UserError
-from runner.results import RunFolder
 from runner.run_collection import read_collections
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 from runner.tracking.content import RunContent, read_content
 from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
 from shards.masking import mask

@@ -21,8 +21,7 @@ from benchmarks.studies.chaos.hosts import Host, can_make_hosts, make_hosts, out
 from benchmarks.studies.chaos.nodes import REPOSITORY, Node, Nodes
 from benchmarks.studies.chaos.object_server import ObjectServer, object_server
 from benchmarks.studies.chaos.ports import free_port
-from runner.results import RunFolder
-from runner.run_folders import find_runs
+from runner.run_folders import RunFolder, find_runs
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source

@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks.studies.faults.ranks import ObservedRun, Signs
 from procap.errors import UserError
 from runner.checkpoint import STATE_NAME, read_checkpoint
-from runner.results import RunFolder, RunHeld, TrainResult
+from runner.results import TrainResult
+from runner.run_folders import RunFolder, RunHeld
 
 WEIGHTS = 1e-3
 """Tolerance of a weight, relative to the largest of its tensor: fp32 sums in another order."""

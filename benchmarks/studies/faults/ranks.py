@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from benchmarks.console.errors import explain
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import RunFolder
+from runner.run_folders import RunFolder
 
 STAGES = ("start-up", "joining", "loading", "steps", "writing a state", "finishing", "evaluating", "the end")
 START_UP, JOINING, LOADING, STEPS, WRITING, FINISHING, EVALUATING, THE_END = range(len(STAGES))
