@@ -197,15 +197,6 @@ def test_the_command_prints_the_claims(results: Path, capsys: pytest.CaptureFixt
     assert "no --seeds" in capsys.readouterr().err
 
 
-def test_a_suite_that_varies_a_chosen_option_itself_is_named_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begin(tmp_path, "base-to-novel", datasets=("tiles",), options={"procap": {"n_ctx": 8}})
-    assert main(["table", "claims", "--results", str(tmp_path), "--format", "json"]) == 0
-    rows = {row["labels"][1]: row["cells"] for row in json.loads(capsys.readouterr().out)["tables"][0]["rows"]}
-    assert "--option procap.n_ctx=8" in rows["stable"][2] and "n_ctx" not in rows["four-tokens"][2]
-
-
 def test_the_report_has_a_section_of_claims(results: Path, tmp_path: Path) -> None:
     for wanted, count in (((), len(TESTS)), (("ablation",), 9)):
         page = write_report(results, tmp_path / "page", wanted=wanted, shown="results")

@@ -9,11 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from child_process import start_process
 from made_results import put_halves, put_run
 from plug_ins import METHOD, install
 
@@ -23,8 +21,6 @@ from procap.weights.loading import procap_home
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.default_paths import cache_home, data_root
-from shards.reader import open_dataset
-from shards.resolve import packed_names
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")
@@ -149,11 +145,6 @@ def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_pa
         assert given == code, err
         assert len(lines) == 1 and message in lines[0], err
         assert "Traceback" not in err and (not out or (mode and "Nothing was written." in out))
-
-
-def test_verbose_shows_the_traceback(capsys):
-    code, _, err = run(capsys, "table", "-v")
-    assert code == 1 and "Traceback" in err and err.splitlines()[-1].startswith("procap: error: no results folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -325,17 +316,6 @@ def test_a_relative_cache_folder_becomes_absolute(monkeypatch, tmp_path):
         assert cache_home() == procap_home() == folder
 
 
-def test_packing_checking_showing(capsys, tmp_path, shards):
-    code, out, err = run(capsys, "data", "check", "all", "--data", shards)
-    assert code == 0 and "898/898" in out and not err
-    code, out, _ = run(capsys, "data", "show", "digits", "--data", shards, "--out", tmp_path / "x.png")
-    assert code == 0 and (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    before = snapshot(shards)
-    code, out, _ = run(capsys, "data", "pack", "digits", "--data", shards, "--json")
-    assert code == 0 and set(json.loads(out.splitlines()[-1])["datasets"]) == {"digits"}
-    assert snapshot(shards) == before
-
-
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
     """Train two methods, evaluate by folder and by name, read the table; repeating does nothing."""
     place = ["--data", shards, "--tracking", "off"]
@@ -385,23 +365,6 @@ def test_the_error_for_an_untrained_run_has_the_command_that_trains_it(capsys, t
     assert code == 1 and command[0] == "train"
     code, out, _ = run(capsys, *command, "--dry-run")
     assert code == 0 and requested in out
-
-
-def test_sigterm_outside_training_has_its_exit_code(tmp_path):
-    """Pack many data sets, so that the command is still running when it is stopped."""
-    data = tmp_path / "data"
-    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
-    deadline = time.monotonic() + 300
-    with start_process(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
-        while not (data.exists() and any(data.iterdir())):
-            assert packing.poll() is None and time.monotonic() < deadline, "nothing was packed"
-            time.sleep(0.02)
-        packing.terminate()
-        _, err = packing.communicate(timeout=300)
-    assert packing.returncode == 143 and err.splitlines()[-1].startswith("procap: stopped")
-    whole = packed_names(data)
-    assert "digits" not in whole, "the last one"
-    assert all(open_dataset(data, name, whole=True) for name in whole)
 
 
 def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,18 +21,12 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
 from runner.run_folders import RunFolder
 
+pytestmark = pytest.mark.usefixtures("at_home")
+
 H200 = Machine("NVIDIA H200", "cuda")
 HERE = Machine(cpu_name(), "cpu")
 HALVES = ("digits:base:test", "digits:novel:test")
 PLAN = ("bench", "base-to-novel", "--profile", "mini", "--datasets", "digits", "--methods", "maple,coop", "--dry-run")
-
-
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
@@ -173,17 +166,6 @@ def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attemp
                 progress.started("0", {"number": 0})
         progress.ended("0", {"number": 0}, done)
     assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.done == [0]
-
-
-def test_the_forecast_learns_from_the_time_of_whole_runs_with_the_start_of_their_processes():
-    guess, done = Guess(), TrialReport(state="done", seconds=0.01, host="a")
-    progress = RunProgress([spec_of(config()), spec_of(config(seed=2))], guess, 1, quiet=True)
-    with progress.display:
-        for number in (0, 1):
-            progress.started("0", {"number": number})
-            progress.ended("0", {"number": number}, done)
-            time.sleep(0.03)
-    assert guess.learned[0] < 0.03 <= guess.learned[1]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:

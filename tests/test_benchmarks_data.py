@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -58,14 +55,6 @@ def test_all_published_sets_are_packed_from_raw_folders(packed, capsys):
     assert code == 0 and all(name in out for name in names), err
 
 
-def test_a_miniature_is_never_packed_under_a_published_name(raw, tmp_path, capsys):
-    code, _, err = run(capsys, "data", "pack", "paper", "--raw", raw, "--data", tmp_path / "data", "--json")
-    assert code == 1
-    assert packed_names(tmp_path / "data") == []
-    assert all(f"'{dataset.name}'" in err for dataset in RAW_SETS)
-    assert "--subset" in err
-
-
 def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, capsys):
     part = tmp_path / "raw"
     shutil.copytree(raw / "dtd", part / "dtd")
@@ -75,11 +64,6 @@ def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, c
     assert "split_zhou_DescribableTextures.json is missing" in err and "--random-split" in err
     assert "14 not found" in err
     assert out.count("not found") == 14
-
-
-def test_the_raw_check_of_all_names_a_root_that_is_too_deep(raw, capsys):
-    code, _, err = run(capsys, "data", "check", "--raw", raw / "dtd", "--no-decode")
-    assert code == 1 and f"name the folder above it: {raw}" in err
 
 
 def test_train_evaluate_and_table_on_subsets(packed, tmp_path, capsys):
@@ -252,14 +236,3 @@ def test_a_subset_without_test_images_is_refused_before_anything_is_trained_on_i
     code, _, err = run(capsys, "data", "pack", "imagenet", "--subset", "--raw", raw, "--data", tmp_path / "data")
     assert code == 1 and packed_names(tmp_path / "data") == []
     assert len(err.strip().splitlines()) == 1
-
-
-def test_the_error_for_a_data_set_that_a_server_lacks_names_the_server(tmp_path, capsys):
-    """Neither its mirror in the cache nor packing, which cannot help."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        code, _, err = run(capsys, "train", "--methods", "coop", "--datasets", "dtd-subset", "--data", url)
-        server.shutdown()
-    assert code != 0 and url in err and "mirrors" not in err and "pack" not in err

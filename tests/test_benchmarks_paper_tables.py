@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 from made_results import made, table_of
 
-from benchmarks.plots.base_novel import accuracy_speed
 from benchmarks.results.profiles import PAPER
-from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.render import render
-from runner.config import Target
-from runner.results import write_json
-from runner.run_folders import RunFolder
 
 
 def test_every_other_row_says_what_our_procap_is_ahead_by(tmp_path):
@@ -34,18 +28,6 @@ def test_every_other_row_says_what_our_procap_is_ahead_by(tmp_path):
     assert seen == 2 * (17 + 1)
     alone = made(tmp_path / "alone", "base-to-novel", PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,))
     assert [column.title for column in table_of(alone, "base-to-novel").columns] == ["Base", "Novel", "HM"]
-
-
-def test_a_lead_that_would_make_a_page_too_wide_is_for_programs_alone(tmp_path):
-    done = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
-    table = table_of(done, "cross-dataset")
-    own, theirs = table.rows[-1].cells[-2].mean, table.rows[0].cells[-2].mean
-    assert table.rows[0].cells[-1].mean == pytest.approx(own - theirs)
-    assert "Δ vs ProCAP" in render(table, "csv").splitlines()[0].split(",")
-    assert "Δ vs ProCAP" not in next(line for line in render(table, "md").splitlines() if line.startswith("|"))
-    done = made(tmp_path, "domain-generalization", PAPER, methods=("procap",), seeds=(1,))
-    shifts = table_of(done, "domain-generalization")
-    assert "Δ vs ProCAP" in next(line for line in render(shifts, "md").splitlines() if line.startswith("|"))
 
 
 def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_ones(tmp_path):
@@ -76,24 +58,3 @@ def test_a_missing_result_names_the_command_that_makes_it(tmp_path):
     said = dict(pairwise(words))
     assert said["--results"] == str(tmp_path) and said["--profile"] == "mini"
     assert said["--datasets"] == "shapes,tiles" and said["--seeds"] == "1,2"
-
-
-def test_a_speed_of_one_half_is_none_of_both(tmp_path):
-    """The base half of CoOp was counted with image features from the cache."""
-    sets = ("shapes", "tiles")
-    done = made(tmp_path, "base-to-novel", datasets=sets, methods=("coop", "procap"), seeds=(1,), quick=True)
-    cached = next(entry for entry in done.runs if (entry.variant.method, entry.dataset) == ("coop", "tiles"))
-    folder, target = RunFolder(tmp_path / cached.path), Target("tiles", "base")
-    result = folder.evaluation(target)
-    assert result is not None
-    untimed = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
-    write_json(folder.eval_file(target), result.model_copy(update=untimed))
-    done = SuiteResults.read(done.suite, done.options, tmp_path)
-    table = table_of(done, "base-to-novel-speed")
-    given = {row.labels[0]: [cell is not None for cell in row.cells] for row in table.rows}
-    assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
-    assert [note for note in table.notes if note.startswith("No FPS")] == [
-        "No FPS where an evaluation had image features from the cache (CoOp): procap eval --force times it."
-    ]
-    figure = accuracy_speed(done)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ProCAP"]

@@ -88,17 +88,6 @@ def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
         assert [run.spec.config.options["n_ctx"] for run in suite.plan(options)] == [tokens]
 
 
-def test_the_ablation_is_planned_wherever_refined_tokens_enter():
-    suite = suite_named("ablation")
-    options = suite.options(PAPER, datasets=("dtd",), methods=("procap",), options={"procap": {"inject": "final"}})
-    found = {run.variant.name: run.spec.config.options for run in suite.plan(options)}
-    assert {name for name, own in found.items() if own["inject"] == "levels"} == {
-        "All off", "All off, one token set", "w/o Cross-Attn",
-    }  # fmt: skip
-    assert not any(found["All off"][name] for name in COMPONENTS)
-    assert {name for name, own in found.items() if own["deep_tokens"] == "independent"} == {"All off", "w/o Cross-Attn"}
-
-
 def test_the_runtime_comparison_measures_procap_without_components_between_maple_and_procap(tmp_path):
     settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, methods="zeroshot,maple,procap")
     cases = dict(list_cases("fp32", settings))

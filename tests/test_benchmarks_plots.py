@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from made_results import made, put_run, put_score
 
-from benchmarks.cli.app import one_line_warnings
 from benchmarks.plots.base_novel import hm_radar
 from benchmarks.plots.style import FORMATS, LOOKS, OTHER, assign_dataset_looks, assign_looks, image_of, save_plots
 from benchmarks.results.profiles import PROFILES
@@ -373,17 +372,3 @@ def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path
     for name in ("hm-bars", "hm-radar", "learning-curves", "accuracy-speed"):
         *highlighted, last = [text.get_text() for text in suite.plots(done)[name]().legends[0].get_texts()]
         assert last == "other methods" and {*highlighted} - {"base", "novel"} == {*best}
-
-
-def test_letters_that_the_fonts_lack_are_named_in_one_line() -> None:
-    from matplotlib.figure import Figure
-
-    with pytest.warns(UserWarning, match="Glyph") as found:
-        for title in ("鳥 猫", "鳥"):
-            figure = Figure((1, 1))
-            figure.suptitle(title)
-            image_of(figure, "svg")
-            image_of(figure, "png")
-    with one_line_warnings():
-        lines = [warnings.formatwarning(one.message, one.category, one.filename, one.lineno) for one in found]
-    assert len(lines) > 2 and "".join(lines).count("\n") == 1 and "letters that matplotlib's fonts lack" in lines[0]

@@ -15,7 +15,6 @@ import torch
 from made_results import made, table_of
 from PIL import Image
 
-from benchmarks.plots.style import image_of
 from benchmarks.qualitative.pictures import accuracy_texts, compare, make_pictures
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
@@ -274,16 +273,6 @@ def texts_of(figure: Any) -> list[str]:
     from matplotlib.text import Text
 
     return [text.get_text() for text in figure.findobj(Text)]
-
-
-def test_dollars_in_the_name_of_a_class_are_no_formula():
-    truth, cam = r"a$\foo$b", {"A": {"map": np.zeros((2, 2)), "share_of_variance": 0.5}}
-    pick = {"class": truth, "kind": "", "answers": {"A": truth}, "right": {"A": True}, "eigencam": cam}
-    record = {"target": "notes:all:test", "images": {"seen": 1, "of": 1}, "agreement": {"both right": 1}}
-    record |= {"picks": [pick]}
-    pixels = [np.zeros((8, 8, 3), np.uint8)]
-    for figure in (draw_predictions(record, pixels), draw_eigencam(record, pixels)):
-        assert any(truth in text for text in texts_of(figure)) and image_of(figure, "png")
 
 
 def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):

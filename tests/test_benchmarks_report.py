@@ -20,7 +20,7 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 from benchmarks.cli import main
 from benchmarks.plots import style
 from benchmarks.qualitative.pictures import describe_pictures
-from benchmarks.report.describe import describe_recipes, list_facts
+from benchmarks.report.describe import describe_recipes
 from benchmarks.report.report import build_report, write_report
 from benchmarks.report.started_suites import find_suites
 from benchmarks.results.metrics import Metric
@@ -257,20 +257,6 @@ def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -
     assert build_report(root, ["duration"], shown="results").state == "No suite could be read."
 
 
-def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    _, entries = begin(root, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
-    for entry in entries:
-        put_entry(root, entry)
-    report = build_report(root, shown="results")
-    assert report.headline and report.headline[0].name == "cross-dataset"
-    assert [table.name for table in report.sections[0].tables] == ["cross-dataset-from-petals"]
-    assert [table.name for table in report.sections[0].comparisons] == [
-        "cross-dataset-comparison-from-tiles",
-        "cross-dataset-comparison-from-petals",
-    ]
-
-
 def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
@@ -343,26 +329,6 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
     assert shown(runs) == ["what predictions shows"]
     assert "the picture gone.png" in section((root / "report/index.html").read_text(), "missing")
     assert shown(runs[1:]) == shown(runs[::-1]) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "label", "values"),
-    [
-        ("few-shot", "Trained on", "all classes, 1, 4, 16 images per class"),
-        ("prompt-length", "Prompt tokens", "2, 4, 8, 16"),
-        ("duration", "Epochs", "1, 2"),
-        ("ablation", "Variant", "w/o L2"),
-        ("sensitivity", "Temperature", "0.07"),
-    ],
-)
-def test_settings_have_names_for_people_and_stand_there_once(
-    tmp_path: Path, name: str, label: str, values: str
-) -> None:
-    begin(tmp_path, name)
-    ((found,), _) = find_suites(tmp_path)
-    said = dict(list_facts(found))
-    assert values in said[label] and len(said) == len(list_facts(found))
-    assert all(term[:1].isupper() and "_" not in term and term != "Shots" for term in said)
 
 
 def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(

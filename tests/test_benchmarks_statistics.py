@@ -21,7 +21,6 @@ from benchmarks.results.statistics import (
     Comparison,
     compare,
     holm,
-    resample_accuracy,
     sign_flip_p,
     wilcoxon_p,
 )
@@ -121,19 +120,6 @@ def test_the_interval_is_that_of_drawing_images_one_by_one():
     )
 
 
-@given(st.integers(1, 200), st.integers(1, 4), st.integers(0, 2**20))
-@settings(max_examples=30, deadline=None)
-def test_mean_and_variance_of_draws_are_those_of_theory(total, seeds, seed):
-    a, b = answers(total, seeds, 0.8, seed, 1), answers(total, seeds, 0.6, seed, 2)
-    draws = 4000
-    found = resample_accuracy(a, b, draws, random(seed))
-    shares = np.stack([a.mean(0), b.mean(0)]) * 100
-    covariance = np.cov(shares, ddof=0) / total if total > 1 else np.zeros((2, 2))
-    scale = np.sqrt(np.diag(covariance)) + 1e-9
-    assert (np.abs(found.mean(0) - shares.mean(1)) <= 6 * scale / draws**0.5 + 1e-9).all()
-    assert (np.abs(np.cov(found.T, ddof=0) - covariance) <= 0.2 * np.outer(scale, scale) + 1e-9).all()
-
-
 def test_a_method_against_itself_is_no_better():
     parts = {(name, half): answers(60, 3, 0.7, 1) for name in ("dtd", "eurosat") for half in ("base", "novel")}
     equal = compare({"A": frame_of(parts), "B": frame_of(parts)}, "A", "B", draws=1000)
@@ -159,16 +145,6 @@ def test_equally_good_methods_seldom_look_different():
     for level in (0.05, 0.2):
         assert np.mean(np.array(p_values) <= level) < level + 3 * (level * (1 - level) / len(p_values)) ** 0.5
     assert 0.88 <= np.mean(covered) <= 1.0
-
-
-def test_dependent_seeds_mislead_a_test_over_pairs_but_not_one_over_data_sets():
-    over_pairs, over_sets = [], []
-    for repetition in range(200):
-        # Differences vary between data sets more than between seeds of one, and no method is better.
-        differences = random(repetition).normal(0, 1, (11, 1)) + random(repetition, 1).normal(0, 0.5, (11, 3))
-        over_pairs.append(wilcoxon_p(differences.ravel().tolist(), random(repetition)))
-        over_sets.append(sign_flip_p(differences.mean(1).tolist(), random(repetition)))
-    assert np.mean(np.array(over_sets) < 0.05) < 0.10 < 0.15 < np.mean(np.array(over_pairs) < 0.05)
 
 
 SEEDS = (1, 2, 3)

@@ -14,7 +14,6 @@ from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.outputs import short_names
 from cluster.launcher import launch
 from runner.run_collection import read_collection, read_collections
-from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -213,17 +212,6 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
     [path] = json.loads(out.splitlines()[-1])["failed"]
     assert code == 3 and path.startswith("base/digits/coop") and "its results are missing" in err
     assert read_collection(tmp_path / "results/collections/suite/base-to-novel").status == "failed"
-
-
-def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small, capsys, monkeypatch):
-    def stopped(*arguments):
-        raise Interrupted(2, "stopped the run; repeat to go on")
-
-    monkeypatch.setattr(execution, "launch", stopped)
-    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
-    assert run(capsys, *words)[2].endswith("repeat to go on\n")
-    code, _, err = run(capsys, *words, "--force")
-    assert code == 130 and err.endswith("repeat to go on (without --force, which starts over)\n")
 
 
 REFUSED = {

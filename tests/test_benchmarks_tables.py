@@ -147,26 +147,6 @@ def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
     assert "(n=" not in text_of(tmp_path, "md") and "n = 2: seeds 1, 2." in notes_of(tmp_path)
 
 
-def test_a_best_is_named_only_where_the_whole_group_is_of_the_same_seeds(tmp_path):
-    """The higher one of two, beside a third that was measured with fewer seeds, would read as the best of the three."""
-    for seed in (1, 2):
-        put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=seed)
-        put_halves(tmp_path, "maple", "shapes", (70, 100), (50, 100), seed=seed)
-    assert {"**80.00** ± 0.00", "<u>70.00</u> ± 0.00"} <= {
-        cell.strip() for line in text_of(tmp_path, "md").splitlines() for cell in line.split("|")
-    }
-    put_halves(tmp_path, "procap", "shapes", (90, 100), (30, 100), seed=1)
-    assert not table_of(tmp_path).marks()
-    put_halves(tmp_path, "coop", "tiles", (80, 100), (40, 100), seed=1)
-    put_halves(tmp_path, "procap", "tiles", (90, 100), (30, 100), seed=1)
-    table = table_of(tmp_path)
-    marked = {
-        (*table.rows[line].labels, table.columns[place].title): mark for (line, place), mark in table.marks().items()
-    }
-    assert marked["tiles", "ProCAP", "Base"] == "best" and marked["tiles", "CoOp", "Base"] == "second"
-    assert {dataset for dataset, _, _ in marked} == {"tiles"}, "another data set is a group of its own"
-
-
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), shots=16)
     put_halves(tmp_path, "maple", "shapes", (50, 100), (50, 100), shots=4)

@@ -16,7 +16,6 @@ from benchmarks.results.variant import Variant
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.tables.check import check_metrics, list_published
-from benchmarks.tables.latex import escape
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError
@@ -156,10 +155,3 @@ def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
     text = render(table, "latex")
     assert r"a & $-$7.53 & 0.00 & $-$1.20 to 3.40" in text and "b-2 & 0.00 & 2.00 & x-1" in text
     assert "-0.00" not in render(table, "md")
-
-
-def test_commands_in_captions_keep_their_hyphens():
-    assert escape("see `procap bench --seeds 1`; 10–20 -- x") == (
-        r"see \texttt{procap bench -{}-seeds 1}; 10–20 -{}- x"
-    )
-    assert escape("it`s") == r"it\textquoteleft{}s"

@@ -12,7 +12,7 @@ import pytest
 from cluster.address import LOCAL
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity, visible_gpu
 from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 
 
 def count_local_runs(device: str = "auto", **flags: float) -> int:
@@ -127,27 +127,6 @@ def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
     for file in files:
         (tmp_path / file).write_text("-1\n")
     assert count_local_runs(device="cpu") == 64
-
-
-def test_a_local_ray_that_came_up_too_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a busy machine; Ray raises no class of its own then."""
-    import ray
-
-    tried: list[str] = []
-
-    def init_late(*, address: str, **more: object) -> None:
-        tried.append(address)
-        if len(tried) % 3:
-            raise Exception("The current node timed out\nduring startup.")
-
-    monkeypatch.setattr(ray, "init", init_late)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with connected(LOCAL):
-        assert tried == [LOCAL] * 3
-    monkeypatch.setattr("cluster.ray_cluster.START_ATTEMPTS", 2)
-    late = r"Ray did not start on this machine \(The current node timed out during startup\.\)"
-    with pytest.raises(UserError, match=late), connected(LOCAL):
-        pass
 
 
 @pytest.mark.slow

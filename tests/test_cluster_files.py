@@ -243,11 +243,3 @@ def test_the_commands_in_the_files_are_those_of_the_program():
         assert parse(["submit", "--", *words])["words"] == words
         with pytest.raises(Exception, match=r"(?i)no such option"):
             parse([*words, "--resluts", "x"])
-
-
-@pytest.mark.parametrize("path", FILES, ids=by_name)
-def test_every_file_begins_with_how_to_use_it(path):
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#!")][:3]
-    assert all(line.startswith("# ") and len(line) <= 120 for line in lines)
-    assert re.search(r"\b(sbatch|kubectl|ray up|docker build) ", "\n".join(lines))
-    assert "sbatch" in path.name or f"{path.parent.name}/{path.name}" in "\n".join(lines)

@@ -47,17 +47,19 @@ def where(few_digits, tiny_checkpoint) -> list[str]:
 
 
 TPE = [
-    "--name",
-    "tpe",
-    "--search",
-    "tpe",
-    "--param",
-    "lr=loguniform(1e-4,1e30)",
+    *[
+        "--name",
+        "tpe",
+        "--search",
+        "tpe",
+        "--param",
+        "lr=loguniform(1e-4,1e30)",
+        "--trials",
+        "7",
+        "--search-seed",
+        "16",
+    ],
     *PARAMS,
-    "--trials",
-    "7",
-    "--search-seed",
-    "16",
 ]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
@@ -162,17 +164,6 @@ def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not
     error = capsys.readouterr().err
     assert "searched for something else: space was" in error and "another --name" in error and error.count("\n") == 1
     assert main(["sweep", *ASKED, *GRID, "--hours", "2", *place]) == 0
-
-
-def test_a_file_says_what_flags_say(searched, few_digits, tiny_checkpoint, tmp_path, capsys) -> None:
-    file = tmp_path / "grid.yaml"
-    file.write_text(
-        f"methods: [coop]\ndatasets: digits\nseeds: [1, 2]\nshots: 2\nepochs: 3\nbackbone: {tiny_checkpoint}\n"
-        "recipe_field: {warmup: none}\nparam:\n  lr: [1e4, 1e+3, 0.02]\n  class_position: [front]\n"
-        f"data: {few_digits}\ntracking: off\n"
-    )
-    assert main(["sweep", str(file), "--results", str(searched), "--json"]) == 0
-    assert printed(capsys)["counts"]["finished"] == 3
 
 
 def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys) -> None:

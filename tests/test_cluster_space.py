@@ -61,13 +61,6 @@ def test_distributions_are_those_of_ray_tune(text: str, domain: dict[str, list[f
     assert to_tune([1, 2], grid=True) == {"grid_search": [1, 2]} and to_tune([1, 2]).categories == [1, 2]
 
 
-def test_drawn_numbers_have_four_digits_inside_their_bounds() -> None:
-    assert round_value({"uniform": [0.0, 1.0]}, 0.123456) == 0.1235
-    assert round_value({"uniform": [0.123456, 1.0]}, 0.1234561) == 0.1235
-    assert round_value({"uniform": [0.0, 0.99999]}, 0.99998) == 0.99999
-    assert round_value([0.123456], 0.123456) == 0.123456
-
-
 @pytest.mark.parametrize(
     ("name", "field"),
     [("lr", "recipe.lr"), ("recipe.lr", "recipe.lr"), ("n_ctx", "options.n_ctx"), ("shots", "shots")],

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.cli.sweep import list_backbones
 from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
-from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
-from cluster.run import TrialReport
-from cluster.sweep import Sweep
-from runner.config import RuntimeConfig
+from cluster.configuration import Configuration, SweepSettings, make_runs
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
@@ -28,22 +23,6 @@ def sweep_settings(**changes: object) -> SweepSettings:
 @pytest.fixture(scope="module")
 def where(few_digits, tiny_checkpoint) -> list[str]:
     return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
-
-
-@pytest.mark.parametrize("search", ["grid", "tpe"])
-def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search) -> None:
-    """Where all seeds are one trial, its reason is that of all runs that have not finished."""
-    settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]}, trials=1)
-    at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(settings, at, SweepFolder(tmp_path / "sweeps" / "s"))
-    reasons = ["no images", "the disk is full", "no images"]
-    for seed, why in zip((1, 2, 3) if search == "grid" else (0,), reasons, strict=False):
-        config = {"recipe.lr": 0.002, **({"seed": seed} if seed else {})}
-        sweep.started(f"{seed}", config)
-        sweep.ended(f"{seed}", config, TrialReport(state="failed", why=why))
-    [one] = sweep.configurations.values()
-    expected = reasons if search == "grid" else ["no images"] * 3
-    assert one.state == "failed" and one.failures == dict(zip(one.runs, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -150,15 +129,3 @@ def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> Non
     assert [(run.config.dataset, run.config.seed, run.targets) for run in runs] == [
         (name, seed, (f"{name}:base:val",)) for name in ("digits", "shapes") for seed in (1, 2)
     ]
-
-
-def test_a_checkpoint_gets_an_absolute_path_and_a_name_with_a_slash_is_a_name(tiny_checkpoint, monkeypatch) -> None:
-    monkeypatch.chdir(tiny_checkpoint.parent)
-    varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
-    assert [name for name, _ in list_backbones(varied)] == ["ViT-B-16", str(tiny_checkpoint)]
-
-
-def test_a_score_that_is_missing_is_not_a_number_for_ray_tune() -> None:
-    assert math.isnan(TrialReport().to_result()["score"])
-    report = TrialReport(state="done", epoch=3, score=71.5)
-    assert TrialReport.of_result(json.loads(json.dumps({**report.to_result(), "training_iteration": 9}))) == report

@@ -18,11 +18,10 @@ from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from shards.errors import DataError
-from shards.fewshot import load_few_shot
 from shards.pack import pack_source
 from shards.raw.description import Description
 from shards.raw.user_dataset import user_source
-from shards.reader import ShardSet, open_dataset
+from shards.reader import open_dataset
 from shards.records import Source, png
 
 HEAD = "name: my-birds\ntemplate: a photo of a {}, a type of bird.\n"
@@ -161,26 +160,6 @@ def test_published_shards_take_the_class_names_of_the_yaml_file(tmp_path):
     source = user_source(sheet(tmp_path, "shards: shards\nclasses: [dawn, day, night]\n"))
     assert dict(source.counts) == {"train": 6, "test": 4} and source.classnames == ("dawn", "day", "night")
     assert [label for _, label in rows(source, "train")] == [0, 1, 2] * 2
-
-
-def test_packed_it_is_used_by_name_like_any_other(tmp_path, capsys):
-    put_classes(tmp_path / "images")
-    file, data = sheet(tmp_path, "folder: images\n" + RULE), str(tmp_path / "data")
-    source = user_source(file)
-    pack_source(source, tmp_path / "data")
-    shards: ShardSet = open_dataset(tmp_path / "data", "my-birds")
-    assert shards.manifest.source == source.origin and shards.manifest.template.endswith("a type of bird.")
-    few = load_few_shot(shards, 2, 1, "base")
-    assert few.classnames == SORTED[:2] and len(few.train) == 4
-    for command in (
-        ["data", "check", "my-birds"],
-        ["data", "show", "my-birds", "--out", str(tmp_path / "birds.png")],
-        ["data", "few-shot", "My-Birds", "--shots", "2"],
-        ["train", "--methods", "coop", "--datasets", "my-birds", "--shots", "2", "--dry-run"],
-        ["ls", "datasets"],
-    ):
-        assert main([*command, "--data", data]) == 0
-        assert "my-birds" in capsys.readouterr().out or command[1] == "show"
 
 
 def test_the_command_packs_a_yaml_file_again_after_a_change(tmp_path, capsys):

@@ -16,16 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from miniature_roots import encoded
 
 from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.pack import pack_source
 from shards.raw.check import check_raw
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.published import raw_source
-from shards.reader import open_dataset
 from shards.records import Source
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
@@ -224,26 +221,6 @@ def test_missing_images_are_counted_and_a_subset_packs_the_rest_with_the_same_la
     assert len(source.classnames) == 37
     report = check_raw(dataset, tmp_path, decode=False)
     assert [split.expected - split.present for split in report.splits] == [59, 15, 73]
-
-
-@pytest.mark.slow
-def test_packed_in_full_the_lists_have_the_published_digests(stubs, tmp_path):
-    name, root = stubs
-    dataset = find(name)
-    raw = dataset.raw
-    assert raw
-    folder, picture = root / raw.folders[0], encoded(name, 0, 0, "JPEG")
-    shutil.copytree(folder, tmp_path / "raw" / raw.folders[0], copy_function=lambda source, target: None)
-    shutil.copy(folder / raw.split_file, tmp_path / "raw" / raw.folders[0])
-    for split in rows_of(name).values():
-        for path, _, _ in split:
-            (tmp_path / "raw" / raw.folders[0] / raw.images[0] / path).write_bytes(picture)
-    manifest = pack_source(raw_source(dataset, tmp_path / "raw"), tmp_path / "data", workers=2)
-    assert {split: entry.digest for split, entry in manifest.splits.items()} == dict(raw.split_digests)
-    assert {split: entry.count for split, entry in manifest.splits.items()} == dict(dataset.counts)
-    assert manifest.variant == ""
-    packed = open_dataset(tmp_path / "data", name).split("test")
-    assert packed.paths == [path for path, _, _ in rows_of(name)["test"]] and packed.read(len(packed) - 1) == picture
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, toy_source
+from toy_shards import CLASSNAMES, COUNTS, label, let_time_pass, pixels, toy_source
 
 from shards import manifest_checks
 from shards.check_dataset import check_dataset
@@ -454,7 +454,3 @@ def test_a_split_as_large_as_imagenet_opens_at_once_and_in_little_memory(tmp_pat
     ran = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     seconds, megabytes = map(float, ran.stdout.split())
     assert seconds < 5 and megabytes < 60
-
-
-def test_image_size_is_kept(packed):
-    assert open_dataset(packed, "toy").split("test").image(0).size == (SIZE[1], SIZE[0])

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from child_process import start_process
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from toy_shards import COUNTS, BrokenPart, LoggedPart, label, pixels, toy_source
+from toy_shards import COUNTS, BrokenPart, LoggedPart, toy_source
 
 from shards.check_dataset import check_dataset
 from shards.errors import DataError
@@ -222,32 +217,3 @@ def test_a_stopped_packing_leaves_an_older_set_in_its_place(tmp_path):
     assert open_dataset(root, "toy").manifest == older and check_dataset(root, "toy").ok
     assert pack_source(toy_source(), root, per_shard=5).source == "toy"
     assert [entry.name for entry in root.iterdir()] == ["toy"]
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    counts=st.fixed_dictionaries(
-        {"train": st.integers(1, COUNTS["train"])}, optional={"test": st.integers(1, COUNTS["test"])}
-    ),
-    per_shard=st.integers(1, 25),
-    workers=st.just(1),
-)
-def test_webdataset_sees_the_same_images_in_the_same_order(counts, per_shard, workers):
-    wds = pytest.importorskip("webdataset")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        manifest = pack_source(toy_source(counts=counts), root, per_shard=per_shard, workers=workers)
-        for name, count in counts.items():
-            tars = [root / "toy" / shard.file for shard in manifest.splits[name].shards]
-            split = open_dataset(root, "toy").split(name)
-            ours = [(split.paths[i], int(split.labels[i]), split.read(i)) for i in range(len(split))]
-            assert [path for path, _, _ in ours] == [split.paths[i] for i in range(count)]
-            assert [label(i) for i in range(count)] == split.labels.tolist()
-            for i in range(count):
-                assert np.array_equal(np.asarray(split.image(i)), pixels(name, i))
-            library = [
-                (json.loads(sample["json"])["path"], int(sample["cls"]), sample["png"])
-                for sample in wds.WebDataset(list(map(str, tars)), shardshuffle=False, empty_check=False)
-            ]
-            assert library == ours

@@ -88,21 +88,6 @@ def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train):
     assert sum(torch.equal(one[i], two[i]) for i in one.keys() & two.keys()) < 3
 
 
-def test_resuming_in_the_middle_gives_the_same_later_batches(train):
-    whole = list(TrainStream(train, 4, AUGMENT, seed=1).epoch(2))
-    for start in range(6):
-        assert same(list(TrainStream(train, 4, AUGMENT, seed=1).epoch(2, start)), whole[start:])
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_change_nothing(train, test, workers):
-    alone, helped = TrainStream(train, 4, AUGMENT, seed=1), TrainStream(train, 4, AUGMENT, seed=1, workers=workers)
-    for epoch in range(2):
-        assert same(list(alone.epoch(epoch)), list(helped.epoch(epoch)))
-    plain = list(evaluation_batches(test, TRANSFORM, 5))
-    assert same(list(evaluation_batches(test, TRANSFORM, 5, workers)), plain)
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     count=st.integers(0, 23),

@@ -283,21 +283,6 @@ def test_forged_headers_are_refused_without_taking_memory(tmp_path, data):
         tracemalloc.stop()
 
 
-def test_an_image_that_unpacks_to_gigabytes_is_refused_when_packed(tmp_path):
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    size = (60_000).to_bytes(4, "big")
-    bomb = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", size + size + bytes((8, 2, 0, 0, 0)))
-        + chunk(b"IDAT", zlib.compress(b"\0" * 10**6))
-    )
-    write_tar(tmp_path / "in" / "test" / "x.tar", [*sample("a", 0), *sample("b", 1, bomb)])
-    with pytest.raises(DataError, match=r"test/b\.png"):
-        pack_source(source(tmp_path / "in"), tmp_path / "out")
-
-
 def test_named_tars_of_a_folder_are_found_in_natural_order(tmp_path):
     for number in range(12):
         write_tar(tmp_path / f"birds-train-{number}.tar", several(number, number + 1))

@@ -32,12 +32,6 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (50, 91), (91, 50), (8, 8), (333, 224), (33, 32)])
-def test_test_transform_is_that_of_coop(size):
-    image = picture(*size)
-    assert torch.equal(eval_transform(32, MEAN, STD)(image), coop(32)(image))
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([7, 32, 33, 224]))
 def test_test_transform_is_that_of_coop_at_any_size(width, height, size):
@@ -91,14 +85,6 @@ def test_colour_jitter_is_torchvisions_for_the_same_draws():
             torch.manual_seed(seed)
             expected = T.ColorJitter(0.3, 0.3, 0.3)(image)
         assert np.array_equal(np.asarray(jitter_colours(image, 0.3, seeded(seed))), np.asarray(expected))
-
-
-def test_rotation_turns_by_at_most_its_angle_and_fills_with_the_mean_colour():
-    grey = Image.new("RGB", (48, 48), (255, 255, 255))
-    turned = TrainAugment(48, MEAN, STD, (1.0, 1.0), flip=False, rotation=30)
-    views = [turned.vary(grey, seeded(seed)) for seed in range(30)]
-    assert tuple(round(255 * channel) for channel in MEAN) in [view.getpixel((0, 0)) for view in views]
-    assert {view.getpixel((24, 24)) for view in views} == {(255, 255, 255)}
 
 
 def test_rotation_is_torchvisions_for_the_same_angle():
