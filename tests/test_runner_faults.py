@@ -221,6 +221,19 @@ def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(comm
     assert_same(straight, tmp_path, few_digits)
 
 
+@pytest.mark.slow
+def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_without_kills(command, straight, few_digits, tmp_path):
+    """The first rank of two, then the last of four, then the only one: between steps, and with the result at hand."""
+    for size, unlucky, step in ((2, 0, 3), (4, 3, 7), (1, 0, STEPS)):
+        kill = ("send", signal.SIGKILL)
+        ends = run_ranks(size, procap, command(tmp_path), 0.0, kill, unlucky, step, patience=0.5)
+        assert codes(ends) == [-signal.SIGKILL if rank == unlucky else 1 for rank in range(size)]
+        # Of the steps that were done at most the last is repeated, and a state is never cut short.
+        assert step - 1 <= max(states(only_run(tmp_path))) <= step
+    assert codes(run_ranks(2, procap, command(tmp_path))) == [0, 0]
+    assert_same(straight, tmp_path, few_digits)
+
+
 def states_before(newest: Path) -> int:
     # States are written after every step here.
     return int(newest.name[5:13]) - 1

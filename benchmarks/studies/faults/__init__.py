@@ -1,1 +1,0 @@
-"""Kill ranks of trainings at random moments and check the run afterwards."""

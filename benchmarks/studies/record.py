@@ -1,0 +1,40 @@
+"""Describe the machine of a study, and write its record: numbers as JSON, tables as Markdown."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.environment import environment
+from runner.results import write_bytes, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+
+def describe_run(study: str, argv: Sequence[str] | None, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the command of a study, hardware and versions, and the load of the machine.
+
+    study: module below `benchmarks.studies`. argv: its arguments, None for those of this process.
+    """
+    words = ["python", "-m", f"benchmarks.studies.{study}", *(sys.argv[1:] if argv is None else argv)]
+    load = round(os.getloadavg()[0], 2)
+    return {"command": shlex.join(words), "environment": environment(device), "load_average": load}
+
+
+def describe_machine(record: dict[str, Any]) -> str:
+    """Format the machine, its load and the version of torch in one line."""
+    machine = record["environment"]
+    cpu = machine["cpu"]
+    name = machine.get("gpu") or f"{cpu['name']}, {cpu['cores']} cores"
+    return f"{name}, torch {machine['packages']['torch']}, load average {record['load_average']}"
+
+
+def write_record(file: Path, record: dict[str, Any], markdown: str) -> None:
+    """Write `record` to `file`, a .json, and `markdown` to the .md beside it."""
+    write_json(file, record)
+    write_bytes(file.with_suffix(".md"), markdown.encode())

@@ -1,1 +1,0 @@
-"""Measure and estimate how training steps scale over processes."""
