@@ -33,9 +33,10 @@ class Recipe(BaseModel):
         default="random", description="images of any classes in a batch, or images of one class only"
     )
     drop_last: bool = Field(default=True, description="leave out the last batch of a pass if it is not full")
-    schedule: Literal["epoch", "step"] = Field(
+    schedule: Literal["epoch", "step", "warmup-step"] = Field(
         default="epoch",
-        description="a rate per epoch with warm-up, or a cosine per step from lr to min_lr in each stage of the method",
+        description="epoch: a rate per epoch with warm-up; step: a cosine per step from lr to min_lr in each stage of "
+        "the method, without warm-up; warmup-step: that cosine after a linear warm-up per step",
     )
     min_lr: float = Field(default=0.0, ge=0, description="end of the cosine per step")
     warmup: Literal["none", "constant", "linear"] = "constant"
@@ -107,6 +108,11 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))
 
 
-def step_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """Compute the learning rate of `step` (0-based) of a stage of `steps` steps under the schedule per step."""
-    return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * step / steps))
+def step_rate(recipe: Recipe, step: int, steps: int, warm: int = 0) -> float:
+    """Compute the learning rate of `step` (0-based) of a stage of `steps` steps under the schedules per step.
+
+    The first `warm` steps rise linearly to `recipe.lr`; the cosine falls over the others.
+    """
+    if step < warm:
+        return recipe.lr * (step + 1) / warm
+    return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))

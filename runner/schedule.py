@@ -38,7 +38,15 @@ class Schedule:
             return [learning_rate(recipe, epoch) for recipe in self._recipes]
         stages = list(pairwise((*self.stage_starts, self.steps)))
         start, end = stages[self.stage(step)]
-        return [step_rate(recipe, step - start, end - start) for recipe in self._recipes]
+        warm = self._warm_steps() if start == 0 else 0
+        return [step_rate(recipe, step - start, end - start, warm) for recipe in self._recipes]
+
+    def _warm_steps(self) -> int:
+        """Return the number of steps of the warm-up per step."""
+        recipe = self.recipe
+        if recipe.schedule != "warmup-step" or recipe.warmup == "none":
+            return 0
+        return self.first_step(min(recipe.warmup_epochs, recipe.epochs))
 
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""

@@ -193,7 +193,7 @@ def _fit(
     with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
             display.print(f"going on with {config.path} from step {state.step} of {setup.steps}")
-        if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
+        if recipe.schedule == "epoch" and recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
             highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
             display.print(
                 f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "

@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
-from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
+from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
+from benchmarks.cli.selection import selected_runs
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
 from benchmarks.results.published.tables import COMPONENTS
 from benchmarks.results.suite import SuiteResults
@@ -127,6 +128,19 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     assert same["maple"] == same["coop"] == same["procap"] == own["procap"]
     assert recipes(MINI)["maple"].epochs == 10 and recipes(MINI, quick=True)["maple"].epochs == 2
     assert recipes(MINI, recipe="published")["maple"] == own["maple"], "published recipes are not shortened"
+
+
+def test_a_control_by_train_is_the_run_of_a_suite():
+    """MaPLe in ProCAP's recipe has as many tokens as ProCAP, unless other ones are chosen."""
+    suite = suite_named("base-to-novel")
+    options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), recipe="procap")
+    [planned] = suite.plan(options)
+    choice = SelectionFlags(
+        methods="maple", datasets="dtd", seeds="1", backbone="ViT-B/16", pretrained="openai", precision="bf16"
+    )
+    assert selected_runs(choice, RecipeFlags(recipe="procap")) == [planned.spec.config]
+    [chosen] = selected_runs(choice, RecipeFlags(recipe="procap", option=["n_ctx=2"]))
+    assert (planned.spec.config.options["n_ctx"], chosen.options["n_ctx"]) == (4, 2)
 
 
 def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -158,6 +159,20 @@ def test_independent_levels_are_refined_once_each(tiny_clip, space):
         own, other = method.vision_mu[level], method.text_mu[level]
         want = own + attention_by_hand(method.vision_attention[level], own, other)
         torch.testing.assert_close(vision[level], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("deep_tokens", ["refined", "independent"])
+def test_one_attention_block_can_serve_all_levels(tiny_clip, space, deep_tokens):
+    """The same as separate blocks with equal weights."""
+    shared = trained(tiny_clip, space, depth=3, deep_tokens=deep_tokens, shared_attention=True)
+    separate = build(tiny_clip, space, depth=3, deep_tokens=deep_tokens)
+    block = re.compile(r"(attention)\.\d+\.")
+    state = {name: shared.state_dict()[block.sub(r"\1.0.", name)] for name in separate.state_dict()}
+    separate.load_state_dict(state)
+    tokens = shared.tokens(None)
+    for one, other in zip(shared.refine(*tokens), separate.refine(*tokens), strict=True):
+        assert all(map(torch.equal, one, other))
+    assert {name.split(".")[1] for name, _ in shared.named_parameters() if "attention" in name} == {"0"}
 
 
 def test_training_starts_at_the_template(tiny_clip, space):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from procap.errors import UsageError
 from procap.methods import METHODS, method_class
-from procap.recipe import Recipe, learning_rate
+from procap.recipe import Recipe, learning_rate, step_rate
 
 OWN = {
     # method, task, shots, data set: optimizer, lr, weight decay, epochs, batch, warm-up and its epochs, crop
@@ -69,6 +69,18 @@ def test_constant_warmup_then_a_cosine_that_never_arrives():
         rates = [learning_rate(recipe, epoch) for epoch in range(epochs)]
         assert rates[:2] == [1e-5, 0.0035]
         assert rates[-1] / 0.0035 == pytest.approx(last, abs=5e-5)
+
+
+def test_a_warm_up_per_step_is_that_of_torch_followed_by_a_cosine_to_the_end():
+    recipe = Recipe(lr=0.01, min_lr=1e-4, epochs=4, batch_size=1, schedule="warmup-step")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / 5, total_iters=4)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=15, eta_min=1e-4)
+    after = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[5])
+    for step in range(20):
+        assert step_rate(recipe, step, 20, warm=5) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        after.step()
 
 
 @pytest.mark.parametrize("scale", [(0.0, 1.0), (0.9, 0.1), (0.5, 1.5)])

@@ -134,6 +134,16 @@ def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp
     assert ("every epoch is a warm-up epoch at a rate of 1e-05" in err) == warned
 
 
+def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path, capsys):
+    """The first of two epochs ends at the peak, and the second falls from it."""
+    config = plan(overrides={"epochs": 2, "warmup_epochs": 1, "schedule": "warmup-step"})
+    first, second = train(config, dataclasses.replace(runtime, results=tmp_path, quiet=False)).epochs
+    assert first.lr == config.recipe.lr > second.lr
+    alone = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 1})})
+    [epoch] = train(alone, dataclasses.replace(runtime, results=tmp_path, quiet=False)).epochs
+    assert epoch.lr == config.recipe.lr and "warm-up epoch" not in capsys.readouterr().err
+
+
 def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):
     config = plan(seed=5)
     folder = RunFolder(runtime.results / config.path)

@@ -46,6 +46,7 @@ def selected_runs(
     # The help of a command must not import the libraries behind results.
     from benchmarks.cli.data_few_shot import samples_digest
     from benchmarks.results.published.tables import table1_methods
+    from benchmarks.results.variant import CONTROL_OPTIONS
     from runner.config import plan_run
 
     methods = parse_methods(selection.methods, table1_methods())
@@ -53,7 +54,7 @@ def selected_runs(
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     note_left_out(selection.methods, methods, kept)
-    _note_controls(recipe.recipe, {method: options[method] for method in kept})
+    controls = CONTROL_OPTIONS if recipe.recipe == "procap" else {}
     shots = parse_shot_count(selection.shots or "16")
     samples = samples_digest(recipe.few_shot_samples, datasets, shots)
     return [
@@ -69,7 +70,7 @@ def selected_runs(
             recipe=recipe.recipe or "published",
             task=task,
             overrides=recipe_changes(recipe),
-            options=options[method],
+            options={**controls.get(method, {}), **options[method]},
             picks=samples,
             data=data,
         )
@@ -77,19 +78,6 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
-
-
-def _note_controls(recipe: str, options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note the options that suites under `--recipe procap` choose otherwise than the method's defaults, used here."""
-    from benchmarks.results.variant import CONTROL_OPTIONS
-
-    for method, own in options.items() if recipe == "procap" else ():
-        for name, value in CONTROL_OPTIONS.get(method, {}).items():
-            if name not in own:
-                note(
-                    f"{method} has its own {name} here; suites with --recipe procap give it {value}, as ProCAP has: "
-                    f"--option {method}.{name}={value}"
-                )
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

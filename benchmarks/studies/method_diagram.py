@@ -156,11 +156,11 @@ def attention_notes() -> list[str]:
         "V_{ℓ} = V_{ℓ−1} + MHA_{v}(V_{ℓ−1}, T_{ℓ−1}, T_{ℓ−1})",
         "T_{ℓ} = T_{ℓ−1} + MHA_{t}(T_{ℓ−1}, W_{p}V_{ℓ−1}, W_{p}V_{ℓ−1})",
     )
-    found = [rect("attention", MIDDLE, y - 16, 390, 92)]
+    found = [rect("attention", MIDDLE, y - 16, 430, 92)]
     for number, line in enumerate(lines):
         found.append(text(line, MIDDLE, y + 3 + 19 * number, "t" if number else "soft"))
     found += [text("W_{p}", MIDDLE - 44, layer_y(1) + BOX + 32, "soft")]
-    found.append(text("norm · zero_output · heads · head_width", MIDDLE, y + 64, "o"))
+    found.append(text("norm · zero_output · shared_attention · heads · head_width", MIDDLE, y + 64, "o"))
     return found
 
 

@@ -56,6 +56,7 @@ ADDED_OPTIONS: dict[str, dict[str, Any]] = {
         "target_suffix": "target",
         "logvar_lr_scale": 1.0,
         "inject": "levels",
+        "shared_attention": False,
     },
 }
 """Options that methods got later, each with the value of runs without it; this value is no part of a run's identity."""

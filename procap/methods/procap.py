@@ -117,6 +117,7 @@ class ProCAPOptions(BaseModel):
         description="where refined tokens enter: those of level l at layer l; or those of the last level, at the input "
         "only (final) or at every prompted layer (final-all)",
     )
+    shared_attention: bool = Field(False, description="one attention block per direction for all levels")
     heads: int = Field(8, ge=1, description="attention heads, in both directions")
     head_width: int = Field(64, ge=1, description="width of one head")
     norm: Literal["pre", "post", "none"] = Field("pre", description="place of the LayerNorms in the residual update")
@@ -183,7 +184,7 @@ class ProCAP(Method):
                     CrossAttention(
                         *pair, attention, heads=o.heads, head_width=o.head_width, norm=o.norm, zero_output=o.zero_output
                     )
-                    for _ in range(o.depth)
+                    for _ in range(1 if o.shared_attention else o.depth)
                 )
                 for pair in widths
             )
@@ -248,8 +249,9 @@ class ProCAP(Method):
             if independent:
                 v, t = vision[level], text[level]
             if self.options.cross_attention:
+                block = 0 if self.options.shared_attention else level
                 # One assignment: both directions read the previous level, not the other's update of this level.
-                v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[level], self.text_attention[level])
+                v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[block], self.text_attention[block])
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 
