@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -326,6 +327,35 @@ def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
     per_end = 10 - 1
     expected = 2 * 32 * 32 * (2 * 2 + per_end * len(lengths)) + 2 * len(lengths) * 32 * 16
     assert backward.flops <= expected + 2 * 32 * 32 * len(lengths)
+
+
+def tensor_bytes() -> int:
+    gc.collect()
+    return sum(found.nbytes for found in gc.get_objects() if type(found) in (Tensor, nn.Parameter))
+
+
+@pytest.mark.parametrize("name, first_learned", [("mma", 4), ("mmrl", 5), ("skipt", 6)])
+def test_text_below_what_is_learned_is_computed_once_and_nothing_of_images_is_stored(
+    tiny_clip, tiny_space, name, first_learned
+):
+    """The memory of a training does not grow with its images; SkipT's public code stores states of all of them."""
+    method, labels, ran, held = (
+        build_method(name, tiny_clip, tiny_space, {}, seeded(1)),
+        torch.tensor([0, 4, 2]),
+        [],
+        [],
+    )
+    blocks = tiny_clip.text.transformer.resblocks
+    hooks = [block.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(blocks)]
+    for step in range(4):
+        ran.clear()
+        sum(method.loss(torch.randn(3, 3, 32, 32, generator=seeded(step)), labels, ()).values()).backward()
+        method.zero_grad(set_to_none=True)
+        assert {*ran} == {*range(first_learned if step else 0, len(blocks))}
+        held.append(tensor_bytes())
+    for hook in hooks:
+        hook.remove()
+    assert held[1:] == held[:1] * 3
 
 
 @pytest.mark.parametrize("learned", [False, True])
