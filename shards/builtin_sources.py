@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.dataset import Dataset
+from shards.catalogue import Dataset
 from shards.records import ImageRecord, Source, png
 from shards.rng import stream_seed
 from shards.world.generate import VERSION, paint, sample_seed

@@ -11,9 +11,8 @@ import numpy as np
 
 from shards.errors import DataError
 from shards.files import read_regular
-from shards.index import PATHS_FILE
 from shards.manifest import Shard, convention_texts
-from shards.manifest_checks import hash_problem, list_problem, read_paths, size_problem
+from shards.manifest_checks import PATHS_FILE, hash_problem, list_problem, read_paths, size_problem
 from shards.mirror import is_mirror
 from shards.names import unsafe_path
 from shards.pack import PackProgress

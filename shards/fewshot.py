@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from shards.errors import DataError, DataUsageError, unknown_name
-from shards.files import write_file
+from shards.files import require_regular, write_file
 from shards.manifest import SAMPLES_FOLDER, lines_digest
 from shards.reader import ShardSet, Split
 
@@ -276,6 +276,7 @@ def write_samples(file: Path, samples: FewShotSamples) -> None:
 def read_samples(file: Path) -> FewShotSamples:
     """Read what `write_samples` wrote. Raises DataError for anything else, altered content included."""
     try:
+        require_regular(file)
         content = _SamplesFile.model_validate_json(file.read_bytes())
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None

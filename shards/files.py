@@ -67,6 +67,12 @@ def open_regular(folder: Path, name: str) -> int:
     return descriptor
 
 
+def require_regular(file: Path) -> None:
+    """Raise OSError for what exists and is no file: opening a FIFO waits for a writer, reading a device may not end."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
+
+
 def read_regular(folder: Path, name: str, limit: int) -> bytes:
     """Read a file that `open_regular` opens. Raises OSError, also when it is longer than `limit` bytes."""
     with open(open_regular(folder, name), "rb") as stream:

@@ -1,8 +1,13 @@
-"""Compare files of a packed data set with its manifest: sizes on opening, hashes and lists before a split is read."""
+"""Compare files of a packed data set with its manifest: sizes on opening, hashes and lists before a split is read.
+
+`index.npy` is a plain NumPy array and `paths.txt` has one path per line, both in list order, so that a split of a
+million images opens in milliseconds. Shapes: N images of a split.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +18,13 @@ from numpy.typing import NDArray
 from shards.errors import DataError
 from shards.files import open_regular, read_regular
 from shards.hash_cache import HashCache
-from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_rows
 from shards.manifest import FILE, Manifest, Shard, repack_hint
 from shards.mirror import fetch_file, is_mirror
 
+INDEX_FILE = "index.npy"
+PATHS_FILE = "paths.txt"
+INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
+"""One image: the number of its shard, the bytes it has there and where they begin, and its label."""
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.
 ALWAYS_HASH_BYTES = 256 * 2**20
 # Bytes: the header of a NumPy file, and the longest path that a file system stores.
@@ -106,11 +114,20 @@ def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[st
     return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
+def index_bytes(rows: NDArray[np.void]) -> bytes:
+    """Encode rows [N] of dtype INDEX as the content of `index.npy`; the same rows always give the same bytes."""
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    return buffer.getvalue()
+
+
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises DataError if it differs from the manifest."""
     entry = manifest.splits[split]
     try:
-        rows = index_rows(_read_verified(folder, manifest, split, INDEX_FILE))
+        rows = np.load(io.BytesIO(_read_verified(folder, manifest, split, INDEX_FILE)), allow_pickle=False)
+        if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.ndim != 1:
+            raise ValueError("it is no array of shard, size, offset and label")
         counts, sizes = (np.array([getattr(shard, name) for shard in entry.shards]) for name in ("count", "size"))
         if not np.array_equal(rows["shard"], np.repeat(np.arange(len(counts), dtype=np.uint32), counts)):
             raise ValueError("it names other shards, or more or fewer images of one, than the manifest")

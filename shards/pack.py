@@ -23,7 +23,6 @@ from shards.audit import CheckedImage, Reporter, check_source, find_duplicates, 
 from shards.builtin_sources import builtin_source
 from shards.errors import DataError, DataUsageError
 from shards.files import write_file
-from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes
 from shards.locks import file_lock
 from shards.manifest import (
     FILE,
@@ -34,7 +33,7 @@ from shards.manifest import (
     convention_texts,
     is_mirror,
 )
-from shards.manifest_checks import list_digest
+from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest
 from shards.mirror import refuse_packing
 from shards.names import NAME, has_control, unfit_texts
 from shards.process_pool import map_in_order

@@ -6,26 +6,113 @@ by name when its split is opened, an image that does not decode when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError, DataUsageError
-from shards.index import Paths
-from shards.manifest import Manifest, read_manifest
+from shards.files import open_regular
+from shards.manifest import Manifest, Shard, read_manifest
 from shards.manifest_checks import check_files, check_split, read_index, read_paths
-from shards.mirror import refresh
-from shards.shard_files import ShardFiles
-from shards.streaming import make_pipeline, stream_images
+from shards.mirror import is_mirror, mirrored_url, open_shard, refresh
+from shards.streaming import Locations, make_pipeline, stream_images
 from shards.tar import sample_key
+from shards.urls import join
 
 if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
+
+
+# A process may usually have 1,024 files open; ImageNet alone has more shards than that.
+MOST_OPEN = 128
+
+
+class _OpenFile:
+    """A file descriptor that is closed with its last reference."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class ShardFiles:
+    """The shards of one split of the data set `folder`; safe to share with other processes and with threads.
+
+    There is no lock that a fork could leave locked: single operations on a dict are atomic, and a thread that still
+    reads from a file that another one removes keeps it open by holding it.
+    fetch: if the data root is a mirror, download a shard when it is first read.
+    """
+
+    def __init__(self, folder: Path, shards: tuple[Shard, ...], *, fetch: bool) -> None:
+        self.folder, self.shards = folder, shards
+        self.fetch = fetch and is_mirror(folder.parent)
+        self._open: dict[int, _OpenFile] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": {}}
+
+    def path(self, number: int) -> Path:
+        return self.folder / self.shards[number].file
+
+    def locations(self) -> Locations:
+        """List each shard with its URL, or its file if the data root is no mirror."""
+        if not is_mirror(self.folder.parent):
+            return [(str(self.folder / shard.file), shard) for shard in self.shards]
+        root = mirrored_url(self.folder.parent)
+        return [(join(root, f"{self.folder.name}/{shard.file}"), shard) for shard in self.shards]
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Read `size` bytes at `offset` of a shard; raises DataError when they are not there."""
+        try:
+            file = self._open.get(number) or self._open_file(number)
+            data = os.pread(file.descriptor, size, offset)
+        except OSError as error:
+            raise DataError(f"'{self.folder.name}': {self.path(number)} cannot be read ({error.strerror})") from error
+        if len(data) != size:
+            found = f"{len(data)} of {size} bytes at {offset}"
+            raise DataError(f"'{self.folder.name}': {self.path(number)} was cut short while in use ({found})")
+        return data
+
+    def _open_file(self, number: int) -> _OpenFile:
+        shard = self.shards[number]
+        descriptor = open_shard(self.folder, shard) if self.fetch else open_regular(self.folder, shard.file)
+        file = self._open.setdefault(number, _OpenFile(descriptor))
+        for oldest in list(self._open)[:-MOST_OPEN]:
+            self._open.pop(oldest, None)
+        return file
+
+
+class Paths:
+    """The paths of a split by position; `load` returns the lines of text, and is called when the first is needed."""
+
+    def __init__(self, load: Callable[[], bytes]) -> None:
+        self._load = load
+
+    def __getstate__(self) -> dict[str, object]:
+        # Do not pickle the loaded lines; another process loads them if it needs a path.
+        return {"_load": self._load}
+
+    @cached_property
+    def _lines(self) -> tuple[bytes, NDArray[np.int64]]:
+        """The text, and where each line and the end begin, [N + 1]."""
+        text = self._load()
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        return text, np.concatenate(([0], ends + 1))
+
+    def __len__(self) -> int:
+        return len(self._lines[1]) - 1
+
+    def __getitem__(self, position: int) -> str:
+        text, starts = self._lines
+        return text[starts[position] : starts[position + 1] - 1].decode()
 
 
 class Split:
@@ -63,7 +150,7 @@ class Split:
 
     def stream(self, order: Sequence[int]) -> Generator[bytes, None, None]:
         """Yield the encoded bytes of the images `order`, each at most once, shard by shard without a local copy."""
-        return stream_images(self._files, self.rows, self.positions, order)
+        return stream_images(self._files.locations(), self.rows, self.positions, order)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises DataError naming shard, member and path if it is undecodable."""
@@ -127,14 +214,14 @@ class ShardSet:
 
     def pipeline(self, name: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        return make_pipeline(self.split(name)._files, deal=True)
+        return make_pipeline(self.split(name)._files.locations(), deal=True)
 
     def unverified(self, name: str, fetch: bool = False) -> Split:
         """Open one split without verifying its shards' bytes. fetch: get a shard of a mirror when it is first read."""
         rows = self._index(name)
         entry = self.manifest.splits[name]
         files = ShardFiles(self.folder, entry.shards, fetch=fetch)
-        paths = Paths(partial(read_paths, self.folder, self.manifest, name), entry.count)
+        paths = Paths(partial(read_paths, self.folder, self.manifest, name))
         return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, self.stream)
 
     def require(self, name: str) -> None:

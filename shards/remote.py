@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.files import file_sha256, replace_at_end
+from shards.files import file_sha256, replace_at_end, require_regular
 from shards.locks import file_lock
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
@@ -86,6 +86,7 @@ def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
     def start(_: Callable[[], None]) -> BinaryIO:
         path = local_path(canonical(location))
         if path is not None:
+            require_regular(path)
             return path.open("rb")
         files, name = filesystem(location)
         # For HTTP: one streaming GET. Passing any size avoids a request for the size.
@@ -250,19 +251,24 @@ def _attempt(location: str, action: Callable[[Callable[[], None]], T], retry: bo
 
 
 @contextmanager
-def reach(location: str, what: str = "") -> Iterator[Callable[[], None]]:
-    """Translate errors, and warn once if the block takes `STALL_SECONDS` without a call of the function it is given."""
-    latest, done = time.monotonic(), threading.Event()
+def reach(location: str, what: str = "") -> Iterator[Callable[..., None]]:
+    """Translate errors, and warn once after `STALL_SECONDS` without progress.
+
+    The block gets a function to call on progress; after `alive(waiting=False)` no answer is expected until the next
+    call.
+    """
+    latest: float | None = time.monotonic()
+    done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(max(latest + STALL_SECONDS - time.monotonic(), 0)):
-            if time.monotonic() - latest >= STALL_SECONDS:
+        while not done.wait(STALL_SECONDS / 10):
+            if latest is not None and time.monotonic() - latest >= STALL_SECONDS:
                 warnings.warn(f"waiting for {redact(location)}{what}", stacklevel=1)
                 return
 
-    def alive() -> None:
+    def alive(waiting: bool = True) -> None:
         nonlocal latest
-        latest = time.monotonic()
+        latest = time.monotonic() if waiting else None
 
     if is_url(location):
         threading.Thread(target=watch, daemon=True, name="stall").start()

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from shards.catalogue import CATALOGUE, find, parse_name
-from shards.dataset import Dataset
+from shards.catalogue import CATALOGUE, Dataset, find, parse_name
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable, unknown_name
 from shards.manifest import FILE, read_manifest
 from shards.mirror import is_mirror, refresh

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from shards.errors import DataError
 from shards.manifest import Shard
-from shards.remote import open_stream, translate_errors
-from shards.shard_files import ShardFiles
+from shards.remote import open_stream, reach, translate_errors
 from shards.tar import IMAGES, SAMPLE_KEY
 from shards.urls import redact
 
 if TYPE_CHECKING:
     import webdataset
+
+Locations = Sequence[tuple[str, Shard]]
+"""Shards with the URL or file that each is read from."""
 
 # Shards that are read while images of an earlier one are used, each in a thread of its own.
 SHARDS_AHEAD = 2
@@ -44,18 +46,14 @@ class ShardStreamError(DataError):
         return self.message
 
 
-def make_pipeline(
-    files: ShardFiles, numbers: Sequence[int] | None = None, *, deal: bool = False
-) -> webdataset.WebDataset:
+def make_pipeline(shards: Locations, *, deal: bool = False) -> webdataset.WebDataset:
     """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
-    numbers: which shards, in which order; None takes all. deal: give each process of torch.distributed and each worker
-    of a DataLoader its own shards.
+    deal: give each process of torch.distributed and each worker of a DataLoader its own shards.
     """
     import webdataset
 
-    numbers = range(len(files.shards)) if numbers is None else numbers
-    expected = {files.location(number): files.shards[number] for number in numbers}
+    expected = dict(shards)
     dataset = webdataset.WebDataset(
         list(expected),
         handler=_raise_data_error,
@@ -74,7 +72,7 @@ def make_pipeline(
 
 
 def stream_images(
-    files: ShardFiles, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
+    shards: Locations, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
 ) -> Generator[bytes, None, None]:
     """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
@@ -94,23 +92,24 @@ def stream_images(
             position = int(positions[i])
             while position not in images:
                 while len(ahead) <= SHARDS_AHEAD and (next_shard := next(waiting, None)) is not None:
-                    ahead.append(pool.submit(_read_shard, files, *next_shard))
+                    number, positions_there = next_shard
+                    ahead.append(pool.submit(_read_shard, shards[number], positions_there))
                 images |= ahead.popleft().result()
             yield images.pop(position)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _read_shard(files: ShardFiles, number: int, wanted: set[int]) -> dict[int, bytes]:
+def _read_shard(shard: tuple[str, Shard], wanted: set[int]) -> dict[int, bytes]:
     images = {}
-    for sample in make_pipeline(files, [number]):
+    for sample in make_pipeline([shard]):
         key = sample["__key__"]
         position = int(key[1:]) if SAMPLE_KEY.fullmatch(key) else -1
         image = next((sample[extension] for extension in IMAGES if extension in sample), None)
         if position in wanted and image is not None:
             images[position] = image
     if len(images) != len(wanted):
-        raise ShardStreamError(f"{redact(files.location(number))} lacks images of its index")
+        raise ShardStreamError(f"{redact(shard[0])} lacks images of its index")
     return images
 
 
@@ -123,8 +122,8 @@ class _OpenVerified:
     def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for item in source:
             url = item["url"]
-            with open_stream(url) as raw:
-                stream = _VerifiedStream(raw, url, self.expected[url])
+            with open_stream(url) as raw, reach(url) as alive:
+                stream = _VerifiedStream(raw, url, self.expected[url], alive)
                 yield {"url": url, "stream": stream}
                 # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
                 while stream.read(BLOCK):
@@ -134,13 +133,16 @@ class _OpenVerified:
 class _VerifiedStream(io.RawIOBase):
     """A shard's bytes; raises ShardStreamError at their end, or beyond it, unless they are those of the manifest."""
 
-    def __init__(self, raw: BinaryIO, url: str, expected: Shard) -> None:
-        self._raw, self._url, self._expected = raw, url, expected
+    def __init__(self, raw: BinaryIO, url: str, expected: Shard, alive: Callable[..., None]) -> None:
+        self._raw, self._url, self._expected, self._alive = raw, url, expected, alive
         self._hash, self._size = hashlib.sha256(), 0
 
     def read(self, size: int = -1) -> bytes:
         with translate_errors(self._url):
+            self._alive()
             data = self._raw.read(size)
+            # Between two reads the images are used, which may take any time.
+            self._alive(waiting=False)
         # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
         if not self._size and not data.startswith(b"s"):
             self._refuse("it does not begin as a shard does")

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.files import require_regular
 from shards.names import unsafe_path
 
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
@@ -107,6 +108,7 @@ def scan_tar(file: Path, split: str) -> TarIndex:
     belong to a whole one. Raises TarProblem when the file is no such tar, a sample is not whole, or a name leads out.
     """
     try:
+        require_regular(file)
         with _TarFile(io.FileIO(file)) as stream:
             samples = groupby(_find_members(stream), key=lambda member: member[0])
             rows = [_read_sample(stream, key, members, split) for key, members in samples]

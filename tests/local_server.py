@@ -14,10 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Answer:
-    """One answer. cut: bytes after which the connection ends; wait: seconds before it begins; to: a redirect."""
+    """One answer. cut: bytes after which the connection ends, `stall` seconds later; wait: seconds before it begins.
+
+    to: a redirect.
+    """
 
     status: int = 200
     cut: int | None = None
+    stall: float = 0.0
     wait: float = 0.0
     to: str = ""
 
@@ -74,6 +78,8 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data[: answer.cut])
+                self.wfile.flush()
+                time.sleep(answer.stall)
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True
 

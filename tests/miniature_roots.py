@@ -23,8 +23,7 @@ from PIL import Image
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shards.catalogue import find
-from shards.dataset import Dataset
+from shards.catalogue import Dataset, find
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.world.generate import CLASSNAMES, paint, sample_seed
 

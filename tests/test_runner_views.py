@@ -22,9 +22,8 @@ from runner.run_folders import RunFolder
 from runner.train import train
 from shards.device.images import augments_on_device
 from shards.loader import TrainStream
-from shards.randaugment import TABLE, randaugment
 from shards.reader import open_dataset
-from shards.transforms import TrainAugment
+from shards.transforms import TABLE, TrainAugment, randaugment
 
 AUGMENT = TrainAugment(32, (0.5,) * 3, (0.25,) * 3, augmentation="randaugment", views=2)
 

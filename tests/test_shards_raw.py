@@ -267,6 +267,6 @@ def test_a_file_that_vanishes_while_packing_is_named(minis, tmp_path):
 
 
 def test_listing_and_checking_need_no_torch():
-    code = "import sys, shards.raw.check; print([m for m in ('torch', 'open_clip', 'scipy') if m in sys.modules])"
+    code = "import sys, shards.raw.published; print([m for m in ('torch', 'open_clip', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from miniature_roots import WRITERS, build
 
-from shards.catalogue import derive_dataset, find
-from shards.dataset import Dataset
+from shards.catalogue import Dataset, derive_dataset, find
 from shards.errors import DataError
-from shards.raw.check import RawReport, check_raw
 from shards.raw.classnames import imagenet_wnids
-from shards.raw.published import raw_source
+from shards.raw.published import RawReport, check_raw, raw_source
 
 
 def checked(name: str, root: Path, **options: object) -> RawReport:
@@ -97,8 +95,8 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(minis, tmp_pa
     bad = sorted(images.rglob("*.jpg"))[::4]
     for i, file in enumerate(bad):
         file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
-    monkeypatch.setattr("shards.raw.check.FEW", 0)
-    monkeypatch.setattr("shards.raw.check.CHUNK", 3)
+    monkeypatch.setattr("shards.raw.published.FEW", 0)
+    monkeypatch.setattr("shards.raw.published.CHUNK", 3)
     one, two = (checked("dtd", tmp_path, workers=workers) for workers in (1, 2))
     assert one == two and not one.ok
     (problem,) = [problem for problem in one.problems if "cannot be decoded" in problem]

@@ -20,9 +20,8 @@ import pytest
 from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.raw.check import check_raw
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.published import raw_source
+from shards.raw.published import check_raw, raw_source
 from shards.records import Source
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"

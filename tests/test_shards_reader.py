@@ -22,7 +22,7 @@ from shards import manifest_checks
 from shards.check_dataset import check_dataset
 from shards.errors import DataError, DataUsageError
 from shards.files import file_sha256
-from shards.index import INDEX, index_bytes
+from shards.manifest_checks import INDEX, index_bytes
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.tar import scan_tar
@@ -408,7 +408,7 @@ def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column,
 
 
 def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("shards.shard_files.MOST_OPEN", 3)
+    monkeypatch.setattr("shards.reader.MOST_OPEN", 3)
     pack_source(toy_source(counts={"train": 23}), tmp_path, per_shard=1)
     split = open_dataset(tmp_path, "toy").split("train")
     order = [i * 5 % len(split) for i in range(600)]

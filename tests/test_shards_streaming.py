@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.train import train
-from shards import loader, pipeline
+from shards import loader, pipeline, remote
 from shards.builtin_sources import builtin_source
 from shards.errors import DataError
 from shards.loader import TrainStream, evaluation_batches
@@ -148,6 +149,24 @@ def test_a_connection_that_ends_early_is_refused(server, root):
     server.always["/toy/test/0.tar"] = Answer(cut=2000)
     with pytest.raises(DataError, match=r"test/0\.tar"):
         list(evaluation_batches(open_dataset(root, "toy", stream=True).split("test"), TRANSFORM, 3))
+
+
+def test_a_server_that_stalls_in_the_middle_of_a_stream_is_named_before_the_time_limit(server, root, monkeypatch):
+    monkeypatch.setattr(remote, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "SOCKET_SECONDS", 0.5)
+    server.always["/toy/test/0.tar"] = Answer(cut=2000, stall=1.0)
+    split = open_dataset(root, "toy", stream=True).split("test")
+    url = f"{server.url}/toy/test/0.tar"
+    with pytest.warns(UserWarning, match=f"^waiting for {url}$"), pytest.raises(DataError, match="no answer in time"):
+        list(evaluation_batches(split, TRANSFORM, 3))
+
+
+def test_a_pause_between_images_of_a_stream_is_not_reported(server, monkeypatch, recwarn):
+    monkeypatch.setattr(remote, "STALL_SECONDS", 1.0)
+    images = iter(pipeline("toy", "test", root=server.url))
+    next(images)
+    time.sleep(1.5)
+    assert not [warning for warning in recwarn if "waiting for" in str(warning.message)]
 
 
 def runtime(data: str, results: str, no_cache: bool) -> RuntimeConfig:

@@ -25,7 +25,7 @@ from shards.mirror import is_mirror
 from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
 
 if TYPE_CHECKING:
-    from shards.raw.check import RawReport
+    from shards.raw.published import RawReport
 
 app = typer.Typer(**PLAIN)
 
@@ -132,7 +132,7 @@ def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
 
 
 def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
-    from shards.raw.check import check_raw
+    from shards.raw.published import check_raw
 
     root = packing.raw_root()
     assert root is not None

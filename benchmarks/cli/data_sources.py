@@ -15,8 +15,7 @@ from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find
-from shards.dataset import Dataset
+from shards.catalogue import CATALOGUE, GROUPS, Dataset, derive_dataset, find
 from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
 from shards.manifest import Manifest

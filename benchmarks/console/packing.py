@@ -12,7 +12,7 @@ from benchmarks.console.output import is_first_rank, note, plural, quote
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.builtin_sources import builtin_source
-from shards.dataset import Dataset
+from shards.catalogue import Dataset
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url

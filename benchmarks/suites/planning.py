@@ -19,7 +19,7 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import TrainResult
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from runner.run_folders import RunFolder, find_runs
-from shards.dataset import Dataset
+from shards.catalogue import Dataset
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_shots, select_labels

@@ -12,7 +12,7 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-from shards.dataset import Dataset
+from shards.catalogue import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
 

@@ -20,6 +20,7 @@ from pydantic import (
 
 from shards.catalogue import GROUPS, find, parse_name
 from shards.errors import DataError, DataUsageError
+from shards.files import require_regular
 from shards.names import OWN_NAME, unfit_texts
 
 # Bytes; a description with the names of thousands of classes is a tenth of this.
@@ -125,6 +126,7 @@ class _Loader(yaml.SafeLoader):
 def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises DataError, on one line, with the key or line that is wrong."""
     try:
+        require_regular(file)
         if file.stat().st_size > SIZE_LIMIT:
             raise DataError(f"{file} is larger than the description of a data set ({SIZE_LIMIT // 1024} KB)")
         text = file.read_text(encoding="utf-8-sig")

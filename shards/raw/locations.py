@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.dataset import Dataset, RawLayout
+from shards.catalogue import Dataset, RawLayout
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.folders import RawProblem, list_folder
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shards.catalogue import PUBLISHED
-from shards.dataset import Dataset
+from shards.catalogue import PUBLISHED, Dataset
 from shards.errors import DataError, DataUsageError, NotFound
 from shards.raw.classnames import published_classnames
 from shards.records import ImageRecord, Source
