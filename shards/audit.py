@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import NamedTuple
 
 from shards.errors import DataError
+from shards.names import join_first
 from shards.process_pool import map_in_order
 from shards.records import Part, Source
 
 PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
-NAMED = 3
-"""Pairs of equal images that a finding names."""
 LISTED = 100
 """Broken images that are listed one by one."""
 
@@ -92,26 +91,24 @@ def find_duplicates(images: Iterable[CheckedImage], classnames: Sequence[str]) -
     by_split = [{split: [one for one in group if one.split == split] for split in _SPLITS} for group in equal]
     found = []
     for first, second in combinations(_SPLITS, 2):
-        pairs = [(group[second][0], group[first][0]) for group in by_split if group[first] and group[second]]
-        copies = sum(len(group[second]) for group in by_split if group[first])
-        if pairs:
-            text = f"{_count(copies, second)} {_are(copies)} in {first} too, byte for byte ({_name(pairs)})"
+        shared = [group for group in by_split if group[first] and group[second]]
+        if shared:
+            pairs = [(group[second][0], group[first][0]) for group in shared]
+            copies = _count(sum(len(group[second]) for group in shared), second)
+            text = f"{copies} in {first} too, byte for byte ({_name(pairs)})"
             found.append(f"warning: {text}: accuracy on them is not of new images" if second == "test" else text)
     for split in _SPLITS:
         pairs = [(one, group[split][0]) for group in by_split for one in group[split][1:]]
         if pairs:
-            found.append(f"{_count(len(pairs), split)} {_are(len(pairs))} a copy of another one there ({_name(pairs)})")
-    mixed = [
-        pair
-        for group in equal
-        for pair in [next((p for p in product(group[:1], group) if p[0].label != p[1].label), None)]
-        if pair
-    ]
+            found.append(f"{_count(len(pairs), split)} a copy of another one there ({_name(pairs)})")
+    mixed = []
+    for first_image, *others in equal:
+        if other := next((one for one in others if one.label != first_image.label), None):
+            names = classnames[first_image.label], classnames[other.label]
+            mixed.append(f"{first_image.path} is {names[0]!r}, {other.path} {names[1]!r}")
     if mixed:
-        words = [f"{a.path} is {classnames[a.label]!r}, {b.path} {classnames[b.label]!r}" for a, b in mixed[:NAMED]]
-        more = f" and {len(mixed) - NAMED:,} more" if len(mixed) > NAMED else ""
         times = "1 image has" if len(mixed) == 1 else f"{len(mixed):,} images have"
-        found.append(f"{times} copies of another class: {'; '.join(words)}{more}")
+        found.append(f"{times} copies of another class: {join_first(mixed, '; ')}")
     return found
 
 
@@ -132,13 +129,8 @@ def refuse(name: str, problems: Sequence[str], report: Reporter | None = None) -
 
 
 def _count(number: int, split: str) -> str:
-    return f"{number:,} {split} image{'s' * (number != 1)}".replace("  ", " ")
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
+    return f"{number:,} {split} image{'s are' if number != 1 else ' is'}".replace("  ", " ")
 
 
 def _name(pairs: Sequence[tuple[CheckedImage, CheckedImage]]) -> str:
-    more = f" and {len(pairs) - NAMED:,} more" if len(pairs) > NAMED else ""
-    return ", ".join(f"{one.path} = {other.path}" for one, other in pairs[:NAMED]) + more
+    return join_first([f"{one.path} = {other.path}" for one, other in pairs])

@@ -123,6 +123,14 @@ def find(name: str) -> Dataset:
     raise unknown_name("data set", name, spellings, sorted(CATALOGUE))
 
 
+def find_or_none(name: str) -> Dataset | None:
+    """Find a data set as `find` does; None for a name that is not of the catalogue."""
+    try:
+        return find(name)
+    except DataUsageError:
+        return None
+
+
 def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     """Parse a name like `caltech101-split7-224px`: the base, and the changes that `derive_dataset` makes to it.
 

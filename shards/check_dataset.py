@@ -14,14 +14,12 @@ from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
 from shards.manifest_checks import PATHS_FILE, hash_problem, list_problem, read_paths, size_problem
 from shards.mirror import is_mirror
-from shards.names import unsafe_path
+from shards.names import NAMED, unsafe_path
 from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import TarIndex, sample_key, scan_tar
 
-NAMED_IMAGES = 3
-"""How many of the undecodable images of a split are named."""
 IMAGES_PER_PROCESS = 300
 """Starting a process takes about as long as decoding this many images."""
 
@@ -98,11 +96,9 @@ def check_dataset(
             on_progress(split, done[split], entries[split].count)
     reports = []
     for split, entry in entries.items():
-        problems[split] += undecodable[split][:NAMED_IMAGES]
-        if len(undecodable[split]) > NAMED_IMAGES:
-            problems[split].append(
-                f"'{name}' {split}: {len(undecodable[split]) - NAMED_IMAGES} more images are unreadable"
-            )
+        problems[split] += undecodable[split][:NAMED]
+        if more := len(undecodable[split][NAMED:]):
+            problems[split].append(f"'{name}' {split}: {more} more images are unreadable")
         found = sum((folder / shard.file).is_file() for shard in entry.shards)
         report = SplitReport(split, entry.count, readable[split], len(entry.shards), found, tuple(problems[split]))
         reports.append(report)
@@ -133,12 +129,10 @@ def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
 
 def _member_problem(found: TarIndex, images: Split, paths: list[bytes]) -> str | None:
     """Describe a shard whose samples are not the given images of index and list, in words that follow its name."""
-    pairs = ((found.offsets, "offset"), (found.sizes, "size"), (found.labels, "label"))
-    if not all(np.array_equal(column, images.rows[name]) for column, name in pairs):
+    if not all(np.array_equal(found.rows[name], images.rows[name]) for name in ("offset", "size", "label")):
         return "holds other images or labels than its index says"
-    for position, key, own, path in zip(
-        images.positions, found.keys.tolist(), found.paths.tolist(), paths, strict=False
-    ):
+    members = found.rows[["key", "path"]].tolist()
+    for position, (key, own), path in zip(images.positions, members, paths, strict=False):
         if key.decode() != sample_key(position):
             return f"has the sample {key.decode()!r:.80} where {sample_key(position)!r} belongs"
         if own != path:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from shards.catalogue import parse_name
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import FewShotSamples, check_shots, list_split, read_samples
+from shards.names import first_few, join_first
 from shards.reader import ShardSet
 
 COOP_NAME = re.compile(r"shot_(\d+)-seed_(\d+)\.pkl")
@@ -32,7 +33,6 @@ OPCODES = {
 }
 # Bytes; ImageNet at 16 shots is 3 MB.
 MAX_SIZE = 16 * 2**20
-SHOWN = 3
 
 
 class CoopRecord(NamedTuple):
@@ -43,6 +43,10 @@ class CoopRecord(NamedTuple):
     classname: str
 
 
+class NotAllowed(ValueError):
+    """A pickle that does what no cache of CoOp does."""
+
+
 class _Datum:
     """Stands for Dassl's class of the same name, which is never imported."""
 
@@ -50,7 +54,7 @@ class _Datum:
 class _CoopUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != RECORD:
-            raise ValueError(f"it names {f'{module}.{name}'[:200]!r}, and only {'.'.join(RECORD)} is allowed")
+            raise NotAllowed(f"it names {f'{module}.{name}'[:200]!r}, and only {'.'.join(RECORD)} is allowed")
         return _Datum
 
 
@@ -70,20 +74,21 @@ def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
 
 
 def _unpickle(data: bytes) -> object:
+    """Unpickle data of allowed opcodes alone. Raises ValueError for any other."""
     end = 0
     try:
-        for opcode, argument, position in pickletools.genops(io.BytesIO(data)):
+        for opcode, argument, position in pickletools.genops(data):
             if opcode.name not in OPCODES:
-                raise DataError(f"opcode {opcode.name} at byte {position} is not allowed")
+                raise NotAllowed(f"opcode {opcode.name} at byte {position} is not allowed")
             # The C implementation reserves memory for as many memo entries as the largest index says.
             if opcode.name == "LONG_BINPUT" and int(argument or 0) > len(data):
-                raise DataError(f"memo index {argument} at byte {position} is too large")
+                raise NotAllowed(f"memo index {argument} at byte {position} is too large")
             end = (position or 0) + 1
         if end != len(data):
-            raise DataError("something follows its end")
+            raise NotAllowed("something follows its end")
         return _CoopUnpickler(io.BytesIO(data)).load()
-    except DataError as error:
-        raise ValueError(str(error)) from None
+    except NotAllowed:
+        raise
     except Exception as error:
         # Damaged bytes make the unpickler raise nearly any type of error.
         raise ValueError(f"it is damaged ({' '.join(str(error).split())[:200]})") from None
@@ -163,13 +168,13 @@ def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> l
     missing = [path for path, match in zip(foreign, found, strict=True) if match is None]
     if missing:
         raise DataError(
-            f"{where}: {len(missing)} of {len(foreign)} images are not in the packed split: {_first(missing)}; "
+            f"{where}: {len(missing)} of {len(foreign)} images are not in the packed split: {first_few(missing)}; "
             "are they samples of another data set or split?"
         )
     paths = [path for path in found if path is not None]
     twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
-        raise DataError(f"{where}: {len(twice)} of {len(foreign)} images are listed more than once: {_first(twice)}")
+        raise DataError(f"{where}: {len(twice)} of {len(foreign)} images are listed more than once: {first_few(twice)}")
     return paths
 
 
@@ -183,7 +188,7 @@ def _compare(records: Sequence[CoopRecord], packed: Sequence[CoopRecord], where:
         ]
         if wrong:
             count = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
-            raise DataError(f"{where}: {count}: {'; '.join(wrong[:SHOWN])}")
+            raise DataError(f"{where}: {count}: {join_first(wrong, '; ')}")
 
 
 def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:
@@ -191,12 +196,8 @@ def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, s
     counts, available = Counter(labels[path] for path in paths), Counter(labels.values())
     absent = [shards.classnames[label] for label in sorted(available) if label not in counts]
     if absent:
-        raise DataError(f"{where}: {len(absent)} of {len(available)} classes have no image: {_first(absent)}")
+        raise DataError(f"{where}: {len(absent)} of {len(available)} classes have no image: {first_few(absent)}")
     for label in sorted(available):
         if counts[label] != min(shots, available[label]):
             images = f"{counts[label]} image{'s' * (counts[label] > 1)} of class {shards.classnames[label]!r}"
             raise DataError(f"{where}: {images}: these are not {shots} shots")
-
-
-def _first(items: Sequence[str]) -> str:
-    return ", ".join(f"{item!r:.200}" for item in items[:SHOWN]) + (", ..." if len(items) > SHOWN else "")

@@ -129,13 +129,11 @@ def repack_hint(folder: Path) -> str:
     """Explain how to replace a broken data set: pack it again, or delete the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    from shards.catalogue import find
+    from shards.catalogue import find_or_none
 
-    name, raw = folder.name, ""
-    try:
-        raw = " --raw FOLDER" if find(name).source == "folder" and not os.environ.get("PROCAP_RAW") else ""
-    except DataError:
-        name = f"{name}.yaml"
+    dataset = find_or_none(folder.name)
+    name = folder.name if dataset else f"{folder.name}.yaml"
+    raw = " --raw FOLDER" if dataset and dataset.source == "folder" and not os.environ.get("PROCAP_RAW") else ""
     return f"pack it again: procap data pack {name}{raw} --force --data {shlex.quote(str(folder.parent))}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from shards.catalogue import CATALOGUE, Dataset, find, parse_name
+from shards.catalogue import CATALOGUE, Dataset, find, find_or_none, parse_name
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable, unknown_name
 from shards.manifest import FILE, read_manifest
 from shards.mirror import is_mirror, refresh
@@ -74,18 +74,8 @@ def packed_names(data_root: Path) -> list[str]:
 
 def base_name(name: str) -> str:
     """Return the published set that a set derives from, which selects recipes and prompts; else its own name."""
-    try:
-        return find(name).base
-    except DataUsageError:
-        return name
-
-
-def variant_of_name(name: str) -> str:
-    """Describe how a set differs from the published one that its name derives from; "" for any other name."""
-    try:
-        return find(name).variant
-    except DataUsageError:
-        return ""
+    dataset = find_or_none(name)
+    return dataset.base if dataset else name
 
 
 def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
@@ -93,19 +83,17 @@ def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
 
     An own set cannot have a name of the catalogue, so the name decides, wherever a set is packed.
     """
-    try:
-        return "published" if find(name).source == "folder" else "generated"
-    except DataUsageError:
+    dataset = find_or_none(name)
+    if dataset is None:
         return "own"
+    return "published" if dataset.source == "folder" else "generated"
 
 
 def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUsageError:
     """Add the names of packed sets to `error`, unless it explains why a known set cannot be derived."""
     own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
-    try:
-        find(parse_name(name)[0])
-    except DataUsageError:
-        spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-        message = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
-        return DataUsageError(f"{message}{f'; own data sets are looked for in {data_root}' if data_root else ''}")
-    return error
+    if find_or_none(parse_name(name)[0]):
+        return error
+    spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
+    message = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own])
+    return DataUsageError(f"{message}{f'; own data sets are looked for in {data_root}' if data_root else ''}")

@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -69,21 +69,16 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
 
 @dataclass(frozen=True, eq=False)
 class TarIndex:
-    """The samples of one tar: offset, size, label, shared member name (`keys`) and path of each image, all [N]."""
+    """The samples of one tar: rows [N] of offset, size and label of the image, shared member name (key) and path."""
 
     file: Path
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    keys: NDArray[np.bytes_] = field(repr=False)
-    paths: NDArray[np.bytes_] = field(repr=False)
+    rows: NDArray[np.void]
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.rows)
 
     def part(self, start: int, stop: int) -> TarIndex:
-        offsets, sizes, labels = (column[start:stop] for column in (self.offsets, self.sizes, self.labels))
-        return TarIndex(self.file, offsets, sizes, labels, self.keys[start:stop], self.paths[start:stop])
+        return TarIndex(self.file, self.rows[start:stop])
 
 
 class TarProblem(ValueError):
@@ -115,9 +110,9 @@ def scan_tar(file: Path, split: str) -> TarIndex:
     except (tarfile.TarError, OSError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         raise TarProblem(f"is not a readable uncompressed tar ({reason})") from error
-    offsets, sizes, labels, keys, paths = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-    places, lengths, classes = (np.array(column, np.int64) for column in (offsets, sizes, labels))
-    return TarIndex(file, places, lengths, classes, np.array(keys, np.bytes_), np.array(paths, np.bytes_))
+    key, path = max((len(row[3]) for row in rows), default=1), max((len(row[4]) for row in rows), default=1)
+    kinds = [("offset", "i8"), ("size", "i8"), ("label", "i8"), ("key", f"S{key}"), ("path", f"S{path}")]
+    return TarIndex(file, np.array(rows, kinds))
 
 
 class _TarFile(io.BufferedReader):

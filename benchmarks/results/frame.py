@@ -324,9 +324,10 @@ def dataset_order(dataset: str) -> tuple[float, str]:
 
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     """Describe how data sets differ from the published ones, as recorded with results or as their name says."""
-    from shards.resolve import variant_of_name
+    from shards.catalogue import find_or_none
 
-    found = {name: variant_of_name(name) for name in {*frame.dataset, *frame.target_dataset}}
+    names = {*frame.dataset, *frame.target_dataset}
+    found = {name: dataset.variant if (dataset := find_or_none(name)) else "" for name in names}
     found |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
     return {name: found[name] for name in sorted(found, key=dataset_order) if found[name]}
 

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.names import unsafe_path
-from shards.raw.folders import first_few, is_image_name, list_folder
+from shards.names import first_few, unsafe_path
+from shards.raw.folders import is_image_name, list_folder
 from shards.raw.lists import SPLITS
 
 JUNK_FILES = frozenset(("thumbs.db", "desktop.ini"))

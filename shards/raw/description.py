@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from shards.catalogue import GROUPS, find, parse_name
-from shards.errors import DataError, DataUsageError
+from shards.catalogue import GROUPS, find_or_none, parse_name
+from shards.errors import DataError
 from shards.files import require_regular
 from shards.names import OWN_NAME, unfit_texts
 
@@ -89,12 +89,9 @@ class Description(BaseModel):
     def _check_name(cls, name: str) -> str:
         if not OWN_NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
-        try:
-            taken = find(parse_name(name)[0]).name
-        except DataUsageError:
-            taken = name if name in GROUPS else ""
-        if taken:
-            raise ValueError(f"'{taken}' has a meaning already; choose another name")
+        known = find_or_none(parse_name(name)[0])
+        if known or name in GROUPS:
+            raise ValueError(f"'{known.name if known else name}' has a meaning already; choose another name")
         return name
 
     @field_validator("template", "templates")

@@ -27,9 +27,6 @@ SIZE_SAMPLE = 5_000
 # Largest file that is read, because files are read as a whole. An image of 100 million pixels with 3 bytes fits.
 FILE_LIMIT = 500_000_000
 
-# Items of a list that a message names.
-NAMED = 3
-
 
 class RawProblem(DataError):
     """Something wrong with raw files: what and where, and what would work."""
@@ -189,9 +186,3 @@ def total_size(root: Path, paths: Sequence[str]) -> int:
     """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
     sizes = file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)])
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0
-
-
-def first_few(names: Sequence[str]) -> str:
-    """Format the first of many names in ASCII, and how many more there are."""
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(map(ascii, names[:NAMED])) + more

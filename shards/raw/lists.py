@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shards.names import unsafe_path
+from shards.names import first_few, unsafe_path
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import (
     Images,
     Listing,
     RawProblem,
-    first_few,
     list_folder,
     scan_class_folders,
     subfolders,

@@ -14,8 +14,9 @@ from pathlib import Path
 from shards.catalogue import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
+from shards.names import first_few, join_first
 from shards.process_pool import map_in_order
-from shards.raw.folders import Images, Listing, RawProblem, first_few, total_size
+from shards.raw.folders import Images, Listing, RawProblem, total_size
 from shards.raw.lists import read_published
 from shards.raw.locations import find_folder, find_location, raw_layout
 from shards.raw.random_split import make_random_split
@@ -182,16 +183,14 @@ def check_raw(
         paths = list(dict.fromkeys(path for images in existing.values() for path, _ in images))
         chunks = [paths[start : start + CHUNK] for start in range(0, len(paths) if decode else 0, CHUNK)]
         decoded = map_in_order(partial(_decode, listing.root), chunks, workers if len(paths) > FEW else 1)
-        broken: list[tuple[str, str]] = []
+        broken: list[str] = []
         for number, found in enumerate(decoded, 1):
             broken += found
             if on_progress:
                 on_progress(min(number * CHUNK, len(paths)), len(paths))
         if broken:
             count = "1 image" if len(broken) == 1 else f"{len(broken):,} images"
-            named = ", ".join(f"{path}: {reason}" for path, reason in broken[:NAMED_IMAGES])
-            more = f", and {len(broken) - NAMED_IMAGES:,} more" if len(broken) > NAMED_IMAGES else ""
-            what = f"{count} in {listing.root} cannot be decoded: {named}{more}"
+            what = f"{count} in {listing.root} cannot be decoded: {join_first(broken, limit=NAMED_IMAGES)}"
             problems.append(RawProblem(what, "get these files again from the source"))
     except DataError as problem:
         problems.append(problem)
@@ -205,8 +204,8 @@ def check_raw(
     )
 
 
-def _decode(root: Path, paths: Sequence[str]) -> list[tuple[str, str]]:
-    """Find the images among `paths` that do not decode, with reasons."""
+def _decode(root: Path, paths: Sequence[str]) -> list[str]:
+    """List the images among `paths` that do not decode, with reasons."""
     from shards.images import ImageError, decode
 
     broken = []
@@ -214,7 +213,7 @@ def _decode(root: Path, paths: Sequence[str]) -> list[tuple[str, str]]:
         try:
             decode((root / path).read_bytes())
         except OSError as error:
-            broken.append((path, f"it cannot be read ({error.strerror or error})"))
+            broken.append(f"{path}: it cannot be read ({error.strerror or error})")
         except ImageError as error:
-            broken.append((path, str(error)))
+            broken.append(f"{path}: {error}")
     return broken

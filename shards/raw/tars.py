@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from shards.catalogue import PUBLISHED, Dataset
 from shards.errors import DataError, DataUsageError, NotFound
 from shards.raw.classnames import published_classnames
@@ -55,7 +53,7 @@ def tar_source(
     cache: where tars from a URL are kept until they are packed. origin: a digest of the lists is added to it.
     """
     root = TarRoot(location, cache, on_progress)
-    names = tuple(classnames) if classnames is not None else root.classnames()
+    names = tuple(classnames) if classnames is not None else root.read_lines("classnames.txt")
     if not names or not all(names):
         raise DataUsageError(
             f"{redact(location)} has no classnames.txt with a name per class: list the class names under classes"
@@ -66,7 +64,7 @@ def tar_source(
     for split, indexes in tars.items():
         digest.update(f"{split}\n".encode())
         for index in indexes:
-            for facts in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
+            for facts in index.rows[["path", "label", "size"]].tolist():
                 digest.update(b"%s\t%d\t%d\n" % facts)
     return _make_source(name, names, template, templates, f"{origin}, lists {digest.hexdigest()[:16]}", tars)
 
@@ -80,7 +78,7 @@ def public_source(
     """
     other = f"{redact(location)} is not {_find_repository(dataset, location)}"
     root, names = TarRoot(location, cache, on_progress), published_classnames(dataset)
-    theirs = root.classnames()
+    theirs = root.read_lines("classnames.txt")
     if theirs and len(theirs) != len(names):
         raise DataError(f"{other}: it names {len(theirs)} classes, {dataset.title} has {len(names)}")
     # Spellings differ; sets of words are compared ("Audi TTS Coupe 2012" and "2012 Audi TTS Coupe" are one class).
@@ -93,7 +91,7 @@ def public_source(
     found, expected = sum(map(len, tars["test"])), dataset.counts["test"]
     if found != expected:
         raise DataError(f"{other}: its test split has {found:,} images, {dataset.title} has {expected:,}")
-    missing = sorted(set(range(len(names))).difference(*(index.labels.tolist() for index in tars["test"])))
+    missing = sorted(set(range(len(names))).difference(*(index.rows["label"].tolist() for index in tars["test"])))
     if missing:
         raise DataError(f"{other}: no image has label {missing[0]} ({len(missing)} of {len(names)} are missing)")
     return _make_source(dataset.name, names, dataset.template, dataset.templates, public_origin(dataset), tars)
@@ -155,21 +153,19 @@ class TarRoot:
         except UnicodeDecodeError:
             raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
 
-    def read_optional(self, name: str) -> str:
+    def read_lines(self, name: str) -> tuple[str, ...]:
+        """Read the lines of a text file of the convention, none if there is no such file."""
         try:
-            return self.read(name)
+            return tuple(line.strip() for line in self.read(name).splitlines())
         except NotFound:
-            return ""
-
-    def classnames(self) -> tuple[str, ...]:
-        return tuple(line.strip() for line in self.read_optional("classnames.txt").splitlines())
+            return ()
 
     def scan(self, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
         """Read the labels and offsets of every split; labels must go below `classes`, keys be unique in a split."""
-        kind = self.read_optional("dataset_type.txt").strip() or "classification"
-        if kind != "classification":
-            what = f"{redact(self.location)} holds a {kind[:40]!r} data set"
-            raise DataUsageError(f"{what}: only classification sets can be used")
+        for kind in self.read_lines("dataset_type.txt"):
+            if kind not in ("", "classification"):
+                what = f"{redact(self.location)} holds a {kind[:40]!r} data set"
+                raise DataUsageError(f"{what}: only classification sets can be used")
         return {split: tuple(self._scan_split(split, names, classes)) for split, names in self._list(splits).items()}
 
     def _scan_split(self, split: str, names: Sequence[str], classes: int) -> Iterator[TarIndex]:
@@ -184,14 +180,13 @@ class TarRoot:
                 download(url, file, on_progress=partial(self.on_progress, name) if self.on_progress else None)
             try:
                 index = scan_tar(file, split)
-                for kind, column, earlier in (("sample", index.keys, keys), ("image", index.paths, paths)):
-                    for text in column.tolist():
+                for kind, column, earlier in (("sample", "key", keys), ("image", "path", paths)):
+                    for text in index.rows[column].tolist():
                         if text in earlier:
                             raise TarProblem(f"has {kind} '{text.decode()}' for the second time in this split")
                         earlier.add(text)
-                wrong = np.flatnonzero(index.labels >= classes)
-                if len(wrong):
-                    sample = f"sample '{index.keys[wrong[0]].decode()}' with label {index.labels[wrong[0]]}"
+                for wrong in index.rows[index.rows["label"] >= classes][:1]:
+                    sample = f"sample '{wrong['key'].decode()}' with label {wrong['label']}"
                     raise TarProblem(f"has {sample}, but labels go from 0 to {classes - 1}")
             except TarProblem as problem:
                 if self.folder is not None:
@@ -283,10 +278,9 @@ class TarPart:
 
     def records(self) -> Iterator[ImageRecord]:
         for index in self.indexes:
-            columns = (index.offsets, index.sizes, index.labels, index.paths)
             try:
                 with index.file.open("rb") as stream:
-                    for offset, size, label, path in zip(*(column.tolist() for column in columns), strict=True):
+                    for offset, size, label, _, path in index.rows.tolist():
                         data = os.pread(stream.fileno(), size, offset)
                         if len(data) != size:
                             raise DataError(f"{index.file} was cut short while it was read")
@@ -301,9 +295,8 @@ class TarPart:
                 facts = index.file.stat()
             except OSError as error:
                 raise DataError(f"{index.file} cannot be read ({error.strerror})") from error
-            digest.update(f"{index.file.name} {facts.st_size} {facts.st_mtime_ns} {index.paths.dtype}\n".encode())
-            for column in (index.offsets, index.sizes, index.labels, index.paths):
-                digest.update(column.tobytes())
+            digest.update(f"{index.file.name} {facts.st_size} {facts.st_mtime_ns} {index.rows.dtype}\n".encode())
+            digest.update(index.rows.tobytes())
         return digest.hexdigest()
 
 
@@ -323,5 +316,5 @@ def _make_source(
         return TarPart(tuple(index for index in indexes if len(index)))
 
     counts = {split: sum(map(len, indexes)) for split, indexes in tars.items()}
-    size = sum(int(index.sizes.sum()) for indexes in tars.values() for index in indexes)
+    size = sum(int(index.rows["size"].sum()) for indexes in tars.values() for index in indexes)
     return Source(name, classnames, template, tuple(templates), origin, counts, part, size)

@@ -22,14 +22,13 @@ from pathlib import Path
 
 from shards.errors import DataError
 from shards.files import require_regular
-from shards.names import unfit_texts, unsafe_path
+from shards.names import first_few, unfit_texts, unsafe_path
 from shards.raw.class_folders import Found, Item, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import (
     Images,
     Listing,
     file_sizes,
-    first_few,
     is_image_name,
     list_folder,
     missing_files,
