@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from shards.errors import DataError, DataUsageError
+from shards.errors import DataError
 from shards.files import replace_at_end
 from shards.reader import Split, open_dataset
 
@@ -20,15 +20,11 @@ PIXELS, SEAM = 112, 4
 MOST_CLASSES = 120
 
 
-def contact_sheet(
-    data_root: Path, name: str, split: str = "test", out: Path | None = None, *, per_class: int = 6
-) -> Path:
-    """Write a PNG with the first `per_class` images of each class that has any, and return its path."""
+def contact_sheet(data_root: Path, name: str, split: str, out: Path, *, per_class: int = 6) -> None:
+    """Write a PNG with the first `per_class` images of each class that has any."""
     # matplotlib takes a second to import, and a Figure of its own leaves the global state of pyplot alone.
     from matplotlib.figure import Figure
 
-    if per_class < 1:
-        raise DataUsageError("a contact sheet needs at least one image of a class")
     shards = open_dataset(data_root, name)
     images = shards.split(split)
     counts = np.bincount(images.labels, minlength=len(shards.classnames))
@@ -52,15 +48,13 @@ def contact_sheet(
         # A letter is about 0.07 inches wide.
         text = shards.classnames[label].replace("_", " ")[: max(4, int(strip / 0.07))]
         axes.set_title(text, loc="left", size=8.5, pad=3, parse_math=False)
-    target = out or Path(f"{name}-{split}.png")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replace_at_end(target) as temporary:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replace_at_end(out) as temporary:
             figure.savefig(temporary, format="png", dpi=150)
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{target} cannot be written ({reason}); name another file with --out") from error
-    return target
+        raise DataError(f"{out} cannot be written ({reason}); name another file with --out") from error
 
 
 def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:

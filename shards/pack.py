@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +79,12 @@ def pack_source(
     shards whose raw files have not changed. force: start again from the beginning. on_note: called with notes of the
     source and with duplicate images. Raises DataError when all images were read, for all problems together.
     """
-    counts = {split: count for split, count in source.counts.items() if count}
+    source = replace(source, counts={split: count for split, count in source.counts.items() if count})
     if not NAME.fullmatch(source.name):
         raise DataUsageError(
             f"{source.name!r:.120} is no name of a data set: letters, digits, '.', '_' and '-' are allowed"
         )
-    if not counts:
+    if not source.counts:
         raise DataError(f"'{source.name}' has no images")
     for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
@@ -101,12 +102,12 @@ def pack_source(
     # Hidden, so that it never looks like a data set.
     partial = folder.with_name(f".{source.name}.partial")
     try:
-        if not (force or partial.exists()) and (manifest := _find_valid(source, data_root, counts)):
+        if not (force or partial.exists()) and (manifest := _find_valid(source, data_root)):
             return manifest
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
             _restore(folder)
-            valid = None if force else _find_valid(source, data_root, counts)
+            valid = None if force else _find_valid(source, data_root)
             if valid or force:
                 shutil.rmtree(partial, ignore_errors=True)
             if valid:
@@ -115,7 +116,7 @@ def pack_source(
                 hint = "move it away or choose another --data folder"
                 raise DataError(f"{folder} exists but holds no packed data set; {hint}")
             try:
-                manifest = _write(source, counts, partial, per_shard, workers, on_progress, on_note)
+                manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
                 _replace(partial / "set", folder)
             except BaseException:
                 if not any(partial.glob("finished/*/*.json")):
@@ -152,7 +153,7 @@ def _restore(folder: Path) -> None:
         os.rename(old, folder)
 
 
-def _find_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> Manifest | None:
+def _find_valid(source: Source, data_root: Path) -> Manifest | None:
     """Return the manifest of the existing set if it is whole and describes what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
         return None
@@ -162,13 +163,12 @@ def _find_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> M
         return None
     packed = (found.source, found.classnames, found.template, found.templates, found.variant, found.resize)
     today = (source.origin, source.classnames, source.template, source.templates, source.variant, source.resize)
-    same = packed == today and {name: split.count for name, split in found.splits.items()} == counts
+    same = packed == today and {name: split.count for name, split in found.splits.items()} == source.counts
     return found if same else None
 
 
 def _write(
     source: Source,
-    counts: Mapping[str, int],
     partial: Path,
     per_shard: int,
     workers: int,
@@ -176,12 +176,13 @@ def _write(
     on_note: Reporter | None,
 ) -> Manifest:
     """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""
+    counts = source.counts
     images = sum(counts.values())
     # The size can be an estimate; that of resized images is not known in advance.
     size = source.size if source.resize is None else None
     while per_shard > 1 and per_shard * (size or 0) > SHARD_BYTES * images:
         per_shard //= 2
-    plan, plan_file = _plan(source, counts, per_shard), partial / "plan.json"
+    plan, plan_file = _plan(source, per_shard), partial / "plan.json"
     if not plan_file.is_file() or plan_file.read_bytes() != plan.encode():
         shutil.rmtree(partial, ignore_errors=True)
     for temporary in partial.rglob(".*.tmp"):
@@ -231,7 +232,7 @@ def _write(
         templates=source.templates,
         variant=source.variant,
         resize=source.resize,
-        splits={split: _finish_split(source, partial, split, count, per_shard) for split, count in counts.items()},
+        splits={split: _finish_split(source, partial, split, per_shard) for split in counts},
     )
     for file, text in convention_texts(manifest).items():
         write_file(partial / "set" / file, text)
@@ -249,13 +250,13 @@ def _checked_images(partial: Path, counts: Mapping[str, int], per_shard: int) ->
                     yield CheckedImage(split, path, label, digest)
 
 
-def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
+def _plan(source: Source, per_shard: int) -> str:
     """Describe everything that the bytes of shards depend on, except the raw files: only equal plans share shards."""
     plan = {
         "schema": SCHEMA,
         "origin": source.origin,
         "variant": source.variant,
-        "counts": dict(counts),
+        "counts": dict(source.counts),
         "per_shard": per_shard,
         "classnames": source.classnames,
         "resize": source.resize,
@@ -267,8 +268,9 @@ def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
     return json.dumps(plan)
 
 
-def _finish_split(source: Source, partial: Path, split: str, count: int, per_shard: int) -> SplitEntry:
+def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> SplitEntry:
     """Write the index, the paths and `nshards.txt` of a split from what its finished shards hold."""
+    count = source.counts[split]
     rows, shards, lines = np.empty(count, INDEX), [], []
     for number, start in enumerate(range(0, count, per_shard)):
         finished = read_finished(partial, split, number)

@@ -39,8 +39,8 @@ def show(
     out = out or Path(f"{dataset}-{split}.png")
     if out.suffix.lower() not in PICTURES:
         raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
-    picture = contact_sheet(root, dataset, split, out)
-    show_text(str(picture))
+    contact_sheet(root, dataset, split, out)
+    show_text(str(out))
     if output.json:
-        show_json({"dataset": dataset, "split": split, "picture": str(picture)})
+        show_json({"dataset": dataset, "split": split, "picture": str(out)})
     return 0

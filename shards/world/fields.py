@@ -64,12 +64,6 @@ def flat(colour: Floats) -> Floats:
     return np.broadcast_to(colour[:, :, None, None], (*colour.shape, SIZE, SIZE))
 
 
-def colours(draw: Draws, name: str, choices: Sequence[str], jitter: float = 0.05) -> Floats:
-    """Draw one palette colour per image with a small deviation, [B, 3]."""
-    table = np.array([PALETTE[choice] for choice in choices], np.float32)
-    return nearby(draw, name, table[draw.integers(name, len(choices))], jitter)
-
-
 def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: float = 0.05) -> Floats:
     """Move `colour` by at most `jitter` per channel, [B, 3]."""
     return np.clip(np.asarray(colour, np.float32) + draw.uniform(name + "/jitter", -jitter, jitter, (3,)), 0, 1)
@@ -109,10 +103,10 @@ def box(x: Floats, y: Floats, width: float, height: float) -> Floats:
     return np.maximum(np.abs(x) - width, np.abs(y) - height)
 
 
-def ngon(count: int, radius: float, turn: float = 0.0, inner: float | None = None) -> list[tuple[float, float]]:
+def ngon(count: int, radius: float, inner: float | None = None) -> list[tuple[float, float]]:
     """Return the corners of a regular polygon, or of a star if `inner` is given."""
     total = count if inner is None else 2 * count
-    angles = [2 * np.pi * k / total + turn - np.pi / 2 for k in range(total)]
+    angles = [2 * np.pi * k / total - np.pi / 2 for k in range(total)]
     radii = [inner if inner is not None and k % 2 else radius for k in range(total)]
     return [(float(r * np.cos(a)), float(r * np.sin(a))) for a, r in zip(angles, radii, strict=True)]
 
@@ -158,7 +152,7 @@ SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "circle": lambda x, y: ball(x, y, 0.6),
     "square": lambda x, y: box(x, y, 0.52, 0.52),
     "triangle": lambda x, y: polygons(x, y, ngon(3, 0.74)),
-    "star": lambda x, y: polygons(x, y, ngon(5, 0.78, 0.0, 0.31)),
+    "star": lambda x, y: polygons(x, y, ngon(5, 0.78, 0.31)),
     "heart": _heart,
     "cross": lambda x, y: np.minimum(box(x, y, 0.66, 0.2), box(x, y, 0.2, 0.66)),
     "ring": lambda x, y: np.abs(ball(x, y, 0.5)) - 0.13,

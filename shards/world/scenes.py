@@ -18,7 +18,6 @@ from shards.world.fields import (
     PALETTE,
     SHAPES,
     Picture,
-    colours,
     cover,
     flat,
     grid,
@@ -101,7 +100,7 @@ def paint_coloured_shape(kind: str, draw: Draws, look: Look) -> Picture:
     x, y, size = draw_pose(draw, look)
     level = draw.uniform("ground", 0.72, 0.98)[:, None]
     ground = np.clip(level + draw.uniform("ground-tint", -0.03, 0.03, (3,)), 0, 1)
-    return _paint_object(SHAPES[form](x, y), size, colours(draw, "ink", [hue]), ground, draw, look)
+    return _paint_object(SHAPES[form](x, y), size, nearby(draw, "ink", PALETTE[hue]), ground, draw, look)
 
 
 def paint_texture(kind: str, draw: Draws, look: Look) -> Picture:
@@ -131,7 +130,7 @@ def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
         edge = 0.72 + 0.07 * np.cos(6 * angle)
     distance = (radius - edge) * 0.7
     mask = cover(distance, spread(size))
-    petal = colours(draw, "petal", [hue])
+    petal = nearby(draw, "petal", PALETTE[hue])
     shaded = petal[:, :, None, None] * (0.78 + 0.25 * np.clip(radius, 0, 1))[:, None]
     image = over(image, np.clip(shaded, 0, 1), mask)
     dark = bloom == "a big dark center"
