@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.address import environment_variable, set_auth_mode
 from procap.errors import UsageError, UserError
@@ -82,20 +82,32 @@ def job_environment(variables: Sequence[str]) -> dict[str, str]:
     return found
 
 
+class JobSources(NamedTuple):
+    """What a job runs. command: with the names that its files have in the job. folder: to send; None: nothing.
+
+    files: sent beside the source tree, by their names in the job. methods, suites: names of the plug-ins sent.
+    """
+
+    command: list[str]
+    folder: Path | None
+    files: dict[str, str]
+    methods: list[str]
+    suites: list[str]
+
+
 @contextmanager
-def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[tuple[list[str], Path | None, list[str]]]:
+def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[JobSources]:
     """Collect what a job runs: `tree` (None: what is installed), the files of the command, and installed plug-ins.
 
-    Yields the command with the files' names in the job, the folder to send (None: nothing), which is deleted
-    afterwards unless it is `tree`, and the names of the plug-ins.
+    The folder to send is deleted afterwards unless it is `tree`.
     """
     files = [word for word in words if Path(word).is_file() and not Path(word).is_absolute()]
     own = {
         word: Path(word).resolve() for word in files if tree is None or Path(word).resolve() != (tree / word).resolve()
     }
-    points = [point for group in (METHODS_GROUP, SUITES_GROUP) for point in find_plugins(group).values()]
-    if not own and not points:
-        yield [*words], tree, []
+    methods, suites = find_plugins(METHODS_GROUP), find_plugins(SUITES_GROUP)
+    if not own and not methods and not suites:
+        yield JobSources([*words], tree, {}, [], [])
         return
     with tempfile.TemporaryDirectory(prefix="procap-submit-") as temporary:
         folder = Path(temporary)
@@ -107,9 +119,10 @@ def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[tuple[l
             renamed[word] = f"submitted-{number}/{file.name}"
             (folder / renamed[word]).parent.mkdir()
             (folder / renamed[word]).symlink_to(file)
-        for point in points:
+        for point in (*methods.values(), *suites.values()):
             write_package(point, folder)
-        yield [renamed.get(word, word) for word in words], folder, sorted({point.name for point in points})
+        files = {renamed[word]: str(file) for word, file in own.items()}
+        yield JobSources([renamed.get(word, word) for word in words], folder, files, sorted(methods), sorted(suites))
 
 
 def make_request(

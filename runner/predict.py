@@ -29,7 +29,7 @@ from runner.run_folders import locate_run
 from runner.setup import warn_of_unknown_names
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
-from shards.image_files import EncodedImage, load_batches
+from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.transfer import to_device
 from shards.transforms import eval_transform
 
@@ -66,10 +66,15 @@ class ImageClassifier:
             raise UserError(f"{config.path} gives logits that are not finite")
         return logits.float().softmax(dim=1)
 
-    def predict(self, images: Iterator[EncodedImage], workers: int | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order."""
+    def predict(
+        self, images: Iterator[EncodedImage], workers: int | None = None, on_error: OnError = raise_error
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order.
+
+        on_error: called for an image that cannot be read, which is then left out; by default raises DataError.
+        """
         device = self.run.clip.device
-        batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device))
+        batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device), on_error)
         names: list[list[str]] = []
 
         def pixels() -> Iterator[tuple[Tensor]]:

@@ -6,7 +6,7 @@ Shapes: B images, S image size.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,50 +22,72 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
 
 EncodedImage = tuple[str, Path | bytes]
 """The name of an image, and its file or its bytes."""
+OnError = Callable[[str, str], None]
+"""Receives the name of what cannot be read, and the reason."""
 
 
-def find_images(paths: Sequence[Path]) -> Iterator[EncodedImage]:
+def raise_error(name: str, reason: str) -> None:
+    """Raise DataError for what cannot be read, the default of an `OnError`."""
+    raise DataError(f"{name} {reason}")
+
+
+def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
     """Yield named files, then images of folders by name, and of tar files in their order; others are left out.
 
-    Raises DataUsageError for a path that does not exist or has no images, and for a name with control characters.
+    on_error: called for a path without images, a broken tar file, and a name with control characters. Raises
+    DataUsageError for paths that do not exist, before it yields the first image.
     """
+    if missing := [str(path) for path in paths if not path.exists()]:
+        verb = "does" if len(missing) == 1 else "do"
+        raise DataUsageError(f"{', '.join(missing)} {verb} not exist: name images, folders of images, or tar files")
     for path in paths:
         found = False
         if path.is_dir():
             images: Iterable[EncodedImage] = _list_folder(path)
-        elif path.suffix == ".tar":
-            images = _read_tar(path)
-        elif path.is_file():
-            images = [(str(path), path)]
         else:
-            raise DataUsageError(f"{path} does not exist: name images, folders of images, or tar files")
-        for image in images:
-            found = True
-            if has_control(image[0]):
-                raise DataUsageError(f"{image[0]!a} has a control character or is not UTF-8: rename it")
-            yield image
-        if not found:
-            raise DataUsageError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
+            images = _read_tar(path) if path.suffix == ".tar" else [(str(path), path)]
+        try:
+            for image in images:
+                found = True
+                if has_control(image[0]):
+                    on_error(ascii(image[0]), "has a control character or is not UTF-8: rename it")
+                else:
+                    yield image
+        except (tarfile.TarError, OSError) as error:
+            on_error(str(path), f"cannot be read: {error}")
+        else:
+            if not found:
+                on_error(str(path), f"holds no images ({', '.join(sorted(SUFFIXES))})")
 
 
 def load_batches(
-    images: Iterable[EncodedImage], transform: EvalTransform, batch_size: int, workers: int
+    images: Iterable[EncodedImage],
+    transform: EvalTransform,
+    batch_size: int,
+    workers: int,
+    on_error: OnError = raise_error,
 ) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield names and transformed images [B, 3, S, S], in order. Raises DataError, which names a broken image."""
+    """Yield names and transformed images [B, 3, S, S], in order. on_error: called for images that are left out."""
+    broken: dict[str, str] = {}
 
     def prepare(image: EncodedImage, out: Tensor) -> None:
         name, data = image
         try:
             transform(decode(data if isinstance(data, bytes) else data.read_bytes()), out)
         except ImageError as error:
-            raise DataError(f"{name} cannot be read: {error}") from error
+            broken[name] = f"cannot be read: {error}"
         except OSError as error:
-            raise DataError(f"{name} cannot be read: {error.strerror or error}") from error
+            broken[name] = f"cannot be read: {error.strerror or error}"
 
     shares = iter(images)
     batches = iter(lambda: list(islice(shares, batch_size)), [])
     for share, pixels in prepare_batches(batches, prepare, (3, transform.image_size, transform.image_size), workers):
-        yield [name for name, _ in share], pixels
+        for name, _ in share:
+            if name in broken:
+                on_error(name, broken[name])
+        readable = [number for number, (name, _) in enumerate(share) if name not in broken]
+        if readable:
+            yield [share[number][0] for number in readable], pixels[readable]
 
 
 def _list_folder(folder: Path) -> Iterator[EncodedImage]:
@@ -77,12 +99,9 @@ def _list_folder(folder: Path) -> Iterator[EncodedImage]:
 
 def _read_tar(file: Path) -> Iterator[EncodedImage]:
     """Read from start to end; no member is extracted to the disk."""
-    try:
-        with tarfile.open(file, "r:") as archive:
-            for member in archive:
-                if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    yield f"{file}/{member.name}", content.read()
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+    with tarfile.open(file, "r:") as archive:
+        for member in archive:
+            if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
+                content = archive.extractfile(member)
+                assert content is not None
+                yield f"{file}/{member.name}", content.read()

@@ -298,6 +298,20 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("dataset", "shots", "code", "message"),
+    [
+        ("digits", 90, 0, "of 5 classes have fewer than 90 images, which are all used"),
+        ("digits", 100000, 2, "has 92 training images"),
+        ("tiles", 100000, 2, "'tiles' has 480 training images in all"),
+    ],
+)
+def test_a_plan_compares_shots_with_the_images_that_there_are(capsys, shards, dataset, shots, code, message):
+    words = ("train", "--methods", "coop", "--datasets", dataset, "--shots", shots, "--dry-run", "--data", shards)
+    given, _, err = run(capsys, *words)
+    assert given == code and message in err
+
+
 def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
     assert data_root() == tmp_path / "home" / "data"
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,24 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     assert main(["predict", str(run.path), str(path), "--out", str(out)]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):
+    folder, out = tmp_path / "mixed", tmp_path / "out.csv"
+    shutil.copytree(photos, folder)
+    readable = sorted(file.name for file in folder.glob("0*.png"))
+    for name in ("0000a.png", "zz.jpg"):
+        (folder / name).write_bytes(b"no image")
+    broken = tmp_path / "broken.tar"
+    broken.write_bytes(b"no tar file")
+    words = ["predict", str(run.path), str(folder), str(broken), "--out", str(out), "--json"]
+    assert main([*words, "--dry-run"]) == 1
+    plan = capsys.readouterr()
+    assert f"{len(readable) + 2} images to classify with" in plan.out and "broken.tar cannot be read" in plan.err
+    assert not out.exists()
+    assert main([*words, "--workers", "2"]) == 1
+    printed = capsys.readouterr()
+    failed = json.loads(printed.out.splitlines()[-1])["failed"]
+    assert [Path(name).name for name in failed] == ["0000a.png", "zz.jpg", "broken.tar"]
+    assert all(f"{name} {reason}" in printed.err for name, reason in failed.items())
+    assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == readable

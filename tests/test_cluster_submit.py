@@ -125,8 +125,8 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(
     source = method_source("theirs")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_suite.py").write_text("SUITE = 1")
-    with collect_sources(["bench", "my_suite.py", "--results", "/r"], ROOT) as (words, folder, plug_ins):
-        assert words == ["bench", "submitted-1/my_suite.py", "--results", "/r"] and folder and "theirs" in plug_ins
+    with collect_sources(["bench", "my_suite.py", "--results", "/r"], ROOT) as (words, folder, _, methods, _):
+        assert words == ["bench", "submitted-1/my_suite.py", "--results", "/r"] and folder and "theirs" in methods
         create_package(str(folder), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
     with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
         archive.extractall(tmp_path / "there")
@@ -136,7 +136,10 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(
     monkeypatch.setattr(sys, "path", [str(tmp_path / "there"), *sys.path[1:]])
     assert method_source("theirs") == source is not None
     assert main(["submit", "--dry-run", "--json", "--", "bench", "my_suite.py", *SHARED]) == 0
-    environment = json.loads(capsys.readouterr().out)["runtime_env"]["env_vars"]
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["sent"]["files"] == {"submitted-1/my_suite.py": str(tmp_path / "my_suite.py")}
+    assert plan["sent"]["methods"] == ["theirs"] and plan["sent"]["tree"] == str(ROOT)
+    environment = plan["runtime_env"]["env_vars"]
     assert environment[SUITE_FILE_VARIABLE] == str(tmp_path / "my_suite.py")
     assert json.loads(environment[SOURCE_VARIABLE]) == source_state()
 

@@ -58,6 +58,18 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
 
 
 @pytest.mark.parametrize(
+    ("method", "param", "has_effect"),
+    [("zeroshot", "lr=1e-3,1e-2", False), ("coop", "lr=1e-3,0.001", False), ("coop", "lr=1e-3,1e-2", True),
+     ("zeroshot,coop", "lr=loguniform(1e-3,1e-2)", True)],
+)  # fmt: skip
+def test_a_field_whose_values_give_the_same_runs_is_noted(method, param, has_effect, where, tmp_path, capsys) -> None:
+    words = ["sweep", "--methods", method, "--datasets", "digits", "--param", param, "--dry-run"]
+    words += ["--trials", "2"] if "uniform" in param else []
+    assert main([*words, *where, "--results", str(tmp_path)]) == 0
+    assert ("all values of lr give the same runs" in capsys.readouterr().err) is not has_effect
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--param", "seed=1,2"], "averaged over all of --seeds"),

@@ -30,9 +30,9 @@ LETTERS = "names contain letters that matplotlib's fonts lack, so plots show box
 
 
 def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
-    """Make a group of commands, each in the `app` of a module that is imported when the command is used.
+    """Make a group of commands, each of which is imported when it is used.
 
-    commands: module and summary by name. The help lists the summaries without importing the modules.
+    commands: `module:name` and summary by name. The help lists the summaries without importing the modules.
     """
 
     class LazyGroup(TyperGroup):
@@ -42,8 +42,9 @@ def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in commands:
                 raise unknown_name("command", cmd_name, commands)
-            module = importlib.import_module(commands[cmd_name][0])
-            command = typer.main.get_command(module.app)
+            module, _, name = commands[cmd_name][0].partition(":")
+            found = getattr(importlib.import_module(module), name)
+            command = typer.main.get_command(getattr(found, "app", found))
             command.name = cmd_name
             return command
 
@@ -54,34 +55,58 @@ def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
     return LazyGroup
 
 
+def make_group(summary: str, commands: Mapping[str, tuple[str, str]], *lines: str) -> typer.Typer:
+    """Make a group such as `procap data`, whose help ends in example lines."""
+    group = typer.Typer(help=summary, cls=lazy_group(commands), **PLAIN)
+    group.callback(**examples(*lines))(lambda: None)
+    return group
+
+
 DATA_COMMANDS = {
-    "pack": ("benchmarks.cli.data_pack", "Pack data sets into WebDataset shards."),
-    "check": ("benchmarks.cli.data_check", "Check packed shards or raw folders."),
-    "show": ("benchmarks.cli.data_show", "Write a contact sheet of a packed data set."),
-    "few-shot": ("benchmarks.cli.data_few_shot", "List, write or import the few-shot training images."),
+    "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
+    "check": ("benchmarks.cli.data_check:check", "Check packed shards or raw folders."),
+    "show": ("benchmarks.cli.data_show:show", "Write a contact sheet of a packed data set."),
+    "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List, write or import the few-shot training images."),
 }
 COMMANDS = {
-    "demo": ("benchmarks.cli.demo", "Run a small benchmark end to end, offline, on a CPU."),
-    "ls": ("benchmarks.cli.ls", "List methods, data sets, backbones, suites or runs."),
-    "data": ("benchmarks.cli.app", "Pack data sets into shards, check and show them."),
-    "train": ("benchmarks.cli.train", "Train methods on data sets."),
-    "eval": ("benchmarks.cli.eval", "Evaluate trained runs on any target."),
-    "predict": ("benchmarks.cli.predict", "Classify new images with a trained run."),
-    "bench": ("benchmarks.cli.bench", "Run the experiments of the paper, by name."),
-    "sweep": ("benchmarks.cli.sweep", "Search hyperparameters with Ray Tune."),
-    "submit": ("benchmarks.cli.submit", "Run a command on a Ray cluster and follow its log."),
-    "new": ("benchmarks.cli.new_method", "Write a package with a method to start from."),
-    "check": ("benchmarks.cli.check_method", "Check a method against what the program relies on."),
-    "import": ("benchmarks.cli.import_checkpoint", "Import checkpoints of public trainers as finished runs."),
-    "export": ("benchmarks.cli.export_run", "Export trained runs as checkpoints that public code loads."),
-    "table": ("benchmarks.cli.table", "Print results as tables, beside the paper's or alone."),
-    "report": ("benchmarks.cli.report", "Write one HTML page of every suite."),
-    "track": ("benchmarks.cli.track", "Export results to MLflow."),
-    "ui": ("benchmarks.cli.ui", "Compare runs in MLflow, on this machine."),
+    "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
+    "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
+    "data": ("benchmarks.cli.app:data", "Pack data sets into shards, check and show them."),
+    "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
+    "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
+    "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),
+    "bench": ("benchmarks.cli.bench:app", "Run the experiments of the paper, by name."),
+    "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
+    "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
+    "new": ("benchmarks.cli.app:new", "Write a package with a method to start from."),
+    "check": ("benchmarks.cli.app:check", "Check a method against what the program relies on."),
+    "import": (
+        "benchmarks.cli.import_checkpoint:import_checkpoint",
+        "Import checkpoints of public trainers as finished runs.",
+    ),
+    "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
+    "table": ("benchmarks.cli.table:table", "Print results as tables, beside the paper's or alone."),
+    "report": ("benchmarks.cli.report:report", "Write one HTML page of every suite."),
+    "track": ("benchmarks.cli.app:track", "Export results to MLflow."),
+    "ui": ("benchmarks.cli.ui:ui", "Compare runs in MLflow, on this machine."),
 }
 
-app = typer.Typer(help=COMMANDS["data"][1], cls=lazy_group(DATA_COMMANDS), **PLAIN)
-"""The group `procap data`."""
+data = make_group(COMMANDS["data"][1], DATA_COMMANDS, "procap data pack shapes digits", "procap data COMMAND --help")
+new = make_group(
+    COMMANDS["new"][1],
+    {"method": ("benchmarks.cli.new_method:method", "Write a package with a method that works.")},
+    "procap new method visual-tokens",
+)
+check = make_group(
+    COMMANDS["check"][1],
+    {"method": ("benchmarks.cli.check_method:method", "Check a method and print what passed and what failed.")},
+    "procap check method visual-tokens",
+)
+track = make_group(
+    COMMANDS["track"][1],
+    {"sync": ("benchmarks.cli.track:sync", "Export to MLflow what its store lacks.")},
+    "procap track sync --results demo/results",
+)
 program = typer.Typer(
     help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.",
     cls=lazy_group(COMMANDS),
@@ -107,11 +132,6 @@ def root(
             f"only procap {' and '.join(DISTRIBUTED)} work in several processes: start procap "
             f"{context.invoked_subcommand} without a launcher"
         )
-
-
-@app.callback(**examples("procap data pack shapes digits", "procap data COMMAND --help"))
-def data() -> None:
-    pass
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
 from benchmarks.cli.selection import (
     eval_settings,
     note_left_out,
@@ -57,9 +57,9 @@ class SuiteGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name == "runtime":
-            from benchmarks.cli.bench_runtime import app as runtime_app
+            from benchmarks.cli.bench_runtime import bench_runtime
 
-            return typer.main.get_command(runtime_app)
+            return typer.main.get_command(bench_runtime.app)  # type: ignore[attr-defined]
         if cmd_name != ALL and cmd_name not in suite_paths() and not cmd_name.endswith(".py"):
             raise unknown_name("suite", cmd_name, [ALL, *suite_paths()])
         return suite_command(cmd_name)
@@ -82,7 +82,10 @@ def suite_command(name: str) -> Any:
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
     text = ALL_TEXT if name == ALL else suite_text(name)
 
-    @flat
+    @command(
+        *(f"procap bench {name} {line}" for line in lines),
+        help=f"{text.strip()}\n\n{RESUME_TEXT}",
+    )
     def run(
         suite: SuiteFlags,
         launch: LaunchFlags,
@@ -93,10 +96,7 @@ def suite_command(name: str) -> Any:
     ) -> int:
         return bench(name, suite, launch, runtime, engine, mode, output)
 
-    command = typer.Typer(**PLAIN)
-    settings = examples(*[f"procap bench {name} {line}" for line in lines])
-    command.command(name=name, help=f"{text.strip()}\n\n{RESUME_TEXT}", **settings)(run)
-    return typer.main.get_command(command)
+    return typer.main.get_command(run.app)  # type: ignore[attr-defined]
 
 
 def bench(

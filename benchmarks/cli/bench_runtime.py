@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import typer
-
 from benchmarks.cli.flags import (
     Backbone,
     MethodNames,
@@ -15,17 +13,14 @@ from benchmarks.cli.flags import (
     RuntimeFlags,
     SuiteClasses,
     Weights,
+    command,
     flag,
-    flat,
     switch,
 )
 from benchmarks.cli.selection import runtime_config
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show, show_json
 from benchmarks.runtime.settings import METHODS, SCALING, make_settings
 from runner.environment import library_defaults, resolve_device
-
-app = typer.Typer(**PLAIN)
 
 TARGET_MISSED = 4
 BUDGET_TEXT = (
@@ -50,16 +45,12 @@ class MeasureFlags:
     check: Annotated[bool, switch("--check", "compare with the speed targets; chooses full size on a GPU")] = False
 
 
-@app.command(
-    name="runtime",
-    **examples(
-        "procap bench runtime",
-        "procap bench runtime --backbone ViT-B/16 --pretrained random --budget 600",
-        "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
-        "procap bench runtime --check",
-    ),
+@command(
+    "procap bench runtime",
+    "procap bench runtime --backbone ViT-B/16 --pretrained random --budget 600",
+    "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
+    "procap bench runtime --check",
 )
-@flat
 def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
     """Time training and inference of every method, as public code does it and as this program does.
 

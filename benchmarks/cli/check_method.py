@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, flag, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
@@ -18,21 +17,11 @@ from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from shards.default_paths import data_root
 
-app = typer.Typer(help="Check a method against what the program relies on.", **PLAIN)
 
-
-@app.callback(**examples("procap check method visual-tokens"))
-def group() -> None:
-    pass
-
-
-@app.command(
-    **examples(
-        "procap check method visual-tokens",
-        "procap check method visual-tokens --only gradients,determinism --option n_ctx=2",
-    )
+@command(
+    "procap check method visual-tokens",
+    "procap check method visual-tokens --only gradients,determinism --option n_ctx=2",
 )
-@flat
 def method(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a method, see `procap ls methods`")],

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.data_sources import is_own, raw_sets, report_note, wanted_sets
-from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, flag, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
@@ -27,19 +26,14 @@ from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
 if TYPE_CHECKING:
     from shards.raw.published import RawReport
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap data check",
-        "procap data check shapes --data demo/data",
-        "procap data check --raw /datasets",
-        "procap data check oxford-pets --raw /datasets --no-decode",
-        "procap data check ./birds",
-    )
+@command(
+    "procap data check",
+    "procap data check shapes --data demo/data",
+    "procap data check --raw /datasets",
+    "procap data check oxford-pets --raw /datasets --no-decode",
+    "procap data check ./birds",
 )
-@flat
 def check(
     output: OutputFlags,
     names: Annotated[

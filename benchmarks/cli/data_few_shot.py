@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, flag, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
 from shards.default_paths import data_root
@@ -29,19 +28,14 @@ from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import resolve_dataset
 
-app = typer.Typer(**PLAIN)
-
 IMAGE = ("label", "class", "path")
 
 
-@app.command(
-    **examples(
-        "procap data few-shot shapes --shots 16 --seed 1",
-        "procap data few-shot caltech101 --out caltech101-16-1.json",
-        "procap data few-shot caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
-    )
+@command(
+    "procap data few-shot shapes --shots 16 --seed 1",
+    "procap data few-shot caltech101 --out caltech101-16-1.json",
+    "procap data few-shot caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
 )
-@flat
 def few_shot(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],

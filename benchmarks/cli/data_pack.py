@@ -11,10 +11,9 @@ import numpy as np
 import typer
 
 from benchmarks.cli.data_sources import DatasetToPack, raw_sets, report_note, wanted_sets
-from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, flag, flat
+from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
@@ -32,21 +31,16 @@ from shards.urls import redact
 SPLITS = ("train", "val", "test")
 CLASSES_SHOWN = 40
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap data pack shapes digits",
-        "procap data pack caltech101 dtd eurosat --raw /datasets",
-        "procap data pack all --raw /datasets --data /scratch/shards",
-        "procap data pack sun397 --raw /datasets --resize 256",
-        "procap data pack birds",
-        "procap data pack my-birds.yaml",
-        "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
-    )
+@command(
+    "procap data pack shapes digits",
+    "procap data pack caltech101 dtd eurosat --raw /datasets",
+    "procap data pack all --raw /datasets --data /scratch/shards",
+    "procap data pack sun397 --raw /datasets --resize 256",
+    "procap data pack birds",
+    "procap data pack my-birds.yaml",
+    "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
 )
-@flat
 def pack(
     packing: PackFlags,
     mode: ModeFlags,

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, flag, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
 from procap.errors import UsageError
@@ -17,13 +16,8 @@ from shards.resolve import resolve_dataset
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    name="show", **examples("procap data show petals --out petals.png", "procap data show shapes --split train")
-)
-@flat
+@command("procap data show petals --out petals.png", "procap data show shapes --split train")
 def show(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],

@@ -9,7 +9,6 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.bench import bench
-from benchmarks.console.help import PLAIN, examples
 from procap.errors import UserError
 
 SUITE = "base-to-novel"
@@ -17,11 +16,8 @@ METHODS = ("zeroshot", "coop", "maple", "procap")
 DATASETS = ("shapes", "textures", "petals", "digits")
 QUICK_DATASETS = ("digits",)
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(**examples("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json"))
-@flags.flat
+@flags.command("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json")
 def demo(
     output: flags.OutputFlags,
     out: Annotated[Path, flags.flag("FOLDER", "for everything that the demo writes")] = Path("demo"),

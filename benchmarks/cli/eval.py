@@ -21,7 +21,6 @@ from benchmarks.cli.selection import (
     runtime_config,
     selected_runs,
 )
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_weights
@@ -42,18 +41,12 @@ Located = tuple[RunConfig, RuntimeConfig]
 """A run, and the runtime with its results folder."""
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    name="eval",
-    **examples(
-        "procap eval results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
-        "procap eval --methods maple --datasets shapes --targets shapes-sketch,digits:all",
-        "procap eval --methods zeroshot --datasets tiles --limit 50",
-    ),
+@flags.command(
+    "procap eval results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
+    "procap eval --methods maple --datasets shapes --targets shapes-sketch,digits:all",
+    "procap eval --methods zeroshot --datasets tiles --limit 50",
 )
-@flags.flat
 def evaluate(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,

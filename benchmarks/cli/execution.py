@@ -43,9 +43,11 @@ def execute(
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
         for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
+    backbones = [(config.backbone, config.pretrained) for config in configs]
+    if launcher.kind == "local":
+        check_weights(backbones)
     ensure_packed(splits, runtime.data)
     check_training_images(configs, runtime.data)
-    backbones = [(config.backbone, config.pretrained) for config in configs]
     methods = {config.method for config in configs}
     with connect_checked(launcher, paths, splits, backbones, methods) as capacity:
         hosts = nodes() if capacity.ray else []

@@ -11,21 +11,15 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import runtime_config
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, show, show_json
 from procap.errors import unknown_name
 from runner.environment import library_defaults
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
-        "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format safetensors --out checkpoints",
-    )
+@flags.command(
+    "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
+    "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format safetensors --out checkpoints",
 )
-@flags.flat
 def export(
     output: flags.OutputFlags,
     folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],

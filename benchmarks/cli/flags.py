@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import quote
 from procap.errors import UsageError
 
@@ -221,6 +222,24 @@ class OutputFlags:
 
     json: Annotated[bool, switch("--json", "end with one line of JSON on stdout")] = False
     verbose: Annotated[bool, switch("--verbose", "show the traceback of an error", "-v")] = False
+
+
+def command(
+    *lines: str, help: str | None = None, **settings: Any
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a function a command whose help ends in example lines; `.app` of the function is what typer executes.
+
+    help: instead of the docstring. settings: of click's context.
+    """
+    texts = examples(*lines)
+    texts["context_settings"] = texts["context_settings"] | settings
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        run = flat(function)
+        run.app = typer.Typer(**PLAIN)  # type: ignore[attr-defined]
+        return run.app.command(help=help, **texts)(run)  # type: ignore[attr-defined]
+
+    return decorate
 
 
 def flat(command: Callable[..., int]) -> Callable[..., int]:

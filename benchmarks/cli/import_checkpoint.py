@@ -10,25 +10,19 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from runner.tracking.background import exporter_for
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap import model.pth.tar-5 --method maple --datasets caltech101 --seeds 1",
-        "procap import 'out/{dataset}/seed{seed}/VLPromptLearner/model.pth.tar-20' --method promptsrc "
-        "--datasets dtd,eurosat --seeds 1,2,3",
-        "procap import model.pth.tar-2 --method maple --datasets imagenet --classes all --task cross-dataset",
-    )
+@flags.command(
+    "procap import model.pth.tar-5 --method maple --datasets caltech101 --seeds 1",
+    "procap import 'out/{dataset}/seed{seed}/VLPromptLearner/model.pth.tar-20' --method promptsrc "
+    "--datasets dtd,eurosat --seeds 1,2,3",
+    "procap import model.pth.tar-2 --method maple --datasets imagenet --classes all --task cross-dataset",
 )
-@flags.flat
 def import_checkpoint(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,

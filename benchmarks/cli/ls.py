@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command_line, flag, flat
+from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
 from shards.default_paths import data_root
@@ -23,18 +22,13 @@ if TYPE_CHECKING:
     from runner.config import RunConfig
     from runner.run_folders import RunFolder
 
-app = typer.Typer(**PLAIN)
-
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
 SORTED_BY = (*COLUMNS, "run")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-@app.command(
-    **examples("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap --sort -accuracy")
-)
-@flat
+@command("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap --sort -accuracy")
 def ls(
     output: OutputFlags,
     selection: SelectionFlags,

@@ -9,13 +9,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flag, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import OutputFlags, command, flag
 from benchmarks.console.output import note, quote, show, show_json
 from procap.errors import UsageError
 from runner.results import write_bytes
-
-app = typer.Typer(help="Write a package with a method to start from.", **PLAIN)
 
 PROJECT = """\
 [build-system]
@@ -95,13 +92,7 @@ def test_options():
 '''
 
 
-@app.callback(**examples("procap new method visual-tokens"))
-def group() -> None:
-    pass
-
-
-@app.command(**examples("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods"))
-@flat
+@command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
 def method(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="lower-case letters, digits and dashes")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import runtime_config
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
@@ -21,21 +22,14 @@ from runner.environment import library_defaults
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runner.predict import ImageClassifier
-
 DIGITS = 6
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
-        "procap predict RUN one.jpg two.png --top 3",
-        "procap predict RUN photos --names 'red rose,white lily'",
-    )
+@flags.command(
+    "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
+    "procap predict RUN one.jpg two.png --top 3",
+    "procap predict RUN photos --names 'red rose,white lily'",
 )
-@flags.flat
 def predict(
     output: flags.OutputFlags,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, see `procap ls runs`")],
@@ -46,11 +40,13 @@ def predict(
     results: flags.Results = "results",
     device: flags.Device = "auto",
     workers: Annotated[int | None, flags.flag("N", "threads that decode images", min=0)] = None,
+    dry_run: flags.DryRun = False,
 ) -> int:
     """Classify new images with a trained run.
 
     Writes a row for each image: its path, the most probable class, and the probability. Images are transformed and
-    classified as in `procap eval`, at its speed. An image that cannot be read ends the command with its name.
+    classified as in `procap eval`, at its speed. Images that cannot be read are left out and named at the end; the exit
+    code is then 1.
     """
     library_defaults()
     if out and not out.expanduser().parent.is_dir():
@@ -59,38 +55,54 @@ def predict(
     # These import torch, which a wrong flag need not wait for.
     from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
-    from runner.progress import ProgressDisplay
-    from runner.results import write_bytes
     from shards.image_files import find_images
 
     classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+    classes = classifier.classnames
     if config.classes != "all" and not names:
-        known = f"{plural(len(classifier.classnames), 'name')} of {config.classes} classes of {config.dataset}"
+        known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
         note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-    top = min(top, len(classifier.classnames))
-    text = io.StringIO()
+    failed: dict[str, str] = {}
+
+    def on_error(name: str, reason: str) -> None:
+        failed[name] = one_line(reason)
+
+    images = find_images(paths, on_error)
+    if dry_run:
+        count = sum(1 for _ in images)
+        show(f"{plural(count, 'image')} to classify with {config.path}, into {out or 'stdout'}. Nothing was written.")
+    else:
+        predictions = classifier.predict(images, workers, on_error)
+        count = _write_predictions(predictions, classes, min(top, len(classes)), out)
+    for name, reason in failed.items():
+        note(f"procap: error: {name} {reason}")
+    if output.json:
+        where = str(out) if out and count and not dry_run else None
+        show_json({"run": config.path, "images": count, "classes": classes, "out": where, "failed": failed})
+    return 1 if failed else 0
+
+
+def _write_predictions(
+    predictions: Iterator[tuple[str, Tensor]], classes: Sequence[str], top: int, out: Path | None
+) -> int:
+    """Write a row for each image to the file `out` or stdout, unless there is none; returns their number."""
+    from runner.progress import ProgressDisplay
+    from runner.results import write_bytes
+
+    text, count = io.StringIO(), 0
     table = csv.writer(text, lineterminator="\n")
     numbers = ["", *(f"_{place}" for place in range(2, top + 1))]
     table.writerow(["path", *(f"{column}{number}" for number in numbers for column in ("label", "probability"))])
-    count = 0
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
-        for name, probabilities in classifier.predict(find_images(paths), workers):
-            table.writerow(map(csv_text, (name, *_best(classifier, probabilities, top))))
-            count += 1
+        for count, (name, probabilities) in enumerate(predictions, 1):
+            best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
+            cells = [cell for value, label in best for cell in (classes[label], f"{value:.{DIGITS}f}")]
+            table.writerow(map(csv_text, (name, *cells)))
             display.total = count
             display.update(count)
-    if out is None:
-        show(text.getvalue().rstrip("\n"))
-    else:
+    if count and out:
         write_bytes(out.expanduser(), text.getvalue().encode())
         note(f"{plural(count, 'image')} in {out}")
-    if output.json:
-        show_json({"run": config.path, "images": count, "classes": classifier.classnames, "out": out and str(out)})
-    return 0
-
-
-def _best(classifier: ImageClassifier, probabilities: Tensor, top: int) -> list[str]:
-    """Return the names and probabilities of the `top` most probable classes."""
-    values, classes = probabilities.topk(top)
-    pairs = zip(classes.tolist(), values.tolist(), strict=True)
-    return [cell for number, value in pairs for cell in (classifier.classnames[number], f"{value:.{DIGITS}f}")]
+    elif count:
+        show(text.getvalue().rstrip("\n"))
+    return count

@@ -15,12 +15,11 @@ from benchmarks.cli.flags import (
     Price,
     Results,
     SelectionFlags,
+    command,
     command_line,
     flag,
-    flat,
 )
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
 from benchmarks.results.frame import find_results, run_folders
@@ -29,19 +28,14 @@ from runner.environment import library_defaults
 from shards.default_paths import data_root
 from shards.urls import is_url
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap report",
-        "procap report --results /shared/results --out page --open",
-        "procap report base-to-novel ablation",
-        "procap report --methods coop,procap --datasets pets --data shards",
-        "procap report --tracking http://127.0.0.1:5000 --price 2.5",
-    )
+@command(
+    "procap report",
+    "procap report --results /shared/results --out page --open",
+    "procap report base-to-novel ablation",
+    "procap report --methods coop,procap --datasets pets --data shards",
+    "procap report --tracking http://127.0.0.1:5000 --price 2.5",
 )
-@flat
 def report(
     selection: SelectionFlags,
     output: OutputFlags,

@@ -11,26 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import OutputFlags, command
 from benchmarks.console.output import note, show, show_json
 from procap.errors import UsageError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+
 # Flags behind the first word belong to the command that is sent.
-SETTINGS = examples(
+@command(
     "procap submit -- bench base-to-novel --launcher ray --data /shared/data --results /shared/results",
     "procap submit --address http://head:8265 --no-wait -- sweep space.yaml --results s3://lab/results",
     "procap submit --env NCCL_DEBUG=INFO --dry-run -- table --results /shared/results",
+    allow_interspersed_args=False,
 )
-SETTINGS["context_settings"] = {**SETTINGS["context_settings"], "allow_interspersed_args": False}
-app = typer.Typer(**PLAIN)
-
-
-@app.command(**SETTINGS)
-@flat
 def submit(
     output: OutputFlags,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="the command to run, without `procap`")],
@@ -50,7 +45,7 @@ def submit(
         list[str] | None,
         typer.Option(metavar="KEY[=VALUE]", help="environment variable of the job, repeatable; no secrets"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the request, send nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the request and what would be sent")] = False,
 ) -> int:
     """Run a command on a Ray cluster, follow its log, and end with its exit code.
 
@@ -81,16 +76,21 @@ def submit(
     if suite and Path(suite).is_file():
         # Results record the file under its name here, where tables are made.
         environment[SUITE_FILE_VARIABLE] = str(Path(suite).resolve())
-    with collect_sources(words, source) as (command, folder, plug_ins):
-        request = make_request(command, name=name, environment=environment, working_dir=folder, tree=source)
+    with collect_sources(words, source) as sources:
+        request = make_request(
+            sources.command, name=name, environment=environment, working_dir=sources.folder, tree=source
+        )
         if dry_run:
-            show(json.dumps({"address": url, **request}, indent=None if output.json else 2))
+            sent = {"tree": str(source) if source else None, "files": sources.files}
+            sent |= {"methods": sources.methods, "suites": sources.suites}
+            show(json.dumps({"address": url, **request, "sent": sent}, indent=None if output.json else 2))
             return 0
         client = connect(url)
         with translate_errors(url):
             job = client.submit_job(**request)
-    sent = f" with the plug-ins {', '.join(plug_ins)}" if plug_ins else ""
-    note(f"job {job} sent to {url}{sent}")
+    plug_ins = sorted({*sources.methods, *sources.suites})
+    more = f" with the plug-ins {', '.join(plug_ins)}" if plug_ins else ""
+    note(f"job {job} sent to {url}{more}")
     if not no_wait:
         return _follow(client, job, url, output)
     show_json({"job": job}) if output.json else show(job)

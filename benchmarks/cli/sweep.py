@@ -17,10 +17,9 @@ from benchmarks.cli.flags import (
     RuntimeFlags,
     SelectionFlags,
     SweepFlags,
-    flat,
+    command,
     typed_names,
 )
-from benchmarks.console.help import PLAIN, examples
 
 if TYPE_CHECKING:
     from cluster.configuration import SweepFolder, SweepSettings
@@ -31,20 +30,15 @@ if TYPE_CHECKING:
 LISTED = 20
 """How many configurations a plan prints."""
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap sweep lr.yaml",
-        "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
-        "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "
-        "--scheduler asha",
-        "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
-        "procap sweep lr.yaml --dry-run",
-    )
+@command(
+    "procap sweep lr.yaml",
+    "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
+    "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "
+    "--scheduler asha",
+    "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
+    "procap sweep lr.yaml --dry-run",
 )
-@flat
 def sweep(
     context: typer.Context,
     searched: SweepFlags,
@@ -126,6 +120,7 @@ def _execute(
     from runner.results import write_json
     from runner.run_collection import status_after
 
+    _note_fields_without_effect(settings, at.data)
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
     searched = progress.sweep
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
@@ -203,6 +198,7 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
     from cluster.run import final_score
     from cluster.space import format_domain
 
+    _note_fields_without_effect(settings, at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied: seeds and data sets are compared")]))
@@ -227,6 +223,14 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
     if output.json:
         show_json({"sweep": settings.model_dump(mode="json"), "configurations": listed, "total": settings.size})
     return 0
+
+
+def _note_fields_without_effect(settings: SweepSettings, data: Path) -> None:
+    from benchmarks.console.output import note
+    from cluster.configuration import fields_without_effect
+
+    for field in fields_without_effect(settings, data):
+        note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
 
 
 def _format_title(settings: SweepSettings) -> str:

@@ -15,12 +15,11 @@ from benchmarks.cli.flags import (
     Recipe,
     Results,
     SelectionFlags,
+    command,
     command_line,
     flag,
-    flat,
 )
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.results.frame import find_results, read_frame, run_folders
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.tables.table import Table
-
-app = typer.Typer(**PLAIN)
 
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
@@ -57,17 +54,14 @@ class TableFlags:
     option: MethodOptions = None
 
 
-@app.command(
-    **examples(
-        "procap table --results demo/results",
-        "procap table --methods coop,procap --format latex > table.tex",
-        "procap table base-to-novel --results /shared/results",
-        "procap table base-to-novel --check --data /shared/shards",
-        "procap table claims",
-        "procap table calibration --datasets shapes",
-    )
+@command(
+    "procap table --results demo/results",
+    "procap table --methods coop,procap --format latex > table.tex",
+    "procap table base-to-novel --results /shared/results",
+    "procap table base-to-novel --check --data /shared/shards",
+    "procap table claims",
+    "procap table calibration --datasets shapes",
 )
-@flat
 def table(
     selection: SelectionFlags,
     output: OutputFlags,

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, flat
-from benchmarks.console.help import PLAIN, examples
+from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
 
-app = typer.Typer(help="Export results to MLflow.", **PLAIN)
 
-
-@app.callback(**examples("procap track sync --results demo/results"))
-def track() -> None:
-    # Without a callback typer would drop the name of a group's only command.
-    pass
-
-
-@app.command(**examples("procap track sync --results demo/results", "procap track sync --dry-run"))
-@flat
+@command("procap track sync --results demo/results", "procap track sync --dry-run")
 def sync(
     output: OutputFlags,
     results: Results = "results",

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import typer
-
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from runner.config import RunConfig, RuntimeConfig
@@ -26,18 +23,13 @@ from runner.tracking.background import exporter_for
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
 
-app = typer.Typer(**PLAIN)
 
-
-@app.command(
-    **examples(
-        "procap train --methods maple --datasets shapes",
-        "procap train --methods coop,procap --datasets shapes,digits --seeds 1,2,3 --epochs 10",
-        "procap train --methods procap --datasets petals --option infonce=false --dry-run",
-        "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
-    )
+@flags.command(
+    "procap train --methods maple --datasets shapes",
+    "procap train --methods coop,procap --datasets shapes,digits --seeds 1,2,3 --epochs 10",
+    "procap train --methods procap --datasets petals --option infonce=false --dry-run",
+    "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
 )
-@flags.flat
 def train(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,

@@ -21,9 +21,8 @@ from typing import IO, Annotated
 
 import typer
 
-from benchmarks.cli.flags import OpenBrowser, OutputFlags, Results, Tracking, flag, flat
+from benchmarks.cli.flags import OpenBrowser, OutputFlags, Results, Tracking, command, flag
 from benchmarks.cli.track import open_results
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, show
 from benchmarks.console.parse import split_names
 from benchmarks.report.links import COMPARED, charts_page, compare_page
@@ -34,8 +33,6 @@ from runner.run_folders import find_runs
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
-
-app = typer.Typer(**PLAIN)
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -62,15 +59,12 @@ class SelectedRuns:
     run_ids: Sequence[str]
 
 
-@app.command(
-    **examples(
-        "procap ui --results demo/results",
-        "procap ui --suite base-to-novel --methods maple,procap",
-        "procap ui --sweep rates --open",
-        "procap ui --port 5001",
-    )
+@command(
+    "procap ui --results demo/results",
+    "procap ui --suite base-to-novel --methods maple,procap",
+    "procap ui --sweep rates --open",
+    "procap ui --port 5001",
 )
-@flat
 def ui(
     output: OutputFlags,
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,

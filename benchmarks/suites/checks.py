@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from benchmarks.console.output import note
 from procap.errors import UsageError, UserError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
-from shards.fewshot import check_classes, check_shots
+from shards.errors import DataUsageError
+from shards.fewshot import check_classes, check_shots, select_labels
 from shards.mirror import is_mirror
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
@@ -92,7 +96,10 @@ def _build(config: RunConfig, data: Path, device: torch.device, acceleration: Ac
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Raise DataUsageError if a packed data set has too few classes or images for a run."""
+    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known.
+
+    Notes the classes of packed data sets that have fewer images than a run draws from each, of which it takes all.
+    """
     trained = [config for config in configs if config.recipe.epochs]
     for dataset, classes, shots in dict.fromkeys(
         (one.dataset, one.classes, one.shots) for one in trained if not one.picks
@@ -101,3 +108,10 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
             shards = open_dataset(data, dataset)
             check_shots(shards, shots)
             check_classes(shards, classes)
+            counts = np.bincount(shards.labels("train"))[select_labels(shards.labels("train"), classes)]
+            if short := int((counts < shots).sum()):
+                note(
+                    f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images and give all they have"
+                )
+        elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
+            raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
