@@ -121,8 +121,8 @@ def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[JobSour
             (folder / renamed[word]).symlink_to(file)
         for point in (*methods.values(), *suites.values()):
             write_package(point, folder)
-        files = {renamed[word]: str(file) for word, file in own.items()}
-        yield JobSources([renamed.get(word, word) for word in words], folder, files, sorted(methods), sorted(suites))
+        sent = {renamed[word]: str(file) for word, file in own.items()}
+        yield JobSources([renamed.get(word, word) for word in words], folder, sent, sorted(methods), sorted(suites))
 
 
 def make_request(

@@ -1,7 +1,4 @@
-"""`procap bench SUITE`: plan a suite, skip what is done, execute the rest, print the tables.
-
-`--help` must not import the modules of suites and of the cluster, so they are imported inside functions.
-"""
+"""`procap bench SUITE`: plan a suite, skip what is done, execute the rest, print the tables."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
+from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import (
     eval_settings,
     note_left_out,
@@ -25,17 +23,29 @@ from benchmarks.cli.selection import (
 )
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
+from benchmarks.console.packing import find_unpacked
 from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
+from benchmarks.report.report import write_report
+from benchmarks.results.profiles import MINI, PAPER, find_profile
+from benchmarks.results.published.tables import table1_methods
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text, suite_titles
+from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
+from benchmarks.suites.cost import forecast_runs
+from benchmarks.suites.outputs import SuiteOutputs, make_outputs
+from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, merge_runs
+from benchmarks.suites.progress import CollectionTrackers
+from benchmarks.suites.suite import Suite
+from benchmarks.tables.render import render, to_dict
+from cluster.launcher import local_capacity
 from procap.errors import MissingWeights, UsageError, UserError, unknown_name
-
-if TYPE_CHECKING:
-    from benchmarks.results.variant import SuiteOptions
-    from benchmarks.suites.outputs import SuiteOutputs
-    from benchmarks.suites.planning import SuitePlan
-    from benchmarks.suites.suite import Suite
-    from runner.config import RuntimeConfig
-    from runner.run_collection import Status
+from runner.config import RuntimeConfig, Target
+from runner.environment import library_defaults
+from runner.remote_results import RemoteResults
+from runner.run_collection import Status, status_after
+from runner.tracking.background import CollectionTracker, exporter_for
+from shards.default_paths import cache_home
+from shards.resolve import kind_of_name
 
 MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
@@ -109,23 +119,6 @@ def bench(
     output: OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    from benchmarks.cli.plan import show_checked_plan
-    from benchmarks.console.packing import find_unpacked
-    from benchmarks.results.published.tables import table1_methods
-    from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
-    from benchmarks.suites.cost import forecast_runs
-    from benchmarks.suites.outputs import make_outputs
-    from benchmarks.suites.planning import is_done, merge_runs
-    from benchmarks.suites.progress import CollectionTrackers
-    from cluster.launcher import local_capacity
-    from runner.config import Target
-    from runner.environment import library_defaults
-    from runner.remote_results import RemoteResults
-    from runner.run_collection import status_after
-    from runner.tracking.background import CollectionTracker, exporter_for
-    from shards.default_paths import cache_home
-    from shards.resolve import kind_of_name
-
     library_defaults()
     if flags.price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
@@ -220,8 +213,6 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
 
     Raises UsageError if none is left.
     """
-    from benchmarks.suites.planning import find_obstacle
-
     several = len(suites) > 1
     plans = []
     for suite in suites:
@@ -246,10 +237,6 @@ def plan_suite(
     several: planned together with other suites; --datasets then does not apply to a suite with its own list, nor
     --classes to one without a choice.
     """
-    from benchmarks.results.profiles import MINI, PAPER, find_profile
-    from benchmarks.suites.planning import SuitePlan
-    from shards.resolve import kind_of_name
-
     changes = suite_changes(flags, data)
     if flags.classes and (suite.class_choices or not several):
         changes["classes"] = flags.classes
@@ -325,9 +312,6 @@ def _show_outputs(
     output: OutputFlags,
 ) -> int:
     """Print the first table of each suite, failures, and the next commands; write the report of all suites."""
-    from benchmarks.report.report import write_report
-    from benchmarks.tables.render import render, to_dict
-
     for made in outputs:
         if made.tables:
             show(render(made.tables[0], "md") + "\n")

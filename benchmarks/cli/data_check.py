@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,14 +17,14 @@ from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import available_cores
+from shards.audit import check_source
 from shards.catalogue import CATALOGUE, find
+from shards.check_dataset import check_dataset
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
+from shards.raw.published import RawReport, check_raw
 from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
-
-if TYPE_CHECKING:
-    from shards.raw.published import RawReport
 
 
 @command(
@@ -60,8 +60,6 @@ def check(
 
 def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
     """Check images that a folder or YAML file names, without packing them."""
-    from shards.audit import check_source
-
     problems: dict[str, list[str]] = {}
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
@@ -82,7 +80,6 @@ def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
-    from shards.check_dataset import check_dataset
 
     wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
@@ -126,7 +123,6 @@ def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
 
 
 def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
-    from shards.raw.published import check_raw
 
     root = packing.raw_root()
     assert root is not None

@@ -24,6 +24,7 @@ from shards.errors import DataError
 from shards.files import write_file
 from shards.manifest import Manifest
 from shards.mirror import refuse_packing
+from shards.raw.tars import remove_downloads
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
 from shards.urls import redact
@@ -57,8 +58,6 @@ def pack(
     Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read. For
     a folder of your images a YAML file is guessed, and written beside it once packed; all findings are listed at once.
     """
-    from shards.raw.tars import remove_downloads
-
     root = _local_root(data, packing)
     wanted = wanted_sets(names, packing, root)
     if mode.dry_run:

@@ -11,6 +11,7 @@ from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
 from procap.errors import UsageError
+from shards.contact_sheet import contact_sheet
 from shards.default_paths import data_root
 from shards.resolve import resolve_dataset
 
@@ -26,8 +27,6 @@ def show(
     out: Annotated[Path | None, flag("FILE", "picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:
     """Write a contact sheet: a few images of every class."""
-    from shards.contact_sheet import contact_sheet
-
     root = data_root(data)
     dataset = resolve_dataset(name, root).name
     out = out or Path(f"{dataset}-{split}.png")

@@ -19,6 +19,12 @@ from shards.catalogue import CATALOGUE, GROUPS, Dataset, derive_dataset, find
 from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
 from shards.manifest import Manifest
+from shards.raw.description import parse_description, read_description
+from shards.raw.guess import find_description
+from shards.raw.locations import find_folder
+from shards.raw.published import raw_source, unverified_lists_note
+from shards.raw.tars import public_origin, public_source
+from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
@@ -94,7 +100,6 @@ def raw_sets() -> list[Dataset]:
 
 
 def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
-    from shards.raw.locations import find_folder
 
     drawn = [_drawn(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
@@ -142,8 +147,6 @@ def _resolve(name: str, packing: PackFlags, data_root: Path) -> list[DatasetToPa
 
 def _guessed(folder: Path, packing: PackFlags) -> DatasetToPack:
     """Take a folder by the YAML file beside it, which is guessed if there is none."""
-    from shards.raw.guess import find_description
-
     if packing.changes or packing.shards:
         raise UsageError(f"{folder} is described by the YAML file beside it: leave out the other flags")
     file, text = find_description(folder)
@@ -175,9 +178,6 @@ def _drawn(dataset: Dataset) -> DatasetToPack:
 
 def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
     """Take the data set of a YAML file, or of its `text` if it is not written."""
-    from shards.raw.description import parse_description, read_description
-    from shards.raw.user_dataset import user_source
-
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
     if not text and not file.is_file():
@@ -189,8 +189,6 @@ def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
 
 def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Take the test split from public shards."""
-    from shards.raw.tars import public_origin, public_source
-
     if packing.changes or dataset.variant:
         raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
 
@@ -203,8 +201,6 @@ def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
 
 def _folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Take a published data set from its raw folder, changed as its name or the flags say."""
-    from shards.raw.published import raw_source, unverified_lists_note
-
     if dataset.variant and packing.changes:
         raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
     derived = derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)

@@ -7,20 +7,27 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
+from benchmarks.results.frame import find_results, run_folders
+from benchmarks.suites import suite_named, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
+from procap.methods import METHODS, method_class, method_specs
+from procap.methods.plugins import describe_unexpected
+from runner.config import RunConfig, Target
+from runner.results import harmonic_mean
+from runner.run_folders import RunFolder
+from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.errors import DataError
-
-if TYPE_CHECKING:
-    from runner.config import RunConfig
-    from runner.run_folders import RunFolder
+from shards.mirror import is_mirror
+from shards.resolve import is_packed, packed_names, resolve_dataset
+from shards.urls import is_url
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
@@ -57,8 +64,6 @@ def ls(
 
 
 def _methods() -> Listing:
-    from procap.methods import METHODS, method_class, method_specs
-    from procap.methods.plugins import describe_unexpected
 
     rows: list[dict[str, Any]] = []
     shown = []
@@ -88,7 +93,6 @@ def _methods() -> Listing:
 
 
 def _suites() -> Listing:
-    from benchmarks.suites import suite_named, suite_titles
 
     rows: list[dict[str, Any]] = []
     for name, title in suite_titles().items():
@@ -103,9 +107,6 @@ def _suites() -> Listing:
 
 
 def _datasets(root: Path) -> Listing:
-    from shards.catalogue import CATALOGUE
-    from shards.mirror import is_mirror
-    from shards.resolve import is_packed, packed_names, resolve_dataset
 
     packed = packed_names(root)
     try:
@@ -140,8 +141,6 @@ def _backbones() -> Listing:
 
 
 def _runs(results: str, selection: SelectionFlags, sort: str) -> Listing:
-    from benchmarks.results.frame import find_results, run_folders
-    from shards.urls import is_url
 
     root = find_results(results)
     if not root.is_dir() and not is_url(results):
@@ -168,9 +167,6 @@ def _runs(results: str, selection: SelectionFlags, sort: str) -> Listing:
 
 def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
-    from runner.config import Target
-    from runner.results import harmonic_mean
-
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     accuracies: dict[str, float] = {}
     state, written = "unfinished", folder.config_file

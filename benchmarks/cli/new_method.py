@@ -12,6 +12,7 @@ import typer
 from benchmarks.cli.flags import OutputFlags, command, flag
 from benchmarks.console.output import note, quote, show, show_json
 from procap.errors import UsageError
+from procap.methods import method_paths
 from runner.results import write_bytes
 
 PROJECT = """\
@@ -53,7 +54,6 @@ class ${kind}Options(BaseModel):
 
 class $kind(Method):
     """Learn tokens at the input of the image tower; the text is that of zero-shot CLIP."""
-
     Options = ${kind}Options
     options: ${kind}Options
     summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
@@ -99,8 +99,6 @@ def method(
     out: Annotated[Path, flag("FOLDER", "where the package's folder NAME is written")] = Path(),
 ) -> int:
     """Write a package with a method that works: `pyproject.toml` with the entry point, one file, and tests."""
-    from procap.methods import method_paths
-
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(f"a method cannot be called '{name}': lower-case letters, digits and dashes, as in my-method")
     if name in method_paths():

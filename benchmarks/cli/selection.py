@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.cli.data_few_shot import samples_digest
 from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.output import note
 from benchmarks.console.parse import (
@@ -19,10 +20,18 @@ from benchmarks.console.parse import (
     parse_shot_counts,
     split_names,
 )
+from benchmarks.results.published.tables import table1_methods
+from benchmarks.results.variant import CONTROL_OPTIONS
 from procap.errors import UsageError, unknown_name
-
-if TYPE_CHECKING:
-    from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
+from procap.methods import method_class, method_paths
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, explain_validation_error, plan_run
+from runner.remote_results import results_root
+from runner.tracking.store import check_uri
+from shards.catalogue import CATALOGUE, find
+from shards.default_paths import cache_home, data_root
+from shards.errors import DataUsageError
+from shards.fewshot import select_labels
+from shards.resolve import resolve_dataset
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
@@ -43,12 +52,6 @@ def selected_runs(
 
     task: see `plan_run`.
     """
-    # The help of a command must not import the libraries behind results.
-    from benchmarks.cli.data_few_shot import samples_digest
-    from benchmarks.results.published.tables import table1_methods
-    from benchmarks.results.variant import CONTROL_OPTIONS
-    from runner.config import plan_run
-
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
     options = parse_options(recipe.option or (), methods)
@@ -85,8 +88,6 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
 
     Methods that are named one by one are kept: their training says what is missing.
     """
-    from procap.methods import method_class
-
     if text not in METHOD_GROUPS:
         return tuple(methods)
     needed = {method: method_class(method).required_option for method in methods}
@@ -99,8 +100,6 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
 
 def note_left_out(text: str, methods: Iterable[str], kept: Container[str]) -> None:
     """Note the methods that `trainable_methods` has left out, with the option that includes each."""
-    from procap.methods import method_class
-
     for method in methods:
         if method not in kept:
             option = f"--option {method}.{method_class(method).required_option}=..."
@@ -109,8 +108,6 @@ def note_left_out(text: str, methods: Iterable[str], kept: Container[str]) -> No
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
-    from benchmarks.results.published.tables import table1_methods
-
     changes = {
         "methods": tuple(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
@@ -128,9 +125,6 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
 
     A run on half of the base classes, for model selection, is evaluated on val, else train (ImageNet), never on test.
     """
-    from runner.config import Target
-    from shards.resolve import resolve_dataset
-
     if split_names(text):
         return [Target.parse(part, data) for part in split_names(text)]
     if config.classes.startswith("dev-"):
@@ -142,9 +136,6 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
 
 def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target, str]:
     """Map the targets of a half without classes to the reason, each once. Raises UsageError if there are no others."""
-    from shards.fewshot import select_labels
-    from shards.resolve import resolve_dataset
-
     counts = {target: resolve_dataset(target.dataset, data).classes for target in targets}
     absent = {
         target: f"{target.dataset} has {count} class{'es' * (count != 1)}, and none in its {target.classes} half"
@@ -161,10 +152,6 @@ def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
 
     A data set that is not here, of which results may be, counts 0 classes and has both halves.
     """
-    from shards.errors import DataUsageError
-    from shards.fewshot import select_labels
-    from shards.resolve import resolve_dataset
-
     try:
         count = resolve_dataset(name, data).classes
     except DataUsageError:
@@ -185,8 +172,6 @@ def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
     from pydantic import ValidationError
 
-    from runner.config import EvalSettings, explain_validation_error
-
     given = {"precision": precision, "resize": resize, "samples": samples}
     try:
         return EvalSettings.model_validate({name: value for name, value in given.items() if value})
@@ -203,11 +188,6 @@ def runtime_config(
     features: Path | None = None,
 ) -> RuntimeConfig:
     """Make the runtime given by the flags. Raises UsageError for a folder that is a file, or a wrong store."""
-    from runner.config import EvalSettings, RuntimeConfig
-    from runner.remote_results import results_root
-    from runner.tracking.store import check_uri
-    from shards.default_paths import cache_home, data_root
-
     if flags.tracking not in ("", "off"):
         check_uri(flags.tracking)
 
@@ -238,9 +218,6 @@ def runtime_config(
 
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
     """Make a predicate that tests whether the flags select a run. recorded: returns the data sets of the runs."""
-    from procap.methods import method_paths
-    from shards.catalogue import CATALOGUE, find
-    from shards.errors import DataUsageError
 
     def find_name(name: str) -> str:
         try:

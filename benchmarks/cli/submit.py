@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -81,7 +81,7 @@ def submit(
             sources.command, name=name, environment=environment, working_dir=sources.folder, tree=source
         )
         if dry_run:
-            sent = {"tree": str(source) if source else None, "files": sources.files}
+            sent: dict[str, Any] = {"tree": str(source) if source else None, "files": sources.files}
             sent |= {"methods": sources.methods, "suites": sources.suites}
             show(json.dumps({"address": url, **request, "sent": sent}, indent=None if output.json else 2))
             return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.flags import (
     EngineFlags,
     LaunchFlags,
@@ -20,12 +21,38 @@ from benchmarks.cli.flags import (
     command,
     typed_names,
 )
+from benchmarks.cli.selection import runtime_config
+from benchmarks.cli.sweep_settings import make_commands, make_settings
+from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
+from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
+from benchmarks.sweeps import table
+from benchmarks.sweeps.figure import draw_sweep
+from benchmarks.sweeps.file import merge_file
+from cluster.configuration import (
+    METRICS,
+    SWEEPS,
+    SweepFolder,
+    SweepSettings,
+    check_values,
+    examples,
+    fields_without_effect,
+    key_of,
+    make_runs,
+)
+from cluster.launcher import Launcher
+from cluster.paths import StoragePaths
+from cluster.preflight import TRAINING_SPLITS
+from cluster.run import final_score
+from cluster.space import format_domain
+from runner.config import RuntimeConfig
+from runner.environment import library_defaults, resolve_device
+from runner.remote_results import RemoteResults
+from runner.results import write_json
+from runner.run_collection import status_after
 
 if TYPE_CHECKING:
-    from cluster.configuration import SweepFolder, SweepSettings
-    from cluster.launcher import Launcher
     from cluster.sweep import Sweep
-    from runner.config import RuntimeConfig
 
 LISTED = 20
 """How many configurations a plan prints."""
@@ -59,17 +86,7 @@ def sweep(
     Test images are never read. Finished runs are never trained again. Repeat the command to resume a sweep.
     """
     if file is not None:
-        from benchmarks.sweeps.file import merge_file
-
         return sweep(context=context, **merge_file(context, file, typed_names(context)) | {"file": None})
-    from benchmarks.cli.data_few_shot import store_file
-    from benchmarks.cli.selection import runtime_config
-    from benchmarks.cli.sweep_settings import make_settings
-    from benchmarks.console.packing import ensure_packed, find_unpacked
-    from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
-    from cluster.configuration import SWEEPS, SweepFolder, check_values, examples, make_runs
-    from runner.environment import library_defaults, resolve_device
-    from runner.remote_results import RemoteResults
 
     library_defaults()
     launcher = launch.to_launcher()
@@ -112,13 +129,7 @@ def _execute(
 ) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.cli.execution import connect_checked
-    from benchmarks.console.output import note
     from benchmarks.sweeps.progress import SweepProgress
-    from cluster.paths import StoragePaths
-    from cluster.preflight import TRAINING_SPLITS
-    from runner.remote_results import RemoteResults
-    from runner.results import write_json
-    from runner.run_collection import status_after
 
     _note_fields_without_effect(settings, at.data)
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
@@ -157,13 +168,6 @@ def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
 
 def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> int:
     """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
-    from benchmarks.cli.sweep_settings import make_commands
-    from benchmarks.console.output import note, note_failures, plural, show, show_json
-    from benchmarks.sweeps import table
-    from benchmarks.sweeps.figure import draw_sweep
-    from runner.remote_results import RemoteResults
-    from runner.results import write_json
-
     settings, found = searched.settings, list(searched.configurations.values())
     best = table.find_best(settings, found)
     commands = [line for one in best for line in make_commands(settings, one.values, runtime, engine)]
@@ -193,11 +197,6 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
 
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
     """Print what would be searched and what is done already; writes nothing."""
-    from benchmarks.console.output import columns, plural, show, show_json
-    from cluster.configuration import examples, key_of, make_runs
-    from cluster.run import final_score
-    from cluster.space import format_domain
-
     _note_fields_without_effect(settings, at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
@@ -226,16 +225,12 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
 
 
 def _note_fields_without_effect(settings: SweepSettings, data: Path) -> None:
-    from benchmarks.console.output import note
-    from cluster.configuration import fields_without_effect
 
     for field in fields_without_effect(settings, data):
         note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
 
 
 def _format_title(settings: SweepSettings) -> str:
-    from benchmarks.console.output import plural
-    from cluster.configuration import METRICS
 
     limits = f", {settings.trials} configurations" if settings.trials is not None else ""
     limits += f", {settings.hours:g} h" if settings.hours is not None else ""

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cli.data_few_shot import samples_digest
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
 from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
@@ -23,6 +24,7 @@ from cluster.configuration import SweepSettings
 from cluster.space import Domain, Values, parse_param
 from procap.errors import UsageError
 from runner.config import explain_validation_error
+from shards.resolve import resolve_dataset
 
 MOST_LISTED = 100_000
 """Largest number of configurations in a grid."""
@@ -34,8 +36,6 @@ OPTIONAL = ("metric", "direction", "search_seed", "scheduler", "grace_period", "
 def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFlags, data: Path) -> SweepSettings:
     """Make the settings. Raises UsageError for what cannot be searched, DataUsageError for an unknown data set."""
     from pydantic import ValidationError
-
-    from benchmarks.cli.data_few_shot import samples_digest
 
     params = [(text.partition("=")[0].strip(), text) for text in flags.param or ()]
     varied = [text.partition("=")[2].replace('"', "") for name, text in params if name == "method"]
@@ -79,8 +79,6 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
 
 def _choose_datasets(space: dict[str, Domain], selected: str, data: Path) -> list[str]:
     """Return the data sets, varied or averaged over. Raises UsageError for one without validation images."""
-    from shards.resolve import resolve_dataset
-
     domain = space.get("dataset")
     if domain is not None and selected:
         raise UsageError("--datasets and --param dataset contradict each other: --datasets averages over them")

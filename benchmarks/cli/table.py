@@ -22,15 +22,25 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
+from benchmarks.report.claims import read_claims
+from benchmarks.report.runs import find_sweeps
+from benchmarks.report.started_suites import find_suites
 from benchmarks.results.frame import find_results, read_frame, run_folders
+from benchmarks.results.suite import SuiteResults
+from benchmarks.suites import suite_paths
+from benchmarks.suites.planning import find_suite, recorded_options
+from benchmarks.tables.check import OK, check_metrics, check_table
+from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
+from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, unknown_name
+from runner.run_collection import COLLECTIONS, read_collection
+from shards.default_paths import data_root
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.tables.table import Table
 
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
@@ -86,7 +96,6 @@ def table(
     if suite == PUBLISHED:
         if given := command_line(selection, flags):
             raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
-        from benchmarks.tables.published import published_tables
 
         _show_tables(suite, published_tables(), form, output)
         return 0
@@ -113,12 +122,6 @@ def table(
 def _suite_tables(
     name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
 ) -> int:
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.suites import suite_paths
-    from benchmarks.suites.planning import find_suite, recorded_options
-    from benchmarks.tables.check import OK, check_metrics, check_table
-    from runner.run_collection import COLLECTIONS, read_collection
-    from shards.default_paths import data_root
 
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
@@ -157,7 +160,6 @@ def _suite_tables(
 
 
 def _sweep_table(name: str, root: Path, form: str, output: OutputFlags) -> int:
-    from benchmarks.report.runs import find_sweeps
 
     sweeps, problems = find_sweeps(root)
     for sweep, why in problems:
@@ -169,9 +171,6 @@ def _sweep_table(name: str, root: Path, form: str, output: OutputFlags) -> int:
 
 
 def _claims(results: str, form: str, output: OutputFlags, flags: TableFlags) -> int:
-    from benchmarks.report.claims import read_claims
-    from benchmarks.report.started_suites import find_suites
-    from shards.default_paths import data_root
 
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():

@@ -8,6 +8,11 @@ from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, T
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
+from runner.remote_results import RemoteResults, results_root
+from runner.run_collection import COLLECTIONS
+from runner.tracking import export
+from runner.tracking.store import TrackingStore
+from shards.default_paths import cache_home
 
 
 @command("procap track sync --results demo/results", "procap track sync --dry-run")
@@ -19,10 +24,6 @@ def sync(
     dry_run: DryRun = False,
 ) -> int:
     """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
-    from runner.run_collection import COLLECTIONS
-    from runner.tracking import export
-    from runner.tracking.store import TrackingStore
-
     library_defaults()
 
     def on_run(run: str, sent: bool) -> None:
@@ -48,9 +49,6 @@ def sync(
 
 def open_results(given: str, *, weights: bool = False) -> Path:
     """Return the results folder, synchronized with its URL, if any. Raises UserError if it does not exist."""
-    from runner.remote_results import RemoteResults, results_root
-    from shards.default_paths import cache_home
-
     root, url = results_root(given, cache_home())
     RemoteResults(url, root).pull_all(weights=weights)
     if not root.is_dir():

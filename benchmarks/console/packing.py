@@ -16,6 +16,7 @@ from shards.catalogue import Dataset
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
+from shards.pack import pack_source
 from shards.process_pool import map_in_order
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
@@ -45,8 +46,6 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         note(f"packing {missing[0].name} into {data_root} (once)")
         pack_one(builtin_source(missing[0]), data_root, quiet=not is_first_rank())
     elif missing:
-        from shards.pack import pack_source
-
         note(f"packing {', '.join(dataset.name for dataset in missing)} into {data_root} (once)")
         # The largest sets first, so that no process ends long after the others.
         sources = sorted(map(builtin_source, missing), key=lambda source: -sum(source.counts.values()))
@@ -67,8 +66,6 @@ def pack_one(
     on_note: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Pack one data set under a progress bar."""
-    from shards.pack import pack_source
-
     with parts_progress(f"packing {source.name}", source.counts, quiet=quiet) as progress:
         return pack_source(source, data_root, force=force, workers=workers, on_progress=progress, on_note=on_note)
 
