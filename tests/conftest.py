@@ -38,6 +38,23 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)
 
 
+WAITING = (
+    "test_cluster_ray", "test_runner_deepspeed", "test_cluster_submit", "test_cluster_faults", "test_cluster_slurm",
+)
+    "test_cluster_ray",
+    "test_runner_deepspeed",
+    "test_cluster_submit",
+    "test_cluster_faults",
+    "test_cluster_slurm",
+)
+"""Files whose tests wait for Ray or DeepSpeed most of their time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start files that wait first, so that no worker ends with one alone."""
+    items.sort(key=lambda item: item.path.stem not in WAITING)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Use one thread, as bit-for-bit comparisons must not depend on the number of cores."""

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import run
 from miniature_roots import build, build_all
 from toy_shards import toy_source
 
@@ -34,13 +35,6 @@ def packed(raw, tmp_path_factory) -> Path:
     assert main(["data", "pack", "paper", "--subset", "--raw", str(raw), "--data", str(data)]) == 0
     assert contents(raw) == before, "raw folders are only read"
     return data
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def contents(root: Path) -> dict[str, tuple[int, bytes]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from made_results import put_config, put_score
 from PIL import Image
+from small_runs import make_runtime
 
 from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
@@ -43,14 +43,10 @@ def plan(checkpoint: str, **options: object) -> RunConfig:
     return plan_run(method="procap", dataset="digits", shots=1, backbone=checkpoint, options=options, overrides=quick)
 
 
-def make_runtime(data: Path | str, results: Path | str, settings: EvalSettings) -> RuntimeConfig:
-    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, evaluation=settings)
-
-
 @pytest.fixture(scope="module")
 def runtime(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished, and counted under the default settings and with samples."""
-    default = make_runtime(few_digits, tmp_path_factory.mktemp("results"), EvalSettings())
+    default = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
     train(plan(str(short_checkpoint)), default)
     for settings in (EvalSettings(), SAMPLED):
         evaluate(plan(str(short_checkpoint)), TARGET, replace(default, evaluation=settings))

@@ -304,7 +304,7 @@ def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
     assert all(f"{target}:all:test" in specs[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
 
-def test_without_data_the_generated_world_is_used(tmp_path):
+def test_the_profile_is_that_of_the_data_and_generated_data_by_default(tmp_path, monkeypatch):
     suite = suite_named("base-to-novel")
 
     def chosen(suited, runtime, several=False):
@@ -315,16 +315,12 @@ def test_without_data_the_generated_world_is_used(tmp_path):
     assert chosen(SuiteFlags(profile="mini", seeds="4"), RuntimeFlags(data="/somewhere")).seeds == (4,)
     with pytest.raises(UsageError, match="mini"):
         chosen(SuiteFlags(profile="mimi"), RuntimeFlags())
-
-
-def test_data_that_are_named_in_any_way_are_the_papers(tmp_path, monkeypatch):
-    suite = suite_named("base-to-novel")
-    assert plan_suite(suite, SuiteFlags(datasets="eurosat"), RuntimeFlags(), tmp_path).options.profile is PAPER
-    assert plan_suite(suite, SuiteFlags(datasets="tiles"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert chosen(SuiteFlags(datasets="eurosat"), RuntimeFlags()).profile is PAPER
+    assert chosen(SuiteFlags(datasets="tiles"), RuntimeFlags()).profile is MINI
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path))
-    assert plan_suite(suite, SuiteFlags(), RuntimeFlags(), tmp_path).options.profile is PAPER
-    assert plan_suite(suite, SuiteFlags(datasets="tiles,digits"), RuntimeFlags(), tmp_path).options.profile is MINI
-    assert plan_suite(suite, SuiteFlags(profile="mini"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert chosen(SuiteFlags(), RuntimeFlags()).profile is PAPER
+    assert chosen(SuiteFlags(datasets="tiles,digits"), RuntimeFlags()).profile is MINI
+    assert chosen(SuiteFlags(profile="mini"), RuntimeFlags()).profile is MINI
 
 
 def test_every_rung_of_the_ladder_adds_one_part_to_mmlop():

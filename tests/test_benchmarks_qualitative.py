@@ -14,6 +14,7 @@ import pytest
 import torch
 from made_results import made, table_of
 from PIL import Image
+from small_runs import make_runtime
 
 from benchmarks.qualitative.pictures import accuracy_texts, compare, make_pictures
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
@@ -42,7 +43,7 @@ PAIR = ("maple", "procap")
 
 @pytest.fixture(scope="module")
 def place(few_digits, tmp_path_factory) -> RuntimeConfig:
-    return RuntimeConfig(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+    return make_runtime(few_digits, tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import json
 import shutil
 
 import pytest
+from command_line import run
 
-from benchmarks.cli import execution, main
+from benchmarks.cli import execution
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
@@ -32,13 +33,6 @@ def without_plots(monkeypatch):
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(
@@ -301,8 +295,10 @@ def test_a_cluster_that_is_not_there_is_named(small, capsys):
 
 
 @pytest.mark.parametrize("name", list(SUITES))
-def test_no_table_has_the_file_name_of_another_output(name, tmp_path):
-    """Tables, pictures and the record of the pictures of a suite lie in one folder."""
+def test_names_of_files_and_metrics_of_a_suite_are_valid_and_distinct(name, tmp_path):
+    """Tables, pictures and the record of the pictures of a suite lie in one folder; MLflow restricts metric names."""
+    from mlflow.utils.validation import _validate_metric_name
+
     from benchmarks.results.suite import PICTURES
 
     suite = suite_named(name)
@@ -311,14 +307,7 @@ def test_no_table_has_the_file_name_of_another_output(name, tmp_path):
     names = [table.name for table in suite.tables(done)]
     assert len(set(names)) == len(names) and not reserved & {f"{one}.json" for one in [*names, name]}
 
-
-@pytest.mark.parametrize("name", list(SUITES))
-def test_mlflow_accepts_the_names_of_metrics(name, tmp_path):
-    from mlflow.utils.validation import _validate_metric_name
-
-    suite = suite_named(name)
-    done = SuiteResults.read(suite, suite.options(PAPER), tmp_path)
-    names = short_names(done.variants)
+    names = short_names(SuiteResults.read(suite, suite.options(PAPER), tmp_path).variants)
     assert len(set(names)) == len(names)
     for one in names:
         _validate_metric_name(f"hm/{one}")

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -20,12 +20,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from test_cluster_tune_runner import make_paths, run, spec
 
 from benchmarks.cli import main
 from cluster.configuration import Configuration, SweepFolder
 from cluster.distributed_trial import Rank
 from cluster.launcher import Launcher, connect, launch
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import RunSpec, TrialReport
 from cluster.tune_runner import make_callback, run_trials
@@ -34,7 +34,6 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.run_collection import read_collection
 from runner.run_folders import RunFolder, find_runs
 
-TARGETS = ("digits:base", "digits:novel")
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
 RATES = (1e4, 1e3, 0.02)
@@ -186,8 +185,8 @@ def test_tpe_resumes_and_keeps_to_its_budget(halved) -> None:
 def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
     """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
     accuracies = []
-    for run in configuration.runs:
-        [count] = [count for count in RunFolder(results / run).validation() if count.epoch == epoch - 1]
+    for path in configuration.runs:
+        [count] = [count for count in RunFolder(results / path).validation() if count.epoch == epoch - 1]
         assert count.target == "digits:base:val"
         accuracies.append(100 * count.correct / count.total)
     return fmean(accuracies)
@@ -253,20 +252,6 @@ class Recorder:
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         self.ends[config["number"]] = report
-
-
-def run(method: str = "coop", seed: int = 1, epochs: int = 1, **more: Any) -> RunConfig:
-    changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
-    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
-
-
-def spec(config: RunConfig, targets: Sequence[str] = TARGETS) -> RunSpec:
-    return RunSpec(config=config, targets=tuple(targets))
-
-
-def make_paths(data: Path, results: Path, **more: Any) -> StoragePaths:
-    runtime = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
-    return StoragePaths(str(data), str(results), runtime)
 
 
 def facts(results: Path, config: RunConfig) -> tuple[str, list[tuple[str, int, int]]]:

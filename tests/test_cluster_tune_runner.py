@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import make_runtime
 
 from cluster.distributed_trial import rank_environments
 from cluster.executor import RunExecutor
@@ -17,7 +18,7 @@ from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, RunSpec, TrialReport
 from cluster.tune_runner import explain_failure
-from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.config import RunConfig, plan_run
 from runner.run_folders import RunFolder
 from shards.errors import DataError
 
@@ -32,14 +33,14 @@ def spec(config: RunConfig, targets: Sequence[str] = ("digits:base", "digits:nov
 
 
 def make_paths(data: Path, results: Path, **more: Any) -> StoragePaths:
-    runtime = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
+    runtime = make_runtime(data, results, **more)
     return StoragePaths(str(data), str(results), runtime)
 
 
 def test_test_images_that_are_not_there_are_found_before_the_training(few_digits: Path, tmp_path: Path) -> None:
     shutil.copytree(few_digits / "digits", tmp_path / "data" / "digits")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
-    place = RuntimeConfig(tmp_path / "data", tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    place = make_runtime(tmp_path / "data", tmp_path / "results")
     with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
         RunExecutor([spec(run())], place, lambda report: None).execute()
     assert not (tmp_path / "results").exists()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from small_runs import seeded
 
 from procap.methods import build_method
 from procap.reference import reference_logits
@@ -29,10 +30,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("procap", {"cross_attention": False}),
 ]
 OTHERS = LabelSpace(("dog", "permanent_crop_land", "blue square"), "{} texture.", ("a close-up photo of a {} texture",))
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def trained(name, clip, space, seed=0, **options):

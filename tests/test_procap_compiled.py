@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import seeded
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -14,10 +15,6 @@ from procap.clip import CLIP
 from procap.kernels.compiled import compile_blocks
 from procap.methods import build_method
 from procap.text import LabelSpace
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def outcome(clip: CLIP, name: str, names: tuple[str, ...], precision: torch.dtype = torch.float32) -> list[Tensor]:

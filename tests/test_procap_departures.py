@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from small_runs import seeded
 from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks.results.frame import describe_settings, title_variants
@@ -14,11 +15,6 @@ from procap.methods import ADDED_OPTIONS, build_method, method_class
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 from runner.config import plan_run
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
 
 IMAGES, LABELS = torch.randn(3, 3, 32, 32, generator=seeded(1)), torch.tensor([0, 3, 1])
 

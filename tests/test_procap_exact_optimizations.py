@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_runs import seeded
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,10 +53,6 @@ def chosen(clip: CLIP, choice: str) -> Iterator[CLIP]:
     """`clip` with all optimizations, without any, or with chunks that hold a few prompts."""
     with patch.object(clip.text, "chunk_rows", 16 if choice == "chunked" else CHUNK_ROWS):
         yield clip.without_optimizations() if choice == "plain" else clip
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def gradients(features: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -189,18 +186,6 @@ def test_vision_tower_is_exact_under_any_plan(models, data):
     replaced = data.draw(replaceable(g.vision_layers, ("ln_post.bias", "proj")))
     changes = changed(plan, clip.visual, adapted, replaced, read=data.draw(st.booleans()))
     assert_exact(clip, data.draw(st.sampled_from(CHOICES[:2])), images, changes, text=False)
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_deep_prompts_are_exact(models, name, choice):
-    """The plan that prompt methods make, on prompts from one token to ten."""
-    clip, draw = models[name], seeded(1)
-    g = clip.geometry
-    deep = [torch.randn(4, g.text_width, generator=draw).requires_grad_() for _ in range(g.text_layers)]
-    plan = Plan(tuple(TokenOp(layer or INPUT, "replace", tokens, 1) for layer, tokens in enumerate(deep)))
-    ids = clip.tokenize([f"X X X X {word}." for word in WORDS])
-    assert_exact(clip, choice, ids, plan, text=True)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------

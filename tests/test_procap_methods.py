@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from plug_ins import METHOD, install
+from small_runs import seeded
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
@@ -20,10 +21,6 @@ from procap.text import LabelSpace
 
 NEEDED = {"coprompt": {"sentences": "templates"}}
 TRAINED = tuple(name for name in METHODS if name != "zeroshot")
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def build(name, clip, space, seed=0, **options):

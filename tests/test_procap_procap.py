@@ -8,16 +8,13 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import seeded
 
 from procap.errors import UsageError
 from procap.losses import info_nce
 from procap.methods import build_method
 from procap.reference import encode_image, encode_text
 from procap.text import LabelSpace
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def build(clip, space, seed=0, **options):

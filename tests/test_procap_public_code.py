@@ -14,7 +14,6 @@ import pytest
 import torch
 from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
 
-from procap.errors import UserError
 from procap.methods import build_method, load_public
 from procap.methods.method import Method
 from procap.methods.skipt import TEMPLATES, SkipT, SkipTOptions, keep_odds
@@ -277,19 +276,3 @@ def test_skipt_has_the_odds_batches_and_templates_of_the_public_code():
         labels = [label for label, size in enumerate(sizes) for _ in range(size)]
         assert one_class_order(labels, 4, random.Random(seed)) == figures[f"rule/batches_{name}"].ravel().tolist()
     assert sorted(TEMPLATES.values()) == sorted(line.partition("=")[2] for line in figures["rule/templates"].tolist())
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda tensors: tensors.pop("prompt_learner.ctx"), "lacks prompt_learner.ctx"),
-        (lambda tensors: tensors.update(other=torch.zeros(1)), "has unknown other"),
-        (lambda tensors: tensors.update({"prompt_learner.ctx": torch.zeros(3, 512)}), r"is \[3, 512\], expected \[4"),
-    ],
-)
-def test_tensors_of_another_checkpoint_are_one_clear_error(tiny_clip, tiny_space, change, message):
-    method = build_method("kgcoop", small_clip(), tiny_space, {}, torch.Generator().manual_seed(0))
-    tensors = {"prompt_learner.ctx": torch.zeros(4, 512)}
-    change(tensors)
-    with pytest.raises(UserError, match=f"not a checkpoint of KgCoOp: .*{message}"):
-        load_public(method, tensors)

@@ -196,7 +196,7 @@ def holds(interpreter, case):
     assert max(errors.values()) < limit, errors
 
 
-# The same three levels each time; `test_very_many_levels` looks for others.
+# The same three levels each time; on a GPU they are others.
 @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases)
 def test_any_level(interpreter, case):

@@ -44,10 +44,6 @@ class Small(nn.Module):
         self.scale = nn.Parameter(torch.randn((), generator=draw))
 
 
-def make(seed: int = 0) -> Small:
-    return Small(seed)
-
-
 def walk(method: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -61,22 +57,13 @@ def optimizers():
 
 
 def test_prompts_come_back_bit_for_bit_with_their_card(tmp_path):
-    method = make()
+    method = Small(0)
     sha256 = save_checkpoint(tmp_path / "c.safetensors", method, CARD)
     tensors, card = read_checkpoint(tmp_path / "c.safetensors", sha256)
     assert card == CARD
-    other = make(seed=1)
+    other = Small(1)
     load_into(other, tensors, tmp_path / "c.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(method.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: data[:-1] + b"?"])
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, damage):
-    file = tmp_path / "c.safetensors"
-    sha256 = save_checkpoint(file, make(), CARD)
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UserError, match=str(file)):
-        read_checkpoint(file, sha256)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +75,10 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, damage):
     ],
 )
 def test_tensors_that_do_not_fit_the_method_are_named(change, word):
-    tensors = dict(make().state_dict())
+    tensors = dict(Small(0).state_dict())
     change(tensors)
     with pytest.raises(UserError, match=word):
-        load_into(make(), tensors, Path("c.safetensors"))
+        load_into(Small(0), tensors, Path("c.safetensors"))
 
 
 def save(keeper, state, method, optimizer):
@@ -113,7 +100,7 @@ def restore(keeper, method, optimizer):
 
 @pytest.mark.parametrize("build", optimizers())
 def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
-    straight, stopped, resumed = make(), make(), make(seed=1)
+    straight, stopped, resumed = Small(0), Small(0), Small(1)
     walk(straight, build(straight), 7)
     optimizer = build(stopped)
     walk(stopped, optimizer, 4)
@@ -127,7 +114,7 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
 
 
 def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
-    method = make()
+    method = Small(0)
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
     keeper = StateFiles(tmp_path, IDENTITY)
     paths = [save(keeper, TrainState(step=step), method, optimizer) for step in (1, 2, 3)]
@@ -142,7 +129,7 @@ def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    method = make()
+    method = Small(0)
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
     keeper = StateFiles(tmp_path, IDENTITY)
     good = save(keeper, TrainState(step=1), method, optimizer)

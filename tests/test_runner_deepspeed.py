@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
+from small_runs import seeded
 from tiny_geometry import GEOMETRY
 from torch import Tensor
 
@@ -64,10 +65,6 @@ def planned(run="adamw", **changes):
     return plan_run(
         method=method, dataset="digits", recipe="procap", overrides=overrides, options=options, precision=precision
     )
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def short_clip(geometry) -> CLIP:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from public_code import FIGURES
 from safetensors.torch import load_file
+from small_runs import make_runtime
 
-from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.config import RunConfig, plan_run
 from runner.epoch_average import gaussian_weights
 from runner.run_folders import RunFolder
 from runner.train import train
@@ -35,7 +36,7 @@ def config(short_checkpoint) -> RunConfig:
 
 
 def trained(config: RunConfig, data: Path, results: Path, until: int | None = None) -> dict[str, torch.Tensor]:
-    runtime = RuntimeConfig(data, results, device="cpu", tracking_uri="off", quiet=True)
+    runtime = make_runtime(data, results)
     train(config, runtime, until=until)
     return {} if until else load_file(RunFolder(results / config.path).checkpoint_file)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from made_results import put_run, put_score
+from small_runs import make_runtime
 
 from benchmarks.cli import main
 from procap.errors import UserError
@@ -199,7 +200,7 @@ def paused(few_digits, short_checkpoint, tmp_path_factory) -> tuple[RunConfig, R
         method="coop", dataset="digits", backbone=str(short_checkpoint), shots=1,
         overrides={"epochs": 2, "batch_size": 5},
     )  # fmt: skip
-    runtime = RuntimeConfig(few_digits, tmp_path_factory.mktemp("paused"), device="cpu", tracking_uri="off", quiet=True)
+    runtime = make_runtime(few_digits, tmp_path_factory.mktemp("paused"))
     train(config, runtime, until=1)
     return config, runtime
 

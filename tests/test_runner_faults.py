@@ -18,6 +18,7 @@ from unittest.mock import patch
 import pytest
 from local_server import Answer, LocalServer
 from rank_processes import SECONDS, Ended, run_ranks
+from small_runs import make_runtime
 
 from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main
@@ -179,7 +180,7 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     for run in (wanted, folder):
         config = run.config()
         assert config is not None
-        place = RuntimeConfig(data, run.path.parents[5], device="cpu", tracking_uri="off", quiet=True)
+        place = make_runtime(data, run.path.parents[5])
         counts.append([evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")])
     assert counts[0] == counts[1]
     left = {path.name for path in folder.path.rglob("*") if path.is_file()}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from small_runs import make_runtime
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
@@ -24,7 +25,6 @@ from runner.predictions import Predictions
 from runner.results import EvalResult
 from runner.run_folders import RunFolder
 from runner.train import train
-from shards.errors import DataError
 from shards.reader import Split
 
 ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
@@ -56,9 +56,7 @@ def plan(short_checkpoint):
 @pytest.fixture(scope="module")
 def without(few_digits, plan, tmp_path_factory) -> RuntimeConfig:
     """Every method, trained; evaluations there use no features of each other."""
-    runtime = RuntimeConfig(
-        few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True
-    )
+    runtime = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
     for method in (*TEXT_ONLY, *PROMPTED):
         train(plan(method), runtime)
     return runtime
@@ -190,24 +188,6 @@ def test_force_computes_again_and_replaces_stored_features(plan, without, runtim
     forced, right = answer(config, BASE, runtime, force=True)
     assert forced.features == "computed" and forced.images_per_second and len(decoded) == forced.total
     assert torch.equal(right, wanted) and file.read_bytes() == sound
-
-
-def test_features_encoded_before_a_broken_image_are_stored(plan, runtime, answer, monkeypatch):
-    image = Split.image
-
-    def broken(split: Split, i: int):
-        if i == 21:
-            raise DataError("image 21 is broken")
-        return image(split, i)
-
-    config = plan("zeroshot", seed=2)
-    train(config, runtime)
-    with monkeypatch.context() as patch, pytest.raises(DataError):
-        patch.setattr(Split, "image", broken)
-        evaluate(config, ALL, runtime)
-    assert not RunFolder(runtime.results / config.path).eval_file(ALL).exists()
-    assert len(read_positions(files(runtime)[0])) == 16
-    assert answer(config, ALL, runtime)[0].features == "mixed"
 
 
 @pytest.mark.gpu

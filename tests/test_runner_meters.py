@@ -17,12 +17,13 @@ import pytest
 import torch
 from rank_processes import run_ranks
 from shared_clock import SharedClock
+from small_runs import make_runtime
 
-from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.config import RunConfig, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Meter, ResourceMonitor
-from runner.progress import ProgressDisplay, format_duration
+from runner.progress import ProgressDisplay
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.train import train
@@ -139,7 +140,7 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
                 clock.hold_up(LATE_SECONDS)
             yield batch
 
-    runtime = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+    runtime = make_runtime(data, results)
     with init_process_group(ranks, CPU) as group:
         slow, fast = runs(checkpoint)
         TrainStream.epoch = late if ranks.rank == ranks.size - 1 else epoch  # type: ignore[method-assign]
@@ -250,10 +251,3 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     assert "50/100" in shown
     assert "loss 1.25" in shown
     assert "a remark [5]" in shown
-
-
-def test_estimated_durations_have_few_digits():
-    seconds = (3.2, 89.4, 204, 599, 4800, 7200, 172_000, 3e5)
-    assert [format_duration(one) for one in seconds] == [
-        "3 s", "89 s", "3.4 min", "10 min", "80 min", "2.0 h", "47.8 h", "3.5 days",
-    ]  # fmt: skip

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small_runs import make_runtime
 
 import runner.inference
-from runner.config import RuntimeConfig, Target, plan_run
+from runner.config import Target, plan_run
 from runner.evaluate import evaluate
 from runner.meters import Meter
 from runner.train import train
@@ -17,7 +18,7 @@ from shards.loader import evaluation_batches
 
 
 def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkeypatch):
-    runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    runtime = make_runtime(few_digits, tmp_path)
     quick = {"epochs": 1, "batch_size": 5}
     config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(short_checkpoint), overrides=quick)
     train(config, runtime)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_ranks
+from small_runs import make_runtime
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
@@ -18,7 +19,7 @@ from procap.methods import METHODS, build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -45,14 +46,10 @@ def configs(checkpoint: str, methods: Sequence[str] = TRAINED) -> list[RunConfig
     return [plan_run(method=method, options=options[method], **more) for method in methods]
 
 
-def workplace(data: str, results: str, **more: Any) -> RuntimeConfig:
-    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
-
-
 def train_and_evaluate(data: str, results: str, checkpoint: str, methods: Sequence[str] = TRAINED) -> None:
     """What every rank does; only the first one has the folder of the results."""
     ranks = ranks_from_environment()
-    runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
         for config in configs(checkpoint, methods):
             result = train(config, runtime, group=group)
@@ -65,7 +62,7 @@ def train_and_evaluate(data: str, results: str, checkpoint: str, methods: Sequen
 
 def train_alone(data: Path, results: Path, checkpoint: Path, methods: Sequence[str] = TRAINED) -> Path:
     """Train and evaluate in this process; returns the results."""
-    runtime = workplace(str(data), str(results))
+    runtime = make_runtime(str(data), str(results))
     for config in configs(str(checkpoint), methods):
         train(config, runtime)
         for target in TARGETS:

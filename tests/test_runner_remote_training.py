@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from child_process import start_process
+from small_runs import make_runtime
 
 from benchmarks.cli import main
 from runner.config import RuntimeConfig, Target, plan_run
@@ -31,7 +32,7 @@ def machines(s3, few_digits, tmp_path):
     url = f"s3://{s3.bucket}/{tmp_path.name}"
 
     def make(name: str) -> RuntimeConfig:
-        runtime = RuntimeConfig(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
+        runtime = make_runtime(few_digits, tmp_path / name)
         return runtime if name == "alone" else replace(runtime, store=url)
 
     return make

@@ -36,20 +36,6 @@ def test_a_document_comes_back_as_it_was_written(tmp_path):
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["progress.json"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"schema": 1}', json.dumps(PROGRESS.model_dump(mode="json", by_alias=True) | {"schema": 2})],
-    ids=["empty", "cut", "list", "incomplete", "other schema"],
-)
-def test_a_broken_document_is_refused_by_name_in_one_line(tmp_path, text):
-    file = tmp_path / "progress.json"
-    file.write_text(text)
-    with pytest.raises(UserError) as caught:
-        read_document(file, Progress)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_full_disk_keeps_the_old_file_and_is_said_in_one_line(tmp_path):
     file = tmp_path / "train.json"
     write_bytes(file, b"old")

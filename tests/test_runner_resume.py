@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from rank_processes import Ended, Processes, run_ranks
+from small_runs import make_runtime
 
 from procap.errors import UserError
 from procap.methods import METHODS
@@ -64,9 +65,7 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     signal.signal(signal.SIGALRM, stop_here)
     if stop == 0:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-    runtime = RuntimeConfig(
-        Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, checkpoint_seconds=every
-    )
+    runtime = make_runtime(data, results, checkpoint_seconds=every)
     train(RunConfig.model_validate(config), runtime)
 
 
@@ -115,9 +114,7 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
 @pytest.fixture(scope="module")
 def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[RuntimeConfig, TrainResult]]:
     """Where each configuration was trained without interruption, and what came out."""
-    runtime = RuntimeConfig(
-        few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True
-    )
+    runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
     return lambda name: (runtime, train(configs[name], runtime))
 
 
@@ -148,7 +145,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("zeroshot", "maple", "procap")])
 def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
     config = plan_run(method=method, backbone=str(tiny_checkpoint), **QUICK | CHANGES.get(method, {}))
-    undisturbed = RuntimeConfig(few_digits, tmp_path / "straight", device="cpu", tracking_uri="off", quiet=True)
+    undisturbed = make_runtime(few_digits, tmp_path / "straight")
     assert train(config, undisturbed).steps == STEPS
     killed = tmp_path / "killed"
     end = train_until(config, few_digits, killed, signal.SIGKILL, 6)
@@ -197,12 +194,12 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     (data / "digits" / "manifest.json").write_text(other.to_json())
     states = sorted(folder.state.iterdir())
     with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
-        train(config, RuntimeConfig(data, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+        train(config, make_runtime(data, tmp_path))
     assert sorted(folder.state.iterdir()) == states
 
 
 def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
-    runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    runtime = make_runtime(few_digits, tmp_path)
     write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
     with pytest.raises(UserError, match=r"--force"):
         train(configs["adamw"], runtime)

@@ -14,8 +14,7 @@ from tracked_runs import evaluated
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.run_collection import Collection, read_collection, read_collections, status_after, write_collection
-from runner.stop_signals import Interrupted
+from runner.run_collection import Collection, read_collection, read_collections, write_collection
 from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
@@ -40,11 +39,6 @@ def family(store: TrackingStore) -> dict[str, list[str]]:
         if parent := run.data.tags.get(PARENT_TAG):
             below.setdefault(names[parent], []).append(run.info.run_name)
     return {name: sorted(children) for name, children in below.items()}
-
-
-def test_only_a_signal_interrupts_a_collection() -> None:
-    assert {status_after(error) for error in (Interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
-    assert {status_after(error) for error in (UserError("full disk"), RuntimeError())} == {"failed"}
 
 
 def test_a_collection_continues_what_was_written_of_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import make_runtime
 
 from procap.errors import UsageError
 from procap.methods.twosfs import TwoSFS
@@ -31,7 +32,7 @@ def planned(checkpoint: Path, **changes) -> RunConfig:
 @pytest.fixture(scope="module")
 def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
     results = tmp_path_factory.mktemp("results")
-    return RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
+    return make_runtime(few_digits, results)
 
 
 @pytest.fixture(scope="module")

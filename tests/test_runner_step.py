@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from small_runs import seeded
 
 from procap.methods import build_method
 from runner.config import plan_run
@@ -49,10 +50,6 @@ class Again:
             part()
 
         return replay
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def training(clip, space, name, graphs=None, optimizer="adamw", *, options=TWO_RATES, **changes):

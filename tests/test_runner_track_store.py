@@ -42,22 +42,6 @@ def test_a_store_where_no_program_listens_fails_at_once(
     assert not asked
 
 
-def test_a_database_that_is_no_server_is_left_to_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket of this machine, or a name that only a driver knows."""
-    asked: list[object] = []
-
-    def opened(uri: object) -> None:
-        asked.append(uri)
-        raise RuntimeError("asked")
-
-    monkeypatch.setattr("mlflow.tracking.MlflowClient", opened)
-    uris = ["postgresql+psycopg2:///mlflow?host=/run/postgresql", "mssql+pyodbc://me:hunter2@my-source"]
-    for uri in uris:
-        with pytest.raises(TrackingError, match="asked"):
-            TrackingStore(uri, "procap", tmp_path).open()
-    assert asked == uris
-
-
 def test_a_folder_with_any_name_keeps_its_store_in_itself(tmp_path: Path, mlflow_database: Path) -> None:
     """MLflow's URIs give `?`, `#` and `%20` another meaning, with which files landed beside the results."""
     results = tmp_path / "a?b#c%20d%3Fe'f\"g" / "r"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from plug_ins import METHOD, install
 from safetensors.torch import load_file
+from small_runs import make_runtime
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
@@ -33,7 +34,7 @@ BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
 @pytest.fixture(scope="module")
 def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
     results = tmp_path_factory.mktemp("results")
-    return RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
+    return make_runtime(few_digits, results)
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +336,7 @@ def test_other_content_of_another_target_is_counted_again_only_with_force(finish
 
 def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
     with pytest.raises(DataError, match="procap data pack digits"):
-        train(plan(), RuntimeConfig(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
+        train(plan(), make_runtime(tmp_path / "none", tmp_path))
     assert not list(Path(tmp_path).rglob("*.json"))
 
 

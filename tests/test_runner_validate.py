@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_ranks
+from small_runs import make_runtime
 
 import runner.checkpointer
 import runner.inference
@@ -47,10 +48,6 @@ def planned(checkpoint: str, method: str = "coop", **more: Any) -> RunConfig:
     return plan_run(method=method, options=SMALL[method], overrides=quick, **fields)
 
 
-def workplace(data: str | Path, results: str | Path, **more: Any) -> RuntimeConfig:
-    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
-
-
 @pytest.fixture(autouse=True)
 def no_state_but_on_request(monkeypatch):
     """On a slow machine an epoch takes long enough for a state of its own."""
@@ -59,7 +56,7 @@ def no_state_but_on_request(monkeypatch):
 
 @pytest.fixture
 def runtime(few_digits, tmp_path) -> RuntimeConfig:
-    return workplace(few_digits, tmp_path)
+    return make_runtime(few_digits, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ def config(short_checkpoint) -> RunConfig:
 @pytest.fixture(scope="module")
 def straight(config, few_digits, tmp_path_factory) -> RunFolder:
     """The run trained at once, while both halves of the base classes are counted."""
-    runtime = workplace(few_digits, tmp_path_factory.mktemp("straight"))
+    runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
     train(config, runtime, callbacks=Callbacks(HALVES))
     return RunFolder(runtime.results / config.path)
 
@@ -190,7 +187,7 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
             os.kill(os.getpid(), signal.SIGKILL)
 
     runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
-    runtime = workplace(data, results, checkpoint_seconds=seconds)
+    runtime = make_runtime(data, results, checkpoint_seconds=seconds)
     train(planned(checkpoint, overrides={"lr": 0.5}), runtime, callbacks=Callbacks(HALVES, die))
 
 
@@ -272,7 +269,7 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
         callbacks = Callbacks(HALVES, seen.append if ranks.first else None)
         for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
             own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
-            runtime = workplace(data, own, engine=engine)
+            runtime = make_runtime(data, own, engine=engine)
             for until in untils:
                 result = train(config, runtime, group=group, until=until, callbacks=callbacks)
                 print(result.status, len(result.epochs), flush=True)
@@ -289,7 +286,7 @@ def test_several_processes_pause_count_and_go_on_as_one(few_digits, short_checkp
     config = planned(str(short_checkpoint), overrides={"lr": 0.5, "optimizer": "sgd"})
     whole, parts = (RunFolder(tmp_path / part / config.path) for part in ("whole", "parts"))
     assert weights(whole) == weights(parts) and whole.validation() == parts.validation()
-    one = workplace(few_digits, tmp_path / "one")
+    one = make_runtime(few_digits, tmp_path / "one")
     train(config, one, callbacks=Callbacks(HALVES))
     assert folder_of(config, one).validation() == whole.validation()
 
@@ -300,7 +297,7 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
             raise Stop("enough")
 
     ranks = ranks_from_environment()
-    runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, torch.device("cpu")) as group:
         train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.first else None))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from small_runs import make_runtime, seeded
 
 from benchmarks.suites.planning import is_done
 from cluster.run import RunSpec
@@ -26,10 +27,6 @@ from shards.reader import open_dataset
 from shards.transforms import TABLE, TrainAugment, randaugment
 
 AUGMENT = TrainAugment(32, (0.5,) * 3, (0.25,) * 3, augmentation="randaugment", views=2)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +78,13 @@ def run(few_digits, tiny_checkpoint, tmp_path) -> tuple[RunConfig, RuntimeConfig
         overrides=overrides,
         options=options,
     )
-    return config, RuntimeConfig(few_digits, tmp_path / "whole", device="cpu", tracking_uri="off", quiet=True)
+    return config, make_runtime(few_digits, tmp_path / "whole")
 
 
 def test_a_run_that_pauses_ends_with_the_bits_of_one_that_does_not(run, tmp_path):
     config, runtime = run
     train(config, runtime)
-    other = RuntimeConfig(runtime.data, tmp_path / "paused", device="cpu", tracking_uri="off", quiet=True)
+    other = make_runtime(runtime.data, tmp_path / "paused")
     train(config, other, until=1)
     train(config, other)
     one, two = (RunFolder(results / config.path) for results in (runtime.results, other.results))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -237,13 +236,3 @@ def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monk
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(DataError, match="pip install open_clip_torch"):
         imagenet_classnames.__wrapped__()
-
-
-def test_names_and_sizes_cost_no_heavy_import():
-    program = (
-        "import sys; from shards.catalogue import PUBLISHED; from shards.raw.classnames import published_classnames\n"
-        "names = [published_classnames(dataset) for dataset in PUBLISHED]\n"
-        "print(len(names), sorted({'torch', 'open_clip', 'PIL', 'timm', 'sklearn'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split(maxsplit=1) == ["15", "[]\n"]

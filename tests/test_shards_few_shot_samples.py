@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import run
+from small_runs import make_runtime
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli import main
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.results import FewShotRecord
@@ -336,7 +337,7 @@ def plan(samples: str, short_checkpoint: Path) -> RunConfig:
 def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_path, short_checkpoint):
     data, samples = packed
     store_samples(data / "digits", samples)
-    place = RuntimeConfig(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    place = make_runtime(data, tmp_path / "results")
     config, usual = plan(samples.digest, short_checkpoint), plan("", short_checkpoint)
     assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": samples.digest}
     train(config, place)
@@ -359,13 +360,6 @@ def test_absent_samples_stop_a_run_in_one_line(packed, short_checkpoint):
     place = RuntimeConfig(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no few-shot samples 0123456789abcdef of 'digits' .*few-shot digits --import"):
         set_up(plan("0123456789abcdef", short_checkpoint), place, torch.device("cpu"), ProcessGroup())
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_the_command_lists_what_a_run_will_train_on(packed, capsys):

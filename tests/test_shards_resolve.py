@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import run
 from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
@@ -123,13 +124,6 @@ def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys
         assert main(["ls", "datasets", "--data", server.url, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["name"] for row in rows if row["packed"]] == ["stanford-cars", "my-birds.v2"]
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_the_list_of_data_sets_holds_what_is_packed(data, capsys):

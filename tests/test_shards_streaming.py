@@ -12,6 +12,7 @@ import pytest
 import torch
 from local_server import Answer, LocalServer
 from rank_processes import run_ranks
+from small_runs import make_runtime
 from toy_shards import toy_source
 
 from benchmarks.cli import main
@@ -170,9 +171,7 @@ def test_a_pause_between_images_of_a_stream_is_not_reported(server, monkeypatch,
 
 
 def runtime(data: str, results: str, no_cache: bool) -> RuntimeConfig:
-    return RuntimeConfig(
-        Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, no_cache=no_cache, workers=1
-    )
+    return make_runtime(data, results, no_cache=no_cache, workers=1)
 
 
 def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:

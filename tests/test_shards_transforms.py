@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_runs import seeded
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
@@ -26,10 +27,6 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 def coop(size: int) -> T.Compose:
     """The test transform as CoOp writes it."""
     return T.Compose([T.Resize(size, BICUBIC), T.CenterCrop(size), T.ToTensor(), T.Normalize(MEAN, STD)])
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @settings(max_examples=200, deadline=None)
