@@ -39,8 +39,6 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
 
 
 WAITING = (
-    "test_cluster_ray", "test_runner_deepspeed", "test_cluster_submit", "test_cluster_faults", "test_cluster_slurm",
-)
     "test_cluster_ray",
     "test_runner_deepspeed",
     "test_cluster_submit",
