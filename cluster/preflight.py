@@ -62,6 +62,10 @@ def check_nodes(
         with suppress(Exception):
             RemoteFolder(request.results).delete(f".preflight-{request.nonce}")
     unusable = {node: find_problems(*answer, here) for node, answer in zip(found, answers, strict=True)}
+    for node in (node for node, why in unusable.items() if why):
+        # A node that died in its check left the file that it wrote.
+        with suppress(Exception):
+            RemoteFolder(request.results).delete(f".preflight-{request.nonce}-{node.identifier}")
     if on_gpus and not autoscale and not any(node.gpus for node in found):
         unusable = {node: [*reasons, "it has no GPU"] for node, reasons in unusable.items()}
     # Nodes that died meanwhile are left out.

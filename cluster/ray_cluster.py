@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ MOST_CPUS = 16
 CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
+HEAD_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""How many seconds a process of Ray waits for a head that is away; Ray's default is 60."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -134,10 +137,36 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    closed = threading.Event()
+    if not local:
+        head = ray.get_runtime_context().gcs_address
+        threading.Thread(target=_watch_head, args=(head, closed), name="watch-head", daemon=True).start()
     try:
         yield
     finally:
+        closed.set()
         ray.shutdown()
+
+
+def _watch_head(address: str, closed: threading.Event) -> None:
+    """End this process with a reason when the head of the cluster is lost. Ray itself would end it without one."""
+    limit = 0.8 * float(os.environ.get(HEAD_TIMEOUT, 60))
+    host, _, port = address.rpartition(":")
+    last = time.monotonic()
+    while not closed.wait(1.0):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+            last = time.monotonic()
+        except OSError:
+            if time.monotonic() > last + limit and not closed.is_set():
+                print(
+                    f"procap: error: the head of the Ray cluster at {address} has not answered for {limit:.0f} s; "
+                    "finished runs and saved states are kept: start Ray again and repeat the command to go on",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                # Calls into Ray do not return while its head is away.
+                os._exit(1)
 
 
 def _init(address: str, options: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_results import put_halves
 
-from benchmarks.studies.chaos.campaign import main, unclear
+from benchmarks.studies.chaos.campaign import describe_unclear_end, main
 from benchmarks.studies.chaos.damage import damage_files, list_files
 from runner.run_folders import find_runs
 
@@ -49,7 +49,7 @@ def test_damage_is_random_and_is_undone_as_a_user_would(few_digits: Path, tmp_pa
     ],
 )
 def test_an_end_is_clear_or_not(code: int, err: str, is_clear: bool) -> None:
-    assert (unclear(code, err) == []) == is_clear
+    assert (describe_unclear_end(code, err) == []) == is_clear
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.cli import main
-from benchmarks.studies.chaos.site import facts, tracked
+from benchmarks.studies.chaos.fault_cluster import count_tracked, load_outcomes
 
 
 def test_runs_that_a_killed_attempt_had_not_tracked_are_in_mlflow_after_the_next(
@@ -16,5 +16,5 @@ def test_runs_that_a_killed_attempt_had_not_tracked_are_in_mlflow_after_the_next
     words += ["--results", str(tmp_path)]
     assert main([*words, "--tracking", "off"]) == 0
     assert main(words) == 0
-    runs, parents = tracked(tmp_path)
-    assert runs == dict.fromkeys(facts(tmp_path), 1) and runs and parents == ["FINISHED"]
+    runs, parents = count_tracked(tmp_path)
+    assert runs == dict.fromkeys(load_outcomes(tmp_path), 1) and runs and parents == ["FINISHED"]

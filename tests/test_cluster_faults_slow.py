@@ -6,26 +6,22 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from toy_shards import toy_source
 
-from benchmarks.studies.chaos.nodes import REPOSITORY, Node
-from benchmarks.studies.chaos.site import (
-    Site,
-    facts,
-    host_of,
-    kill,
-    left_behind,
-    no_cluster,
-    site,
-    stray,
-    tracked,
-    until,
+from benchmarks.studies.chaos.fault_cluster import (
+    FaultCluster,
+    count_tracked,
+    find_leftovers,
+    load_outcomes,
+    start_cluster,
+    wait_for,
+    without_cluster,
 )
+from benchmarks.studies.chaos.nodes import REPOSITORY, Node, find_trials
 from cluster.node_probe import PACKAGES
 from runner.remote_results import results_root
 from runner.run_folders import find_runs
@@ -44,14 +40,14 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("site")) as found:
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    with start_cluster(tmp_path_factory.mktemp("site")) as found:
         yield found
 
 
 @pytest.fixture
-def cluster(there: Site) -> Site:
-    there.heal()
+def cluster(there: FaultCluster) -> FaultCluster:
+    there.restore()
     return there
 
 
@@ -59,19 +55,19 @@ def cluster(there: Site) -> Site:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The results of both commands, one run after the other in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    here = no_cluster(folder)
+    here = without_cluster(folder)
     for name, words in COMMANDS.items():
-        here.procap(*words, "--max-concurrent", "1", "--tracking", "off", "--results", folder / name).end()
+        here.procap(*words, "--max-concurrent", "1", "--tracking", "off", "--results", folder / name).wait()
     return {name: folder / name for name in COMMANDS}
 
 
 def check_as_alone(results: Path, reference: Path) -> None:
     """Assert that results are those of the reference, tracked once and without leftovers."""
-    assert facts(results) == facts(reference) and len(facts(reference)) == 12
-    runs, parents = tracked(results)
-    assert set(runs) == set(facts(reference)) and set(runs.values()) == {1}
+    assert load_outcomes(results) == load_outcomes(reference) and len(load_outcomes(reference)) == 12
+    runs, parents = count_tracked(results)
+    assert set(runs) == set(load_outcomes(reference)) and set(runs.values()) == {1}
     assert parents == ["FINISHED"]
-    assert not stray(results)
+    assert not find_leftovers(results)
 
 
 FAULTS = ("nothing", "worker", "node", "node replaced", "driver", "driver and node")
@@ -80,18 +76,18 @@ FAULTS = ("nothing", "worker", "node", "node replaced", "driver", "driver and no
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_after_any_fault_the_results_equal_those_of_one_process(
-    name: str, fault: str, cluster: Site, alone: dict[str, Path], tmp_path: Path
+    name: str, fault: str, cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
 ) -> None:
-    words = [*COMMANDS[name], *cluster.cluster, "--results", str(tmp_path)]
+    words = [*COMMANDS[name], *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words)
     victim = cluster.node_on(2)
     if fault != "nothing":
-        [held, *_] = until(lambda: cluster.held(tmp_path, victim))
+        [training, *_] = wait_for(lambda: cluster.find_trainings(tmp_path, victim))
     if fault == "worker":
-        kill(held.process)
+        training.process.kill()
     if "driver" in fault:
         command.process.kill()
-        command.end(-signal.SIGKILL)
+        command.wait(-signal.SIGKILL)
     if "node" in fault:
         victim.kill()
     if fault == "node replaced":
@@ -99,7 +95,7 @@ def test_after_any_fault_the_results_equal_those_of_one_process(
         cluster.nodes.add(cpus=1)
     if "driver" in fault:
         command = cluster.procap(*words)
-    _, err = command.end()
+    _, err = command.wait()
     check_as_alone(tmp_path, alone[name])
     if fault in ("worker", "node", "node replaced"):
         # The run of a node that is gone may look held for a while.
@@ -110,69 +106,64 @@ ONE = ["bench", "base-to-novel", "--datasets", "digits", "--methods", "maple", "
 
 
 @pytest.mark.parametrize("fault", ["worker", "node", "network"])
-def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster: Site, tmp_path: Path) -> None:
+def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster: FaultCluster, tmp_path: Path) -> None:
     results, reference = tmp_path / "together", tmp_path / "alone"
-    cluster.procap(*ONE, "--tracking", "off", "--results", reference).end()
+    cluster.procap(*ONE, "--tracking", "off", "--results", reference).wait()
     # Typed on the head's host, so that a rank is on one of the two that may be killed.
-    command = cluster.procap(*ONE, *cluster.cluster, "--processes", "2", "--results", results, on=0)
-    [held] = until(lambda: cluster.held(results))
+    command = cluster.procap(*ONE, *cluster.flags, "--processes", "2", "--results", results, on=0)
+    [training] = wait_for(lambda: cluster.find_trainings(results))
     node = next(node for node in cluster.nodes.alive[1:] if ranks(node))
     if fault == "worker":
-        kill(ranks(node)[0])
+        ranks(node)[0].kill()
     elif fault == "node":
         node.kill()
     elif not cluster.nodes.hosts:
         pytest.skip("no network namespaces here")
     else:
-        host_of(node).cut()
+        node.disconnect()
     try:
-        _, err = command.end()
+        _, err = command.wait()
     finally:
         if fault == "network":
             node.kill()
-            host_of(node).join()
+            node.reconnect()
     assert "lost the process of" in err
-    mine, one = facts(results), facts(reference)
+    mine, one = load_outcomes(results), load_outcomes(reference)
     assert [counts for _, counts in mine.values()] == [counts for _, counts in one.values()]
-    done, other = held.run.train(), find_runs(reference)[0].train()
+    done, other = training.run.train(), find_runs(reference)[0].train()
     assert done is not None and other is not None and len(done.ranks) == 2 and done.resumed == 1
     losses = [[row.terms["ce"] for row in result.epochs] for result in (done, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert not stray(results) and tracked(results) == ({path: 1 for path in mine}, ["FINISHED"])
+    assert not find_leftovers(results) and count_tracked(results) == ({path: 1 for path in mine}, ["FINISHED"])
 
 
 def ranks(node: Node) -> list[psutil.Process]:
-    found = []
-    for process in node.processes():
-        with suppress(psutil.NoSuchProcess):
-            if "ray::Rank" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+    return [process for _, process in node.find_processes("ray::Rank")]
 
 
-def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: Site, tmp_path: Path) -> None:
+def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: FaultCluster, tmp_path: Path) -> None:
     shared = ["sweep", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--epochs", "4"]
     shared += ["--shots", "4", "--batch-size", "4", "--results", str(tmp_path)]
     one = [*shared, "--name", "one", "--param", "lr=0.002,0.01"]
-    first = cluster.procap(*one, *cluster.cluster)
+    first = cluster.procap(*one, *cluster.flags)
     # At once, so that the first is still there when they have come to look.
-    until((tmp_path / "sweeps" / "one" / ".lock").exists)
-    refused = [cluster.procap(*one, *cluster.cluster, on=2), cluster.procap(*one, on=2)]
-    until(lambda: cluster.held(tmp_path, state=False))
-    second = cluster.procap(*shared, "--name", "two", "--param", "lr=0.01,0.05", *cluster.cluster, on=2)
+    wait_for((tmp_path / "sweeps" / "one" / ".lock").exists)
+    refused = [cluster.procap(*one, *cluster.flags, on=2), cluster.procap(*one, on=2)]
+    wait_for(lambda: cluster.find_trainings(tmp_path, saved=False))
+    second = cluster.procap(*shared, "--name", "two", "--param", "lr=0.01,0.05", *cluster.flags, on=2)
     for command in refused:
-        _, err = command.end(1)
+        _, err = command.wait(1)
         assert f"pid {first.process.pid} on" in err and err.count("error:") == 1, err
-    first.end()
-    second.end()
+    first.wait()
+    second.wait()
     trained = [run.train() for run in find_runs(tmp_path)]
     assert len(trained) == 9 and all(done is not None and done.resumed == 0 for done in trained)
-    runs, parents = tracked(tmp_path)
+    runs, parents = count_tracked(tmp_path)
     assert len(runs) == 9 and set(runs.values()) == {1} and parents == ["FINISHED"] * 2
-    assert not stray(tmp_path)
+    assert not find_leftovers(tmp_path)
 
 
-def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site, tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: FaultCluster, tmp_path: Path) -> None:
     data, results, other = tmp_path / "data", tmp_path / "results", tmp_path / "code"
     results.mkdir()
     pack_source(toy_source(), data, per_shard=5)
@@ -192,17 +183,17 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site,
         words = ["bench", "base-to-novel", "--datasets", "toy", "--methods", "coop", "--seeds", "1", "--quick"]
         words += ["--profile", "paper", "--shots", "1", "--backbone", "mini", "--data", str(data)]
         words += ["--results", str(results)]
-        command = cluster.procap(*words, *cluster.cluster)
-        _, err = command.end(1)
+        command = cluster.procap(*words, *cluster.flags)
+        _, err = command.wait(1)
         node.kill()
         assert named in err and node.name in err and err.count("error:") == 1, err
-        assert not find_runs(results) and not stray(results)
+        assert not find_runs(results) and not find_leftovers(results)
 
 
-def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> None:
+def test_a_broken_shard_fails_its_runs_alone(cluster: FaultCluster, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
     words = ["bench", "base-to-novel", "--datasets", "digits,tiles", "--methods", "coop", "--seeds", "1,2", "--epochs"]
-    words += ["1", "--profile", "mini", "--data", str(data), "--results", str(results), *cluster.cluster]
+    words += ["1", "--profile", "mini", "--data", str(data), "--results", str(results), *cluster.flags]
     for name in ("digits", "tiles"):
         pack_source(builtin_source(find(name)), data)
     shard = next((data / "tiles" / "test").glob("*.tar"))
@@ -210,67 +201,69 @@ def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> N
     broken = bytearray(whole)
     broken[2000:2100] = bytes(100)
     shard.write_bytes(broken)
-    out, err = cluster.procap(*words).end(3)
+    out, err = cluster.procap(*words).wait(3)
     assert "2 done, 2 failed" in err and err.count("tiles") >= 2
     last = err.strip().splitlines()[-2:]
     assert all("tiles" in line and shard.name in line for line in last), err
     shard.write_bytes(whole)
-    out, err = cluster.procap(*words).end()
-    assert "2 done already" in err and "on average over 2 data sets" in out and len(facts(results)) == 4
-    assert not stray(results)
+    out, err = cluster.procap(*words).wait()
+    assert "2 done already" in err and "on average over 2 data sets" in out and len(load_outcomes(results)) == 4
+    assert not find_leftovers(results)
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(
-    name: str, signum: signal.Signals, code: int, cluster: Site, tmp_path: Path
+    name: str, signum: signal.Signals, code: int, cluster: FaultCluster, tmp_path: Path
 ) -> None:
     # So many epochs that no run ends while the signal is handled.
-    words = [*COMMANDS[name], "--epochs", "400", *cluster.cluster, "--results", str(tmp_path)]
+    words = [*COMMANDS[name], "--epochs", "400", *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words)
-    held = until(lambda: found if len(found := cluster.held(tmp_path)) > 1 else [])
+    trainings = wait_for(lambda: found if len(found := cluster.find_trainings(tmp_path)) > 1 else [])
     command.process.send_signal(signum)
-    _, err = command.end(code)
+    _, err = command.wait(code)
     assert "Traceback" not in err and "to go on" in err.splitlines()[-1], err[-2000:]
-    until(lambda: not left_behind(cluster.nodes.alive))
-    for progress in [one.run.progress() for one in held]:
+    wait_for(lambda: not find_trials(cluster.nodes.alive))
+    for progress in [one.run.progress() for one in trainings]:
         assert progress is not None and progress.status == "interrupted" and progress.step > 0
-    assert all(any(one.run.state.glob(f"step-*{one.run.progress().step}-*")) for one in held)
+    assert all(any(one.run.state.glob(f"step-*{one.run.progress().step}-*")) for one in trainings)
 
 
-def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster: Site, alone: dict[str, Path], tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_loses_its_run_to_another(
+    cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
+) -> None:
     if not cluster.nodes.hosts:
         pytest.skip("no network namespaces here")
-    command = cluster.procap(*COMMANDS["suite"], *cluster.cluster, "--results", tmp_path)
+    command = cluster.procap(*COMMANDS["suite"], *cluster.flags, "--results", tmp_path)
     node = cluster.node_on(2)
-    until(lambda: cluster.held(tmp_path, node))
-    host_of(node).cut()
+    wait_for(lambda: cluster.find_trainings(tmp_path, node))
+    node.disconnect()
     try:
-        command.end()
+        command.wait()
     finally:
         node.kill()
-        host_of(node).join()
+        node.reconnect()
     check_as_alone(tmp_path, alone["suite"])
 
 
 def test_a_command_whose_own_node_dies_reports_it_and_resumes_when_repeated(
-    cluster: Site, alone: dict[str, Path], tmp_path: Path
+    cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
 ) -> None:
     if not cluster.nodes.hosts:
         pytest.skip("no network namespaces here")
-    words = [*COMMANDS["suite"], *cluster.cluster, "--results", str(tmp_path)]
+    words = [*COMMANDS["suite"], *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words, on=2)
-    until(lambda: len(cluster.held(tmp_path)) > 1)
+    wait_for(lambda: len(cluster.find_trainings(tmp_path)) > 1)
     cluster.node_on(2).kill()
     # The processes that it has on other nodes may be done with all before Ray knows.
-    _, err = command.end(0, 1)
+    _, err = command.wait(0, 1)
     code = command.process.returncode
     if code:
         assert f"Ray has lost the node on {cluster.nodes.hosts[2].name}" in err and "repeat the command" in err
     assert "failed" not in err and err.count("error:") == code, err
-    until(lambda: not left_behind(cluster.nodes.alive))
-    cluster.heal()
-    cluster.procap(*words, on=2).end()
+    wait_for(lambda: not find_trials(cluster.nodes.alive))
+    cluster.restore()
+    cluster.procap(*words, on=2).wait()
     check_as_alone(tmp_path, alone["suite"])
 
 
@@ -279,15 +272,15 @@ def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(
 ) -> None:
     results = tmp_path / "results"
     words = [*COMMANDS["suite"], "--results", str(results)]
-    with site(tmp_path / "first") as lost:
-        command = lost.procap(*words, *lost.cluster)
-        until(lambda: lost.held(results, lost.nodes.nodes[2]))
+    with start_cluster(tmp_path / "first") as lost:
+        command = lost.procap(*words, *lost.flags)
+        wait_for(lambda: lost.find_trainings(results, lost.nodes.nodes[2]))
         lost.nodes.nodes[0].kill()
-        _, err = command.end(1)
+        _, err = command.wait(1)
         assert "GCS" in err
-        until(lambda: not left_behind(lost.nodes.alive))
-    with site(tmp_path / "second") as new:
-        new.procap(*words, *new.cluster).end()
+        wait_for(lambda: not find_trials(lost.nodes.alive))
+    with start_cluster(tmp_path / "second") as new:
+        new.procap(*words, *new.flags).wait()
     check_as_alone(results, alone["suite"])
 
 
@@ -297,28 +290,28 @@ def test_a_head_with_its_state_in_redis_comes_back_and_the_driver_continues(
     name: str, alone: dict[str, Path], tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
-    with site(tmp_path / "site", redis=True) as shop:
-        command = shop.procap(*COMMANDS[name], *shop.cluster, "--results", results)
-        until(lambda: shop.held(results, shop.nodes.nodes[2]))
-        shop.nodes.nodes[0].kill()
+    with start_cluster(tmp_path / "site", redis=True) as shared:
+        command = shared.procap(*COMMANDS[name], *shared.flags, "--results", results)
+        wait_for(lambda: shared.find_trainings(results, shared.nodes.nodes[2]))
+        shared.nodes.nodes[0].kill()
         time.sleep(5)
-        shop.start()
-        command.end()
+        shared.start_node()
+        command.wait()
     check_as_alone(results, alone[name])
 
 
 def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone: dict[str, Path], tmp_path: Path) -> None:
-    with site(tmp_path, objects=True) as shop:
-        server = shop.server
+    with start_cluster(tmp_path, objects=True) as shared:
+        server = shared.server
         assert server is not None
         results = f"s3://{server.bucket}/lab"
-        words = [*COMMANDS["suite"], *shop.cluster, "--results", results]
-        command = shop.procap(*words)
-        until(lambda: server.count_requests("PUT", "train.json"))
-        shop.nodes.nodes[2].kill()
-        until(lambda: server.count_requests("PUT", "train.json") >= 4)
+        words = [*COMMANDS["suite"], *shared.flags, "--results", results]
+        command = shared.procap(*words)
+        wait_for(lambda: server.count_requests("PUT", "train.json"))
+        shared.nodes.nodes[2].kill()
+        wait_for(lambda: server.count_requests("PUT", "train.json") >= 4)
         command.process.kill()
-        command.end(-signal.SIGKILL)
-        shop.procap(*words).end()
-        copy, _ = results_root(results, Path(shop.environment["PROCAP_HOME"]))
+        command.wait(-signal.SIGKILL)
+        shared.procap(*words).wait()
+        copy, _ = results_root(results, Path(shared.environment["PROCAP_HOME"]))
         check_as_alone(copy, alone["suite"])

@@ -207,7 +207,7 @@ def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
     ):
         for name, value in {**s3.environment, "RAY_AUTH_MODE": "disabled", "PROCAP_HOME": str(folder / "home")}.items():
             patch.setenv(name, value)
-        running.head(PROCAP_HOME=str(folder / "head"), PROCAP_DATA=str(data))
+        running.start_head(PROCAP_HOME=str(folder / "head"), PROCAP_DATA=str(data))
         running.add(PROCAP_HOME=str(folder / "node1"), PROCAP_DATA=str(data))
         ray.init(address=running.address, log_to_driver=False, logging_level=logging.ERROR)
         running.s3 = s3

@@ -251,7 +251,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         p.setenv("RAY_AUTH_MODE", "disabled")
         p.delenv("RAY_ADDRESS", raising=False)
-        nodes.head(cpus=2, dashboard=True)
+        nodes.start_head(cpus=2, dashboard=True)
         p.setenv("RAY_API_SERVER_ADDRESS", nodes.dashboard)
         yield nodes.dashboard
 

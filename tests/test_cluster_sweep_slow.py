@@ -17,7 +17,7 @@ import pytest
 from child_process import start_process
 
 from benchmarks.cli import main
-from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_settings
+from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_ray_settings
 from benchmarks.studies.chaos.object_server import object_server
 from cluster.configuration import SweepFolder, SweepSettings
 from cluster.paths import StoragePaths
@@ -37,7 +37,7 @@ PROGRAM = [sys.executable, "-m", "benchmarks.cli"]
 def nodes(tmp_path_factory) -> Iterator[Nodes]:
     """A head and another node with a processor each."""
     with Nodes(tmp_path_factory.mktemp("nodes")) as found:
-        found.head(cpus=1)
+        found.start_head(cpus=1)
         found.add(cpus=1)
         yield found
 
@@ -120,7 +120,7 @@ def test_a_local_ray_starts_without_any_setting_of_ray(words, data, tmp_path) ->
     asked = [*words.split(), "--methods", "coop", "--datasets", "digits", *data, "--results", str(results)]
     process = subprocess.run(
         [*PROGRAM, *asked],
-        env={**without_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)},
+        env={**without_ray_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
     )

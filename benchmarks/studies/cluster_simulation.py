@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import math
 import random
 import statistics
@@ -23,14 +22,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.parse import parse_integers
 from benchmarks.results.profiles import PAPER
+from benchmarks.studies.record import describe_run, write_record
 from benchmarks.suites import suite_named
 from benchmarks.suites.cost import CLUSTER_SIZES, START_SECONDS, CostModel, Machine
 from benchmarks.tables.render import markdown_grid
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.progress import format_duration
-from runner.results import write_bytes, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,35 +216,48 @@ def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> lis
 
 def study(flags: argparse.Namespace) -> dict[str, Any]:
     """Run all simulations; returns plain JSON. Raises UsageError for unusable flags."""
-    sizes = _sizes(flags)
+    sizes = sorted(parse_integers(flags.gpus, "--gpus", "1,8,64"))
+    for name, value, least in (
+        ("gpus", sizes[0], 1), ("gpus-per-node", flags.gpus_per_node, 1), ("seeds", flags.seeds, 1),
+        ("mtbf-hours", flags.mtbf_hours, 0), ("replace", flags.replace, 0), ("start", flags.start, 0),
+        ("price", flags.price, 0),
+    ):  # fmt: skip
+        if not least <= value < math.inf:
+            raise UsageError(f"--{name} {value:g}: at least {least} is needed")
     given = Conditions(flags.gpus_per_node, flags.mtbf_hours or None, replace=flags.replace)
     hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
-    cases = []
-    for name, machine in machines().items():
-        configs = table_one()
-        runs = runs_of(configs, machine, flags.start)
-        lengths: dict[str, dict[str, float]] = {}
-        for config, run in zip(configs, runs, strict=True):
-            lengths.setdefault(config.method, {})[config.dataset] = run.seconds + run.start
-        runs.sort(key=lambda run: -run.seconds)
-        failing = [
+    conditions = {"start": flags.start, **asdict(given)}
+    cases = [_simulate_case(name, machine, sizes, hours, given, flags) for name, machine in machines().items()]
+    return {"conditions": conditions, "price": flags.price, "seeds": flags.seeds, "cases": cases}
+
+
+def _simulate_case(
+    name: str,
+    machine: Machine,
+    sizes: Sequence[int],
+    hours: Sequence[float],
+    given: Conditions,
+    flags: argparse.Namespace,
+) -> dict[str, Any]:
+    """Simulate Table 1 with one assumption about a GPU."""
+    configs = table_one()
+    runs = runs_of(configs, machine, flags.start)
+    lengths: dict[str, dict[str, float]] = {}
+    for config, run in zip(configs, runs, strict=True):
+        lengths.setdefault(config.method, {})[config.dataset] = run.seconds + run.start
+    runs.sort(key=lambda run: -run.seconds)
+    return {
+        "name": name,
+        "runs": len(runs),
+        "gpu_hours": sum(run.seconds + run.start for run in runs) / 3600,
+        "lengths": lengths,
+        "sizes": [_row(runs, size, given, flags) for size in sizes],
+        "failing": [
             {"mtbf_hours": one} | _row(runs, size, replace(given, mtbf_hours=one), flags)
             for size in sorted({min(8, sizes[-1]), sizes[-1]})
             for one in hours
-        ]
-        cases.append(
-            {
-                "name": name,
-                "runs": len(runs),
-                "gpu_hours": sum(run.seconds + run.start for run in runs) / 3600,
-                "lengths": lengths,
-                "sizes": [_row(runs, size, given, flags) for size in sizes],
-                "failing": failing,
-            }
-        )
-    command = " ".join(["python -m benchmarks.studies.cluster_simulation", *flags.arguments])
-    conditions = {"start": flags.start, **asdict(given)}
-    return {"command": command, "conditions": conditions, "price": flags.price, "seeds": flags.seeds, "cases": cases}
+        ],
+    }
 
 
 def _row(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, flags: argparse.Namespace) -> dict[str, Any]:
@@ -252,34 +265,19 @@ def _row(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, flags: argp
     seeds = flags.seeds if given.mtbf_hours is not None else 1
     outcomes = [simulate(runs, gpus, given, seed) for seed in range(seeds)]
     spans = [one.makespan for one in outcomes]
-    hours = statistics.fmean(one.gpu_hours for one in outcomes)
-    return {
+    mean = {
+        name: statistics.fmean(getattr(one, name) for one in outcomes)
+        for name in ("gpu_hours", "utilization", "failures", "interrupted")
+    }
+    return mean | {
         "gpus": gpus,
         "seconds": statistics.fmean(spans),
         "deviation": statistics.stdev(spans) if len(spans) > 1 else 0.0,
         "highest": max(spans),
         "floor": outcomes[0].floor,
-        "gpu_hours": hours,
-        "cost": hours * flags.price,
-        "utilization": statistics.fmean(one.utilization for one in outcomes),
-        "failures": statistics.fmean(one.failures for one in outcomes),
-        "interrupted": statistics.fmean(one.interrupted for one in outcomes),
+        "cost": mean["gpu_hours"] * flags.price,
         "lost_gpu_seconds": statistics.fmean(one.lost for one in outcomes),
     }
-
-
-def _sizes(flags: argparse.Namespace) -> list[int]:
-    try:
-        sizes = sorted({int(one) for one in flags.gpus.split(",")})
-    except ValueError:
-        raise UsageError(f"--gpus {flags.gpus}: numbers with commas between, as in 1,8,64") from None
-    for name, value in {"--gpus": sizes[0], "--gpus-per-node": flags.gpus_per_node, "--seeds": flags.seeds}.items():
-        if value < 1:
-            raise UsageError(f"{name} {value}: at least 1 is needed")
-    for name in ("mtbf_hours", "replace", "start", "price"):
-        if not 0 <= getattr(flags, name) < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name):g}: a number from 0 is needed")
-    return sizes
 
 
 def format_report(report: dict[str, Any]) -> str:
@@ -302,42 +300,44 @@ def format_report(report: dict[str, Any]) -> str:
         "no offer.",
     ]
     for case in cases:
-        sizes = [
-            [
-                str(row["gpus"]),
-                format_duration(row["seconds"]),
-                format_duration(row["floor"]),
-                f"{row['gpu_hours']:.1f}",
-                f"{row['cost']:,.0f}",
-                f"{row['utilization']:.0%}",
-            ]
-            for row in case["sizes"]
-        ]
-        failing = [
-            [
-                str(row["gpus"]),
-                f"{row['mtbf_hours']:,.0f}",
-                f"{format_duration(row['seconds'])} ± {format_duration(row['deviation'])}",
-                f"{row['failures']:.2f}",
-                f"{row['interrupted']:.2f}",
-                f"{row['lost_gpu_seconds'] / 60:.1f}",
-            ]
-            for row in case["failing"]
-        ]
-        lengths = [[name, *(f"{found[one]:,.0f}" for one in PAPER.datasets)] for name, found in case["lengths"].items()]
-        parts += [
-            f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",
-            markdown_grid(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
-            "Seconds of a run, its start included:",
-            markdown_grid(("", *PAPER.datasets), lengths, left=1),
-            "When nodes fail more often:",
-            markdown_grid(
-                ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost"),
-                failing,
-                left=0,
-            ),
-        ]
+        parts += _format_case(case)
     return "\n\n".join([*parts, "![makespan over GPUs](cluster.png)"]) + "\n"
+
+
+def _format_case(case: dict[str, Any]) -> list[str]:
+    """Format one assumption about a GPU: cluster sizes, lengths of runs, and failing nodes."""
+    sizes = [
+        [
+            str(row["gpus"]),
+            format_duration(row["seconds"]),
+            format_duration(row["floor"]),
+            f"{row['gpu_hours']:.1f}",
+            f"{row['cost']:,.0f}",
+            f"{row['utilization']:.0%}",
+        ]
+        for row in case["sizes"]
+    ]
+    failing = [
+        [
+            str(row["gpus"]),
+            f"{row['mtbf_hours']:,.0f}",
+            f"{format_duration(row['seconds'])} ± {format_duration(row['deviation'])}",
+            f"{row['failures']:.2f}",
+            f"{row['interrupted']:.2f}",
+            f"{row['lost_gpu_seconds'] / 60:.1f}",
+        ]
+        for row in case["failing"]
+    ]
+    lengths = [[name, *(f"{found[one]:,.0f}" for one in PAPER.datasets)] for name, found in case["lengths"].items()]
+    failing_headers = ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost")
+    return [
+        f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",
+        markdown_grid(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
+        "Seconds of a run, its start included:",
+        markdown_grid(("", *PAPER.datasets), lengths, left=1),
+        "When nodes fail more often:",
+        markdown_grid(failing_headers, failing, left=0),
+    ]
 
 
 def draw_makespans(report: dict[str, Any]) -> Figure:
@@ -376,23 +376,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--price", type=float, default=4.0, help="of a GPU's hour, in any currency")
     parser.add_argument("--seeds", type=int, default=100, help="simulations of each case")
     parser.add_argument("--out", type=Path, help="folder of cluster.md, cluster.json and the figure")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on stdout")
     flags = parser.parse_args(arguments)
-    flags.arguments = [word for word in (sys.argv[1:] if arguments is None else arguments) if word != "--json"]
     try:
-        report = study(flags)
-        if flags.out:
-            from benchmarks.plots.style import save_plots
-
-            write_json(flags.out / "cluster.json", report)
-            write_bytes(flags.out / "cluster.md", format_report(report).encode())
-            save_plots(flags.out, {"cluster": lambda: draw_makespans(report)})
+        report = describe_run("cluster_simulation", arguments) | study(flags)
     except UserError as error:
         print(f"procap: {error}", file=sys.stderr)
         return error.exit_code
+    if flags.out:
+        from benchmarks.plots.style import save_plots
+
+        write_record(flags.out / "cluster.json", report, format_report(report))
+        save_plots(flags.out, {"cluster": lambda: draw_makespans(report)})
     print(format_report(report))
-    if flags.json:
-        print(json.dumps(report, allow_nan=False))
     return 0
 
 

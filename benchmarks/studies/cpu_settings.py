@@ -18,14 +18,16 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import columns, show, show_json
+from benchmarks.console.parse import parse_integers
+from benchmarks.studies.record import describe_run
+from procap.errors import UserError
 from runner.environment import library_defaults
 
 if TYPE_CHECKING:
@@ -61,17 +63,6 @@ class Setting:
 Work = Callable[[Setting], object]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement: median milliseconds, and the speed-up over the first setting of the same work."""
-
-    work: str
-    batch: int
-    setting: str
-    milliseconds: float
-    gain: float
-
-
 def settings_here() -> list[Setting]:
     """List the settings: all cores in float32 (the reference), bfloat16, and one thread if there are more cores."""
     cores = os.cpu_count() or 1
@@ -82,9 +73,9 @@ def settings_here() -> list[Setting]:
     return found
 
 
-def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[Measurement]:
+def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[dict[str, Any]]:
     """Measure the training step, its constant parts, the evaluated batch and the patches for every batch size."""
-    settings, rows = settings_here(), []
+    settings, rows = settings_here(), list[dict[str, Any]]()
     for batch in batches:
         for name, work in _works(clip, batch, classes).items():
             rows += _compare(name, batch, [(setting.name, setting, work) for setting in settings], rounds)
@@ -95,7 +86,8 @@ def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> li
 
 def _compare(
     name: str, batch: int, ways: Sequence[tuple[str, Setting, Work]], rounds: int, times: int = 1
-) -> list[Measurement]:
+) -> list[dict[str, Any]]:
+    """Measure the same work in several ways; gain: the speed-up over the first way, median over the rounds."""
     import torch
 
     from benchmarks.runtime.measure import time_in_turns
@@ -105,13 +97,13 @@ def _compare(
         work()
     seconds = time_in_turns(works, rounds, torch.device("cpu"), times)
     return [
-        Measurement(
-            name,
-            batch,
-            way,
-            1e3 * statistics.median(own),
-            statistics.median(first / mine for first, mine in zip(seconds[0], own, strict=True)),
-        )
+        {
+            "work": name,
+            "batch": batch,
+            "setting": way,
+            "milliseconds": 1e3 * statistics.median(own),
+            "gain": statistics.median(first / mine for first, mine in zip(seconds[0], own, strict=True)),
+        }
         for (way, _, _), own in zip(ways, seconds, strict=True)
     ]
 
@@ -201,33 +193,28 @@ def read_speed() -> float:
     """Measure bytes read per second by a sum over more data than the caches hold."""
     import torch
 
-    from benchmarks.runtime.measure import timed
+    from benchmarks.runtime.measure import time_in_turns
 
-    data, fastest = torch.zeros(2**27), float("inf")
-    for _ in range(4):
-        with timed(data.device) as timing:
-            data.sum()
-        fastest = min(fastest, timing.seconds)
-    return data.nbytes / fastest
+    data = torch.zeros(2**27)
+    [seconds] = time_in_turns([data.sum], 4, data.device)
+    return data.nbytes / min(seconds)
 
 
-def flags() -> list[str]:
+def processor_flags() -> list[str]:
     """List the processor's features for lower precision; empty if the system does not report them."""
-    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").lower().splitlines()
     except OSError:
         return []
-    line = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
-    return [flag for flag in wanted if flag in line.split()]
+    known = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
+    return [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16") if flag in known]
 
 
 def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dict[str, Any]:
-    """Collect all measurements and the machine as plain JSON."""
+    """Collect all measurements and the speed of the processor as plain JSON."""
     import torch
 
     from benchmarks.runtime.measure import matmul_peak
-    from runner.environment import environment
 
     before, device = torch.get_num_threads(), torch.device("cpu")
     try:
@@ -241,13 +228,11 @@ def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dic
         "backbone": clip.name,
         "classes": classes,
         "rounds": rounds,
-        "environment": environment(device),
-        "flags": flags(),
+        "flags": processor_flags(),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
-        "load_average": round(os.getloadavg()[0], 2),
         "gflops": peaks,
         "gbytes": speed,
-        "rows": [asdict(row) for row in rows],
+        "rows": rows,
     }
 
 
@@ -282,26 +267,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout, and no table")
     parser.add_argument("--out", type=Path, help="also write the report as JSON to this file")
-    arguments = parser.parse_args(argv)
-    try:
-        batches = [int(part) for part in arguments.batches.split(",")]
-    except ValueError:
-        parser.error(f"--batches {arguments.batches}: give numbers of images such as 4,32")
-    if min(*batches, arguments.classes, arguments.rounds, 1) < 1:
-        parser.error("batches, classes and rounds must be at least 1")
-
-    from procap.errors import UserError
+    flags = parser.parse_args(argv)
     from procap.weights.loading import load_clip
     from runner.results import write_json
 
     try:
-        clip = load_clip(arguments.backbone, "random" if arguments.random else None)
+        batches = parse_integers(flags.batches, "--batches", "4,32")
+        if min(*batches, flags.classes, flags.rounds, 1) < 1:
+            parser.error("batches, classes and rounds must be at least 1")
+        clip = load_clip(flags.backbone, "random" if flags.random else None)
     except UserError as error:
-        sys.exit(str(error))
-    found = report(clip, batches, arguments.classes, arguments.rounds)
-    if arguments.out:
-        write_json(arguments.out, found)
-    if arguments.json:
+        parser.error(str(error))
+    found = describe_run("cpu_settings", argv) | report(clip, batches, flags.classes, flags.rounds)
+    if flags.out:
+        write_json(flags.out, found)
+    if flags.json:
         show_json(found)
     else:
         show(table(found))

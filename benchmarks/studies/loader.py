@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.console.output import plural
 from benchmarks.runtime.data import photographs
+from benchmarks.studies.record import describe_machine, describe_run, write_record
 from benchmarks.tables.render import markdown_grid
-from runner.environment import environment
-from runner.results import write_bytes, write_json
 from shards.pack import pack_source
 from shards.raw.folders import FolderPart
 from shards.reader import Split, open_dataset
@@ -155,27 +155,19 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
             coop(Image.open(io.BytesIO(data)).convert("RGB"))
 
     counts = sorted({1, workers})
+    threads = (0, *counts)
     return [
         Measurement(DECODE, "a loop over bytes in memory", 1, count, decode),
         Measurement("and resizes and crops", "the same, to 224 x 224 bytes", 1, count, resize),
         Measurement(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
-        *(Measurement("packing", f"{_some(n, 'process', 'es')}", n, count, partial(pack, workers=n)) for n in counts),
+        *(Measurement("packing", plural(n, "worker"), n, count, partial(pack, workers=n)) for n in counts),
         *(
-            Measurement("streaming evaluation", _some(n, "thread"), max(1, n), count, partial(_evaluate, split, n))
-            for n in (0, *counts)
+            Measurement(name, plural(n, "worker"), max(1, n), count, partial(_evaluate, images_of, n))
+            for name, images_of in (("streaming evaluation", split), ("the same by the pipeline", streamed))
+            for n in threads
         ),
-        *(
-            Measurement(
-                "the same by the pipeline", _some(n, "thread"), max(1, n), count, partial(_evaluate, streamed, n)
-            )
-            for n in (0, *counts)
-        ),
-        *(_training(split, n, count) for n in (0, *counts)),
+        *(_training(split, n, count) for n in threads),
     ]
-
-
-def _some(workers: int, unit: str, plural: str = "s") -> str:
-    return f"{workers} worker {unit}{'' if workers == 1 else plural}" if workers else "no workers"
 
 
 def _evaluate(split: Split, workers: int) -> None:
@@ -205,21 +197,17 @@ def _training(split: Split, workers: int, images: int) -> Measurement:
     # Fill the cache: an epoch drops its incomplete last batch, but several shuffled epochs read all images.
     for epoch in range(1, 4):
         list(stream.epoch(epoch))
-    return Measurement("cached training", _some(workers, "thread"), max(1, workers), epochs * per_epoch, train)
+    return Measurement("cached training", plural(workers, "worker"), max(1, workers), epochs * per_epoch, train)
 
 
 def table(report: dict[str, Any]) -> str:
     """Format the report as Markdown."""
-    images, machine = report["images"], report["environment"]
-    before, after = report["load_average"]
+    images = report["images"]
     lines = [
         "# Packing and streaming beside bare loops of Pillow",
         "",
         f"{images['count']:,} JPEGs of 500 x 375 pixels, {images['mean_bytes'] / 1000:.0f} kB on average; medians of "
-        f"{report['rounds']} interleaved rounds on {machine['cpu']['name']}, {report['cores']} cores; Pillow "
-        f"{report['pillow']}, torch {machine['packages']['torch']}.",
-        f"Load of the machine before and after: {before:.1f} and {after:.1f}.{' ' if report['note'] else ''}"
-        f"{report['note']}",
+        f"{report['rounds']} interleaved rounds; {describe_machine(report)}, Pillow {report['pillow']}.",
         "",
         f"    {report['command']}",
         "",
@@ -258,13 +246,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: one per core")
     parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"), help="and .md beside it")
-    parser.add_argument("--note", default="", help="a remark kept in the record")
     arguments = parser.parse_args()
     import torch
 
     # Rows with one core must use one core only; torchvision's tensor operations would use all of them.
     torch.set_num_threads(1)
-    before = os.getloadavg()[0]
     images = photographs(arguments.images)
     with tempfile.TemporaryDirectory(prefix="loader-") as folder:
         timed = rows(images, Path(folder), arguments.workers)
@@ -273,20 +259,13 @@ def main() -> None:
                 row.round()
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
     decode, transform = timed[0], next(row for row in timed if row.name == TRANSFORM)
-    report = {
-        "command": f"python -m benchmarks.studies.loader --images {arguments.images} --rounds {arguments.rounds} "
-        f"--workers {arguments.workers}",
-        "note": arguments.note,
-        "environment": environment(),
+    report = describe_run("loader", None) | {
         "pillow": Image.__version__,
-        "cores": os.cpu_count() or 1,
-        "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
         "images": {"count": len(images), "mean_bytes": round(statistics.mean(map(len, images)))},
         "rounds": arguments.rounds,
         "rows": [row.report(decode, transform) for row in timed],
     }
-    write_json(arguments.out, report)
-    write_bytes(arguments.out.with_suffix(".md"), table(report).encode())
+    write_record(arguments.out, report, table(report))
     print(table(report))
 
 

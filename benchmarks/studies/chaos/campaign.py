@@ -1,6 +1,6 @@
-"""Kill random processes of a cluster and damage random files; the results stay those of an undisturbed run.
+"""Kill random processes of a cluster and damage random files, and compare the results with an undisturbed run.
 
-    python -m benchmarks.studies.chaos --seeds 100 --out docs/results    goes on after the last seed recorded there
+    python -m benchmarks.studies.chaos --seeds 100 --out docs/results    continues after the last seed recorded there
 
 A local cluster has three nodes, each in a network namespace of its own where this machine permits them, an S3 server, a
 server of shards and an MLflow server. For each seed a command is chosen (a suite, a sweep, a run of two processes), and
@@ -21,14 +21,13 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,14 +36,21 @@ import psutil
 
 from benchmarks.console.output import show
 from benchmarks.studies.chaos.damage import Damage, damage_files, list_files
-from benchmarks.studies.chaos.hosts import outside_address
-from benchmarks.studies.chaos.nodes import Node, Nodes
-from benchmarks.studies.chaos.ports import free_port
-from benchmarks.studies.chaos.site import Command, Site, facts, left_behind, site, stray, until
+from benchmarks.studies.chaos.fault_cluster import (
+    Command,
+    FaultCluster,
+    find_leftovers,
+    load_outcomes,
+    start_cluster,
+    wait_for,
+)
+from benchmarks.studies.chaos.hosts import machine_address
+from benchmarks.studies.chaos.nodes import TRIAL, Node, Nodes, find_trials
+from benchmarks.studies.chaos.ports import free_port, is_listening
+from benchmarks.studies.record import write_record
 from benchmarks.tables.render import markdown_grid
 from runner.environment import environment, library_defaults
 from runner.remote_results import results_root
-from runner.results import write_bytes, write_json
 
 COMMON = ["--datasets", "digits", "--methods", "maple"]
 COMMANDS = {
@@ -57,19 +63,20 @@ FAULTS = ("worker", "rank", "raylet", "node", "network", "head", "driver", "mlfl
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ATTEMPTS = 6
 LIMIT_SECONDS = 900.0
-MARK = "PROCAP_CHAOS_SEED"
-# A lost node or head is noticed sooner than by default.
-SOON = {
+SEED_VARIABLE = "PROCAP_CHAOS_SEED"
+"""Marks the processes that the command of a seed has started."""
+RAY_SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": "5",
 }
+"""Lost nodes and heads are detected sooner than by default."""
 
 
 @dataclass
 class SeedResult:
-    """What was drawn for a seed, and what came of it. faults: attempt, seconds after its start, kind and victim."""
+    """The choices and the outcome of a seed. faults: attempt, seconds after its start, kind and victim of each."""
 
     seed: int
     command: str
@@ -86,7 +93,7 @@ class SeedResult:
 
 @dataclass
 class Server:
-    """A server that is killed and started again at the same port."""
+    """A server that is killed and started again at the same port. words: arguments of `python -m`."""
 
     words: list[str]
     host: str
@@ -105,10 +112,6 @@ class Server:
                 command, env = [sys.executable, "-m", *self.words], {**os.environ, **quiet}
                 self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
-    def answers(self) -> bool:
-        with closing(socket.socket()) as visitor:
-            return visitor.connect_ex((self.host, self.port)) == 0
-
     def kill(self) -> None:
         if self.process is not None:
             with suppress(ProcessLookupError):
@@ -117,33 +120,37 @@ class Server:
 
 
 class Campaign:
-    """The cluster, its servers and the results of undisturbed runs, for seeds one after the other."""
+    """Run seeds one after the other on one cluster. undisturbed: folder of the results of each command."""
 
-    def __init__(self, place: Site, servers: dict[str, Server], alone: Path) -> None:
-        self.site, self.servers, self.alone = place, servers, alone
-        self.data = place.folder / "data"
+    def __init__(self, cluster: FaultCluster, servers: dict[str, Server], undisturbed: Path) -> None:
+        self.cluster, self.servers, self.undisturbed = cluster, servers, undisturbed
+        self.data = cluster.folder / "data"
         self.packed = list_files(self.data)
-        self.known = {path.name for path in place.folder.iterdir()} | {"results", "home"}
+        homes = {"home", *(f"home{number}" for number in range(len(cluster.nodes.alive)))}
+        self.known = {path.name for path in cluster.folder.iterdir()} | {"results"} | homes
 
     def run(self, seed: int) -> SeedResult:
         """Repeat a command with faults and damage until it has finished, and check what it leaves."""
-        draw = random.Random(f"chaos {seed}")
+        rng = random.Random(f"chaos {seed}")
         name = list(COMMANDS)[seed % len(COMMANDS)]
-        drawn = [draw.choice(each) for each in (("folder", "s3"), ("folder", "server"), ("off", "file", "server"))]
-        result, began = SeedResult(seed, name, drawn[0], drawn[1], drawn[2]), time.monotonic()
-        where = f"s3://results/seed-{seed}" if drawn[0] == "s3" else str(self.site.folder / "results" / f"{seed}")
-        words = [*COMMANDS[name], "--results", where, *self.site.cluster]
-        words += ["--data", self.servers["shards"].url] if result.data == "server" else []
-        tracking = {"off": ["off"], "server": [self.servers["mlflow"].url], "file": []}[result.tracking]
-        words += ["--tracking", *tracking] if tracking else []
-        disturbed = draw.choice((1, 1, 2))
+        storage, data, tracking = (
+            rng.choice(each) for each in (("folder", "s3"), ("folder", "server"), ("off", "file", "server"))
+        )
+        result, began = SeedResult(seed, name, storage, data, tracking), time.monotonic()
+        where = f"s3://results/seed-{seed}" if storage == "s3" else str(self.cluster.folder / "results" / f"{seed}")
+        results = results_root(where, Path(self.cluster.environment["PROCAP_HOME"]))[0]
+        words = [*COMMANDS[name], "--results", where, *self.cluster.flags]
+        words += ["--data", self.servers["shards"].url] if data == "server" else []
+        if tracking != "file":
+            words += ["--tracking", "off" if tracking == "off" else self.servers["mlflow"].url]
+        disturbed = rng.choice((1, 1, 2))
         damage: list[Damage] = []
         for attempt in range(ATTEMPTS):
             self._restore()
-            faults = self._draw_faults(draw, result) if attempt < disturbed else []
-            code, err = self._attempt(draw, words, faults, attempt, result)
+            faults = self._choose_faults(rng, result) if attempt < disturbed else []
+            code, err = self._run_command(rng, words, faults, attempt, result)
             result.ends.append(f"{code}: {(err.strip().splitlines() or [''])[-1][-300:]}")
-            result.wrong += [f"attempt {attempt}: {what}" for what in unclear(code, err)]
+            result.wrong += [f"attempt {attempt}: {what}" for what in describe_unclear_end(code, err)]
             if code == 0 and attempt >= disturbed:
                 break
             if code and not faults and not damage:
@@ -151,171 +158,175 @@ class Campaign:
             result.refused += bool(code and damage and not faults)
             for one in damage if code else []:
                 one.undo()
-            new = damage_files(draw, self._local(where), self.data) if attempt < disturbed else []
+            new = damage_files(rng, results, self.data) if attempt < disturbed else []
             damage = ([] if code else damage) + new
             result.damage += map(str, new)
         else:
             result.wrong.append("does not finish")
-        # What was damaged in data that no command has read since.
+        # Undo damage to data that no command has read since.
         for one in reversed(damage):
             if one.before is not None:
                 one.undo()
-        self._check(name, self._local(where), result)
-        shutil.rmtree(self._local(where), ignore_errors=True)
+        self._check(results, result)
+        shutil.rmtree(results, ignore_errors=True)
         result.seconds = round(time.monotonic() - began, 1)
         return result
 
-    def _local(self, results: str) -> Path:
-        """The folder of the results, or the copy of the driver."""
-        return results_root(results, Path(self.site.environment["PROCAP_HOME"]))[0]
-
     def _restore(self) -> None:
-        """Three nodes and all servers again."""
+        """Start what is missing of the three nodes and the servers."""
         for server in self.servers.values():
             server.start()
-        for host in self.site.nodes.hosts:
-            host.join()
-        if all(node.name != "head" for node in self.site.nodes.alive):
-            for node in self.site.nodes.alive:
+        for host in self.cluster.nodes.hosts:
+            host.reconnect()
+        if all(node.name != "head" for node in self.cluster.nodes.alive):
+            for node in self.cluster.nodes.alive:
                 node.kill()
-        self.site.heal()
-        until(lambda: all(server.answers() for server in self.servers.values()))
+        self.cluster.restore()
+        wait_for(lambda: all(is_listening(server.port, server.host) for server in self.servers.values()))
 
-    def _draw_faults(self, draw: random.Random, result: SeedResult) -> list[tuple[float, str]]:
-        absent = {"mlflow": result.tracking != "server", "shards": result.data != "server"}
-        absent |= {"objects": result.results != "s3", "network": not self.site.nodes.hosts}
-        absent["rank"] = result.command != "two processes"
-        kinds = [kind for kind in FAULTS if not absent.get(kind)]
-        return sorted((draw.uniform(0, 12), draw.choice(kinds)) for _ in range(draw.randint(1, 3)))
+    def _choose_faults(self, rng: random.Random, result: SeedResult) -> list[tuple[float, str]]:
+        """Choose up to three faults of kinds that can happen, as seconds and kind."""
+        impossible = {
+            "mlflow": result.tracking != "server",
+            "shards": result.data != "server",
+            "objects": result.results != "s3",
+            "network": not self.cluster.nodes.hosts,
+            "rank": result.command != "two processes",
+        }
+        kinds = [kind for kind in FAULTS if not impossible.get(kind)]
+        return sorted((rng.uniform(0, 12), rng.choice(kinds)) for _ in range(rng.randint(1, 3)))
 
-    def _attempt(
+    def _run_command(
         self,
-        draw: random.Random,
+        rng: random.Random,
         words: list[str],
         faults: list[tuple[float, str]],
         attempt: int,
         result: SeedResult,
     ) -> tuple[int, str]:
-        """Run the command once; the faults are timed from its start or that of its first trial."""
-        command = self.site.procap(*words, on=1, **{MARK: str(result.seed)})
-        began, undo = time.monotonic(), list[tuple[float, Callable[[], None]]]()
-        zero = None if draw.random() < 0.5 else began
+        """Run the command once, and return its exit code and stderr.
+
+        The times of the faults count from the start of the command or, as often, of its first trial.
+        """
+        command = self.cluster.procap(*words, on=1, **{SEED_VARIABLE: str(result.seed)})
+        began, repairs = time.monotonic(), list[tuple[float, Callable[[], None]]]()
+        origin = None if rng.random() < 0.5 else began
         while command.process.poll() is None and time.monotonic() < began + LIMIT_SECONDS:
             now = time.monotonic()
-            zero = zero or (now if left_behind(self.site.nodes.alive) else None)
-            while faults and zero is not None and now >= zero + faults[0][0]:
+            origin = origin or (now if find_trials(self.cluster.nodes.alive) else None)
+            while faults and origin is not None and now >= origin + faults[0][0]:
                 kind = faults[0][1]
                 faults = faults[1:]
-                victim, later = self._strike(draw, kind, command)
+                victim, repair = self._inject_fault(rng, kind, command)
                 result.faults.append((attempt, round(now - began, 1), kind, victim))
-                undo += [(now + draw.uniform(2, 15), later)] if later else []
-            for moment, later in [*undo]:
+                repairs += [(now + rng.uniform(2, 15), repair)] if repair else []
+            for moment, repair in [*repairs]:
                 if now >= moment:
-                    later()
-                    undo.remove((moment, later))
+                    repair()
+                    repairs.remove((moment, repair))
             time.sleep(0.1)
-        for _, later in undo:
-            later()
+        for _, repair in repairs:
+            repair()
         if command.process.poll() is None:
             result.wrong.append(f"attempt {attempt} does not end in {LIMIT_SECONDS:g} s")
             command.process.kill()
         _, err = command.process.communicate()
         return command.process.returncode, err
 
-    def _strike(self, draw: random.Random, kind: str, command: Command) -> tuple[str, Callable[[], None] | None]:
-        """Let a fault happen; returns what it hit, and what ends it unless `_restore` does."""
-        alive = self.site.nodes.alive
-        others = [node for node in alive if node.name != "head"]
+    def _inject_fault(self, rng: random.Random, kind: str, command: Command) -> tuple[str, Callable[[], None] | None]:
+        """Cause a fault; returns its victim, and a function that ends the fault unless `_restore` does."""
+        alive = self.cluster.nodes.alive
         if kind in ("worker", "rank"):
-            names = r"ray::Rank" if kind == "rank" else r"ray::(?!IDLE|Dashboard|RuntimeEnv)"
-            return kill_one(draw, alive, names), None
+            return kill_random_process(rng, alive, r"ray::Rank" if kind == "rank" else TRIAL), None
         if kind == "raylet":
-            return kill_one(draw, others, r"\S*/raylet/raylet "), None
+            return kill_random_process(rng, [n for n in alive if n.name != "head"], r"\S*/raylet/raylet "), None
         if kind == "driver":
-            number = draw.choice(SIGNALS)
+            number = rng.choice(SIGNALS)
             command.process.send_signal(number)
             return number.name, None
         if kind in self.servers:
             self.servers[kind].kill()
             return kind, self.servers[kind].start
         if kind == "objects":
-            # Its content is in its memory, so it is stopped for a while and not killed.
-            assert self.site.server is not None and self.site.server.process is not None
-            stopped = psutil.Process(self.site.server.process.pid)
-            stopped.suspend()
-            return kind, stopped.resume
+            # Its objects are in its memory, so the process is suspended and not killed.
+            assert self.cluster.server is not None and self.cluster.server.process is not None
+            server = psutil.Process(self.cluster.server.process.pid)
+            server.suspend()
+            return kind, server.resume
         nodes = [node for node in alive if (node.name == "head") == (kind == "head")]
-        node = draw.choice(nodes or [None])
+        node = rng.choice(nodes or [None])
         if node is None:
             return "none", None
-        if kind == "network" and node.host:
-            node.host.cut()
-            return node.name, node.host.join
+        if kind == "network":
+            node.disconnect()
+            return node.name, node.reconnect
         node.kill()
         return node.name, None
 
-    def _check(self, name: str, results: Path, result: SeedResult) -> None:
+    def _check(self, results: Path, result: SeedResult) -> None:
         """Record what differs from the undisturbed run, and what is left."""
         self._restore()
+
+        def running() -> list[str]:
+            return find_trials(self.cluster.nodes.alive) + find_processes(result.seed)
+
         with suppress(AssertionError):
-            until(lambda: not left_behind(self.site.nodes.alive) and not marked(result.seed), 60)
-        left = left_behind(self.site.nodes.alive) + marked(result.seed)
-        result.wrong += [f"still running: {title[:200]}" for title in left]
-        wanted, found = facts(self.alone / name), facts(results)
-        if name == "two processes":
-            # Sums of gradients in another order round differently.
+            wait_for(lambda: not running(), 60)
+        result.wrong += [f"still running: {title[:200]}" for title in running()]
+        wanted, found = load_outcomes(self.undisturbed / result.command), load_outcomes(results)
+        if result.command == "two processes":
+            # Gradients are summed in another order, which rounds differently, so only the counts are compared.
             wanted, found = ({path: ("", counts) for path, (_, counts) in each.items()} for each in (wanted, found))
-        differ = [path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)]
-        result.wrong += [f"other results: {path}" for path in differ]
-        result.wrong += [f"left over: {path}" for path in stray(results)]
-        outside = {path.name for path in self.site.folder.iterdir()} - self.known
+        differing = [path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)]
+        result.wrong += [f"other results: {path}" for path in differing]
+        # A driver that was killed cannot delete the file of its check of the nodes.
+        killed = any(end.startswith("-9:") for end in result.ends)
+        left = [path for path in find_leftovers(results) if not (killed and path.startswith(".preflight-"))]
+        result.wrong += [f"left over: {path}" for path in left]
+        outside = {path.name for path in self.cluster.folder.iterdir()} - self.known
         result.wrong += [f"outside the results: {path}" for path in outside]
         if (data := list_files(self.data)) != self.packed:
             result.wrong.append(f"data changed: {[str(path) for path in data if data[path] != self.packed.get(path)]}")
         if result.tracking == "server" and result.results == "folder":
-            twice = [path for path, count in tracked(self.servers["mlflow"].url, results).items() if count > 1]
-            result.wrong += [f"in MLflow twice: {path}" for path in twice]
+            counts = count_on_server(self.servers["mlflow"].url, results)
+            result.wrong += [f"in MLflow twice: {path}" for path, count in counts.items() if count > 1]
 
 
-def unclear(code: int, err: str) -> list[str]:
-    """Describe an end that is not explained in one line."""
+def describe_unclear_end(code: int, err: str) -> list[str]:
+    """Describe an end that is not explained in one line; an empty list if it is."""
     found = [line for line in err.splitlines() if "Traceback" in line or "internal error" in line]
     errors = [line for line in err.splitlines() if line.startswith("procap: error:")]
     allowed = (0, 1, 3, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-    if code not in allowed or (code == 1 and len(errors) != 1) or (code == 3 and "failed" not in err):
+    listed = re.search(r"^procap: \d+ done, \d+ failed:$", err, re.MULTILINE) is not None
+    if code not in allowed or (code == 1 and len(errors) + listed != 1) or (code == 3 and not listed):
         found.append(f"exit code {code} with {len(errors)} reasons")
     return [f"{line[:200]} ... {err[-600:]!r}" for line in found[:1]]
 
 
-def kill_one(draw: random.Random, nodes: Sequence[Node], pattern: str) -> str:
+def kill_random_process(rng: random.Random, nodes: Sequence[Node], pattern: str) -> str:
     """Kill a random process of `nodes` whose command line begins with `pattern`; returns its name."""
-    found = []
-    for process in (process for node in nodes for process in node.processes()):
-        with suppress(psutil.NoSuchProcess):
-            title = " ".join(process.cmdline())
-            if re.match(pattern, title):
-                # Without the folders of this machine, as the record is published.
-                found.append((Path(title.split()[0]).name if title.startswith("/") else title[:40], process))
+    found = [each for node in nodes for each in node.find_processes(pattern)]
     if not found:
         return "none"
-    title, victim = draw.choice(found)
+    title, victim = rng.choice(found)
     with suppress(psutil.NoSuchProcess):
         victim.kill()
-    return title
+    # The record is published, so it does not name folders of this machine.
+    return Path(title.split()[0]).name if title.startswith("/") else title[:40]
 
 
-def marked(seed: int) -> list[str]:
-    """List processes that a command of this seed has started."""
+def find_processes(seed: int) -> list[str]:
+    """List the command lines of the processes that the command of this seed has started."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(MARK) == str(seed) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(SEED_VARIABLE) == str(seed) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(process.cmdline()))
     return found
 
 
-def tracked(uri: str, results: Path) -> Counter[str]:
-    """Count the runs of MLflow by their folder, of those below `results`."""
+def count_on_server(uri: str, results: Path) -> Counter[str]:
+    """Count how often the MLflow server at `uri` has each run below `results`."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
@@ -325,10 +336,10 @@ def tracked(uri: str, results: Path) -> Counter[str]:
 
 
 @contextmanager
-def campaign(folder: Path) -> Iterator[Campaign]:
+def start_campaign(folder: Path) -> Iterator[Campaign]:
     """Start the cluster and the servers, and run each command once in one process."""
-    with site(folder, objects=True, more=SOON) as place:
-        address, shards, mlflow = outside_address(place.nodes.hosts), free_port(), free_port()
+    with start_cluster(folder, objects=True, settings=RAY_SETTINGS) as cluster:
+        address, shards, mlflow = machine_address(cluster.nodes.hosts), free_port(), free_port()
         web = ["http.server", str(shards), "--bind", address, "--directory", str(folder / "data")]
         store = ["mlflow", "server", "--host", address, "--port", str(mlflow), "--workers", "1"]
         store += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--allowed-hosts", f"{address}:{mlflow}"]
@@ -336,15 +347,16 @@ def campaign(folder: Path) -> Iterator[Campaign]:
             "shards": Server(web, address, shards, folder / "nodes" / "shards.log"),
             "mlflow": Server(store, address, mlflow, folder / "nodes" / "mlflow.log"),
         }
-        alone = folder / "alone"
+        undisturbed = folder / "alone"
         try:
             for server in servers.values():
                 server.start()
+            here = FaultCluster(folder, Nodes(folder), cluster.environment)
             for name, words in COMMANDS.items():
                 words = [word for word in words if word not in ("--processes", "2")]
-                words += ["--max-concurrent", "1", "--tracking", "off", "--results", str(alone / name)]
-                Site(folder, Nodes(folder), place.environment, None, {}).procap(*words).end()
-            yield Campaign(place, servers, alone)
+                words += ["--max-concurrent", "1", "--tracking", "off", "--results", str(undisturbed / name)]
+                here.procap(*words).wait()
+            yield Campaign(cluster, servers, undisturbed)
         finally:
             for server in servers.values():
                 server.kill()
@@ -382,25 +394,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100, help="in all, those recorded in --out included")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of chaos.json and chaos.md")
-    arguments = parser.parse_args(argv)
-    if arguments.seeds < 1:
+    flags = parser.parse_args(argv)
+    if flags.seeds < 1:
         parser.error("seeds must be at least 1")
-    file = arguments.out / "chaos.json"
+    file = flags.out / "chaos.json"
     seeds: list[dict[str, Any]] = json.loads(file.read_text())["seeds"] if file.exists() else []
-    missing = [seed for seed in range(arguments.seeds) if all(seed != one["seed"] for one in seeds)]
+    missing = [seed for seed in range(flags.seeds) if all(seed != one["seed"] for one in seeds)]
     if missing:
         root = tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)
-        with root as folder, campaign(Path(folder)) as run:
+        with root as folder, start_campaign(Path(folder)) as campaign:
             for seed in missing:
-                seeds = sorted([*seeds, asdict(run.run(seed))], key=lambda one: int(one["seed"]))
+                seeds = sorted([*seeds, asdict(campaign.run(seed))], key=lambda one: int(one["seed"]))
                 report = {
-                    "command": f"python -m benchmarks.studies.chaos --seeds {arguments.seeds}",
+                    "command": f"python -m benchmarks.studies.chaos --seeds {flags.seeds}",
                     "environment": environment(),
-                    "namespaces": bool(run.site.nodes.hosts),
+                    "namespaces": bool(campaign.cluster.nodes.hosts),
                     "seeds": seeds,
                 }
-                write_json(file, report)
-                write_bytes(file.with_suffix(".md"), format_report(report).encode())
+                write_record(file, report, format_report(report))
     if file.exists():
         show(file.with_suffix(".md").read_text())
     return 1 if any(seed["wrong"] for seed in seeds) else 0

@@ -1,31 +1,30 @@
-"""Real Ray nodes on this machine, each a `ray start --block` whose processes can be killed."""
+"""Start real Ray nodes on this machine, each a `ray start --block` whose processes can be killed."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from benchmarks.studies.chaos.hosts import Host
-from benchmarks.studies.chaos.ports import free_port
+from benchmarks.studies.chaos.ports import free_port, is_listening
 
 REPOSITORY = Path(__file__).parents[3]
 START_SECONDS = 300.0
 END_SECONDS = 60.0
-TRIES = 5
-# Where much else is done, parts of Ray take longer to come up than it waits, and memory that others fill makes it kill
-# its own workers.
+ATTEMPTS = 5
+# On a busy machine parts of Ray start more slowly than it waits for them, and it kills workers when memory is short.
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_register_timeout_seconds": "300",
@@ -34,16 +33,19 @@ SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "OMP_WAIT_POLICY": "passive",
 }
+RAY = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())"]
+TRIAL = r"ray::(?!IDLE|Dashboard|RuntimeEnv)"
+"""Pattern of the command line of a process that executes a trial, as Ray sets it."""
 
 
-def without_settings(home: Path) -> dict[str, str]:
-    """An environment without any setting of Ray, and without a token in `home`."""
+def without_ray_settings(home: Path) -> dict[str, str]:
+    """Return this environment without any setting of Ray, and without a token in `home`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
 
 
 @dataclass
 class Node:
-    """One `ray start --block` and everything that it started."""
+    """One `ray start --block` and all processes that it started. host: None without network namespaces."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -55,43 +57,61 @@ class Node:
         if self.process.poll() is not None:
             return []
         with suppress(psutil.NoSuchProcess):
-            top = psutil.Process(self.process.pid)
-            return [*top.children(recursive=True), top]
+            parent = psutil.Process(self.process.pid)
+            return [*parent.children(recursive=True), parent]
         return []
 
+    def find_processes(self, pattern: str) -> list[tuple[str, psutil.Process]]:
+        """List the processes whose command line begins with `pattern`, each with its command line."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                title = " ".join(process.cmdline())
+                if re.match(pattern, title):
+                    found.append((title, process))
+        return found
+
     def kill(self) -> None:
-        """Send SIGKILL to all its processes at once."""
+        """Send SIGKILL to all processes at once, and wait until they have ended."""
         found = self.processes()
-        # Stopped first, so that none of them starts another while the rest dies.
-        for how in (signal.SIGSTOP, signal.SIGKILL):
+        # Stop all of them first, so that none starts another one meanwhile.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in found:
                 with suppress(psutil.NoSuchProcess):
-                    process.send_signal(how)
+                    process.send_signal(number)
         self.process.wait()
-        # Its ports and files are free only when the last of them is gone.
+        # Ports and files are free only when the last process has ended.
         deadline = time.monotonic() + END_SECONDS
-        while not all(map(_gone, found)) and time.monotonic() < deadline:
+        while not all(map(_has_ended, found)) and time.monotonic() < deadline:
             time.sleep(0.02)
 
+    def disconnect(self) -> None:
+        """Disconnect its host from the network; the processes keep running."""
+        assert self.host is not None
+        self.host.disconnect()
 
-def _answers(port: int) -> bool:
-    """Whether something listens at a port of this machine."""
-    with closing(socket.socket()) as visitor:
-        return visitor.connect_ex(("127.0.0.1", port)) == 0
+    def reconnect(self) -> None:
+        assert self.host is not None
+        self.host.reconnect()
 
 
-def _gone(process: psutil.Process) -> bool:
-    """Whether it is dead, also as a zombie."""
+def _has_ended(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return True
 
 
+def find_trials(nodes: Sequence[Node]) -> list[str]:
+    """List the command lines of the processes on `nodes` that execute trials."""
+    return [title for node in nodes for title, _ in node.find_processes(TRIAL)]
+
+
 @dataclass
 class Nodes:
-    """A cluster of nodes; `with Nodes(folder) as nodes: nodes.head(cpus=1); nodes.add(cpus=1)`.
+    """A cluster of nodes; `with Nodes(folder) as nodes: nodes.start_head(cpus=1); nodes.add(cpus=1)`.
 
-    hosts: where they run in turn; without any all of them are on 127.0.0.1.
+    hosts: one for each node; without any all nodes are on 127.0.0.1. scratch: the files of Ray itself, with a short
+    name because the names of Unix sockets are limited.
     """
 
     folder: Path
@@ -101,11 +121,10 @@ class Nodes:
     hosts: Sequence[Host] = ()
     nodes: list[Node] = field(default_factory=list)
     scratch: Path = field(default_factory=lambda: Path(f"/tmp/ray-{os.getpid()}-{secrets.token_hex(4)}"))
-    """What Ray itself writes. Sockets of Unix have short names only."""
 
     @property
     def address(self) -> str:
-        """What `ray.init` takes."""
+        """The address for `ray.init`."""
         return f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{self.port}"
 
     @property
@@ -114,56 +133,62 @@ class Nodes:
 
     @property
     def dashboard(self) -> str:
-        """What `ray job submit` takes."""
+        """The address for `ray job submit`."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
-    def head(self, cpus: float = 1, *, dashboard: bool = False, **environment: str) -> Node:
-        # A head that comes back would take the nodes that it sees in our table of processes for another head.
+    def start_head(self, cpus: float = 1, *, dashboard: bool = False, **environment: str) -> Node:
+        # Otherwise a restarted head takes the nodes in the process table of this machine for those of another head.
         (self.scratch / "ray_current_cluster").unlink(missing_ok=True)
-
-        def words() -> list[str]:
-            found = ["--head", "--port", str(self.port), "--include-dashboard", str(dashboard).lower()]
-            if dashboard:
-                found += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
-            return [*found, "--temp-dir", str(self.scratch)]
-
-        return self._start("head", words, cpus, environment, ())
+        return self._start("head", cpus, environment, dashboard=dashboard)
 
     def add(self, cpus: float = 1, hidden: Sequence[Path] = (), **environment: str) -> Node:
-        """One more node; hidden: folders that it cannot see, which takes a host of its own."""
-        return self._start(f"node{len(self.nodes)}", lambda: ["--address", self.address], cpus, environment, hidden)
+        """Start another node. hidden: folders that are empty there, which needs hosts."""
+        return self._start(f"node{len(self.nodes)}", cpus, environment, hidden)
 
     def _start(
         self,
         name: str,
-        words: Callable[[], list[str]],
         cpus: float,
         environment: Mapping[str, str],
-        hidden: Sequence[Path],
+        hidden: Sequence[Path] = (),
+        *,
+        dashboard: bool = False,
     ) -> Node:
-        """Tried several times: a raylet gives the agents of its node 15 seconds, too few where much else is done."""
-        for _ in range(TRIES - 1):
-            with suppress(RuntimeError):
-                return self._try_start(name, words(), cpus, environment, hidden)
-            if not self.nodes:
-                # Not used by other nodes yet; another process may have taken them.
-                self.port, self.dashboard_port = free_port(), free_port()
-        return self._try_start(name, words(), cpus, environment, hidden)
+        """Start a node in several attempts: a raylet waits 15 seconds for its agents, too few on a busy machine."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._try_start(name, cpus, environment, hidden, dashboard)
+            except RuntimeError:
+                if attempt == ATTEMPTS:
+                    raise
+                if not self.nodes:
+                    # Another process may have bound the ports.
+                    self.port, self.dashboard_port = free_port(), free_port()
+        raise AssertionError
 
     def _try_start(
-        self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
+        self, name: str, cpus: float, environment: Mapping[str, str], hidden: Sequence[Path], dashboard: bool
     ) -> Node:
         self.folder.mkdir(parents=True, exist_ok=True)
-        log = self.folder / f"{name}.log"
-        command = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start"]
+        log, agent = self.folder / f"{name}.log", free_port()
         busy = [node.host for node in self.alive]
         host = next(host for host in self.hosts if host not in busy) if self.hosts else None
-        command += [*words, "--block", "--num-cpus", str(cpus)]
-        command += ["--node-ip-address", host.address if host else "127.0.0.1"]
-        command += ["--object-store-memory", str(100 * 2**20), "--node-name", name, "--disable-usage-stats"]
-        # Jobs go through this port, which clusters on one machine would else fight for.
-        agent = free_port()
-        command += ["--dashboard-agent-listen-port", str(agent)]
+        options = {
+            "--num-cpus": cpus,
+            "--node-ip-address": host.address if host else "127.0.0.1",
+            "--object-store-memory": 100 * 2**20,
+            "--node-name": name,
+            # Jobs go through this port, which is otherwise the same for all clusters of a machine.
+            "--dashboard-agent-listen-port": agent,
+        }
+        if name == "head":
+            options |= {"--port": self.port, "--include-dashboard": str(dashboard).lower(), "--temp-dir": self.scratch}
+        else:
+            options |= {"--address": self.address}
+        if dashboard:
+            options |= {"--dashboard-host": "127.0.0.1", "--dashboard-port": self.dashboard_port}
+        command = [*RAY, "start", "--block", "--disable-usage-stats", *(["--head"] if name == "head" else [])]
+        command += [str(word) for option in options.items() for word in option]
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -176,7 +201,7 @@ class Nodes:
         node = Node(name, process, log, host)
         self.nodes.append(node)
         deadline = time.monotonic() + START_SECONDS
-        while b"Ray runtime started" not in log.read_bytes() or ("--dashboard-port" in words and not _answers(agent)):
+        while b"Ray runtime started" not in log.read_bytes() or (dashboard and not is_listening(agent)):
             if process.poll() is not None or time.monotonic() > deadline:
                 node.kill()
                 self.nodes.remove(node)

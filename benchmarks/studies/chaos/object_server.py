@@ -1,4 +1,4 @@
-"""An S3 server in a process of its own for tests, by default on 127.0.0.1, that counts its requests."""
+"""Run an S3 server for tests in a process of its own, and count its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_SECONDS = 240.0
 
 @dataclass
 class ObjectServer:
-    """environment: the variables with which a machine reaches it; bucket: one that exists."""
+    """A running server. bucket: one that exists."""
 
     address: str
     log: Path
@@ -30,9 +30,10 @@ class ObjectServer:
 
     @property
     def environment(self) -> dict[str, str]:
+        """The variables with which a machine reaches the server."""
         return {
             "AWS_ENDPOINT_URL": self.address,
-            "AWS_ACCESS_KEY_ID": "anybody",
+            "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "not-a-secret",
             "AWS_DEFAULT_REGION": "us-east-1",
             "no_proxy": urlsplit(self.address).hostname or "",
@@ -55,7 +56,7 @@ def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServe
     try:
         server = ObjectServer(f"http://{host}:{_port(log, process)}", log, process=process)
         _make_bucket(server)
-        # s3fs reads the settings once per process, and a test before may have used another server.
+        # s3fs reads the settings once per process, and an earlier test may have used another server.
         S3FileSystem.clear_instance_cache()
         yield server
     finally:
