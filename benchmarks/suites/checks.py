@@ -110,8 +110,6 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
             check_classes(shards, classes)
             counts = np.bincount(shards.labels("train"))[select_labels(shards.labels("train"), classes)]
             if short := int((counts < shots).sum()):
-                note(
-                    f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images and give all they have"
-                )
+                note(f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images, which are all used")
         elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
             raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
