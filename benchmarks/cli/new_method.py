@@ -54,6 +54,7 @@ class ${kind}Options(BaseModel):
 
 class $kind(Method):
     """Learn tokens at the input of the image tower; the text is that of zero-shot CLIP."""
+
     Options = ${kind}Options
     options: ${kind}Options
     summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
