@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shards.errors import DataError, DataUsageError
+from shards.errors import DataUsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
@@ -27,8 +27,8 @@ OnError = Callable[[str, str], None]
 
 
 def raise_error(name: str, reason: str) -> None:
-    """Raise DataError for what cannot be read, the default of an `OnError`."""
-    raise DataError(f"{name} {reason}")
+    """Raise DataUsageError for what cannot be read, the default of an `OnError`."""
+    raise DataUsageError(f"{name} {reason}")
 
 
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:

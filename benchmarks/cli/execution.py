@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, plural
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_training_images, check_weights
 from benchmarks.suites.cost import CostModel, find_machine
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
@@ -44,6 +44,7 @@ def execute(
         for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
     backbones = [(config.backbone, config.pretrained) for config in configs]
+    find_unpacked(splits, runtime.data)
     if launcher.kind == "local":
         check_weights(backbones)
     ensure_packed(splits, runtime.data)

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_variants
+from benchmarks.suites.checks import note_small_classes
 from benchmarks.suites.planning import count_images, read_state
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -68,6 +69,9 @@ def show_plan(
     data = data_states(used, work[0][1].data) if work else {}
     weights = weights_states(config for config, _, _ in work)
 
+    for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
+        open_runs = (config for (config, at, _), run in zip(work, runs, strict=True) if at == runtime and run["epochs"])
+        note_small_classes(open_runs, runtime.data)
     show(columns(("data set", "shards"), list(data.items())) + "\n")
     for name, place in weights.items():
         show(f"weights of {name}: {place}")

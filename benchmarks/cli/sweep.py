@@ -25,7 +25,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
+from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images, note_small_classes
 from benchmarks.sweeps import table
 from benchmarks.sweeps.figure import draw_sweep
 from benchmarks.sweeps.file import merge_file
@@ -198,6 +198,7 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
     """Print what would be searched and what is done already; writes nothing."""
     _note_fields_without_effect(settings, at.data)
+    note_small_classes((run.config for run in make_runs(settings, next(examples(settings)), at.data)), at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied: seeds and data sets are compared")]))

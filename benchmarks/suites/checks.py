@@ -96,10 +96,7 @@ def _build(config: RunConfig, data: Path, device: torch.device, acceleration: Ac
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known.
-
-    Notes the classes of packed data sets that have fewer images than a run draws from each, of which it takes all.
-    """
+    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known."""
     trained = [config for config in configs if config.recipe.epochs]
     for dataset, classes, shots in dict.fromkeys(
         (one.dataset, one.classes, one.shots) for one in trained if not one.picks
@@ -108,8 +105,15 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
             shards = open_dataset(data, dataset)
             check_shots(shards, shots)
             check_classes(shards, classes)
-            counts = np.bincount(shards.labels("train"))[select_labels(shards.labels("train"), classes)]
-            if short := int((counts < shots).sum()):
-                note(f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images, which are all used")
         elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
             raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
+
+
+def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
+    """Note how many classes of packed data sets have fewer images than a run draws from each, so that it takes all."""
+    drawn = [one for one in configs if one.recipe.epochs and not one.picks and is_packed(data, one.dataset)]
+    for dataset, classes, shots in dict.fromkeys((one.dataset, one.classes, one.shots) for one in drawn):
+        labels = open_dataset(data, dataset).labels("train")
+        counts = np.bincount(labels)[select_labels(labels, classes)]
+        if short := int((counts < shots).sum()):
+            note(f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images, which are all used")
