@@ -128,6 +128,16 @@ class Checkpointer:
         position = f"step {self.state.step} of {self.steps}"
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
 
+    def save_alone(self) -> None:
+        """Save without the other ranks, which may not answer any more, if this rank can and the state is not on disk.
+
+        A GPU may still wait for gradients of other ranks, and DeepSpeed keeps parts of the state on every rank: then
+        the last state on disk is the one to resume from.
+        """
+        is_whole = self.meter.device.type == "cpu" and type(self.engine) is Engine
+        if self.group.ranks.first and is_whole and self.saved_at != self._position:
+            self.save("interrupted")
+
     def finish(self, status: RunStatus) -> Progress:
         """Save unless this state is on disk already, and return the progress."""
         if self.saved_at == self._position:

@@ -185,9 +185,7 @@ class DeepSpeedEngine(Engine):
         with redirect_stdout(sys.stderr):
             self._deepspeed.destroy()
         del self._deepspeed
-        release = getattr(groups, "_release_process_group_references", None)
-        if release is not None:
-            release()
+        groups._release_process_group_references()
         if self._alone:
             gc.collect()
             dist.destroy_process_group()
@@ -232,10 +230,10 @@ def _import_deepspeed(device: torch.device, level: str) -> ModuleType:
         raise UserError(f"DeepSpeed was loaded for {loaded}, but the run is on {device.type}: use a new process")
     if device.type == "cpu":
         # Switch off DeepSpeed's shared-memory communication: at the first start it is compiled for minutes, by a
-        # compiler that may be missing, and gloo does the same. Versions without this table are left as they are.
-        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        # compiler that may be missing, and gloo does the same.
+        compatible = deepspeed.ops.__compatible_ops__
         compatible.update({name: False for name in compatible if "shm" in name})
-    if dist.is_initialized() and getattr(groups, "_WORLD_GROUP", dist) is None:
+    if dist.is_initialized() and groups._WORLD_GROUP is None:
         # DeepSpeed's copy of the group would wait for a lost rank much longer than the run's timeout.
         groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed

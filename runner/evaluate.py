@@ -20,8 +20,7 @@ from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
-from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import FlagSync
+from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureStore, feature_key, reads_plain_features
@@ -261,8 +260,9 @@ def _predict(
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
         inference.saving_features(meter),
     ):
-        stopped = f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
-        for images, indices in meter.iterate("data", stop.iterate(batches)):
+        stopped = f"stopped the evaluation of {what}; it starts over when repeated"
+        waiting = stop.iterate(batches, f"the evaluation of {what}", together=group.size > 1)
+        for images, indices in meter.iterate("data", waiting):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(precision, device):
                 # All ranks have equally many images in a batch.

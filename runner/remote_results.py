@@ -95,9 +95,7 @@ class RemoteResults:
 
         for wait in CONFLICT_WAITS if self.url else ():
             with self._open(run) as folder:
-                there = folder.list_remote()
-                folder.download(there, selected)
-                folder.remove_deleted(there, selected)
+                folder.download(folder.list_remote(), selected)
                 if not weights or not (folder.path / TRAIN).exists() or _is_complete(folder.path):
                     return
                 # The checkpoint was altered here, or another machine is between its two uploads. A run that was never
@@ -131,7 +129,6 @@ class RemoteResults:
             with self._open(name) as folder:
                 read = {file: documents[f"{name}/{file}"] for file in files if f"{name}/{file}" in documents}
                 folder.download(listing[name], selected, read)
-                folder.remove_deleted(listing[name], selected)
 
     def push_run(self, run: str) -> None:
         """Upload what changed in the folder of a run and delete there what the run no longer needs.
@@ -209,7 +206,10 @@ class SyncedFolder:
     def download(
         self, there: Mapping[str, str], selected: Select, documents: Mapping[str, bytes] | None = None
     ) -> None:
-        """Download what is newer at the URL, `train.json` last. documents: those of them that are read already."""
+        """Download what is newer at the URL, `train.json` last, and remove what another machine deleted there.
+
+        documents: those of the newer files that are read already.
+        """
         newer = self.find_newer(there, selected)
         if documents is None:
             documents = self.read(newer)
@@ -226,21 +226,18 @@ class SyncedFolder:
                 else:
                     download(join(self.remote.url, f"{self.name}/{name}"), self.path / name, replace=True)
                 self._add(name, there[name], _stamp(self.path / name))
-        if newer:
-            self.save()
-
-    def remove_deleted(self, there: Mapping[str, str], selected: Select) -> None:
-        """Remove here what another machine deleted at the URL, unless it has changed here since."""
-        if all(name in there for name in self.files if selected(name)):
-            return
-        # Another process of this machine may have uploaded since `there` was listed.
-        there = self.list_remote()
         deleted = [name for name in self.files if name not in there and selected(name)]
+        if deleted:
+            # Another process of this machine may have uploaded since `there` was listed.
+            there = self.list_remote()
         for name in sorted(deleted, key=lambda name: name != TRAIN):
-            _, stamp = self.files.pop(name)
-            if stamp == _stamp(self.path / name):
-                (self.path / name).unlink(missing_ok=True)
-        self.save()
+            if name not in there:
+                _, stamp = self.files.pop(name)
+                # A file that has changed here since is kept.
+                if stamp == _stamp(self.path / name):
+                    (self.path / name).unlink(missing_ok=True)
+        if newer or deleted:
+            self.save()
 
     def upload(self) -> None:
         """Upload what was written here since it was synchronized, and delete what is not needed at the URL.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import gt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from procap.errors import UsageError, UserError
 from procap.methods import describe_change
@@ -93,10 +93,14 @@ class ImportedFile(FrozenModel):
     epoch: Count | None = Field(description="epochs that were trained; None if the file does not say")
 
 
-def check_epochs(epochs: Sequence[EpochLog]) -> None:
-    """Raise ValueError unless `epochs` are 0, 1, 2 and so on."""
+def _check_epochs(epochs: list[EpochLog]) -> list[EpochLog]:
     if any(number != log.epoch for number, log in enumerate(epochs)):
         raise ValueError("an epoch is missing, repeated or out of order")
+    return epochs
+
+
+EpochLogs = Annotated[list[EpochLog], AfterValidator(_check_epochs)]
+"""The first epochs of a training, in order."""
 
 
 class TrainResult(FrozenModel):
@@ -107,7 +111,7 @@ class TrainResult(FrozenModel):
     status: Literal["finished"] = "finished"
     steps: Count
     images: Count
-    epochs: list[EpochLog]
+    epochs: EpochLogs
     seconds: Amount = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
     images_per_second: Rate | None = Field(description="warm-up steps and checkpoints left out")
     images_per_second_model: Rate | None = Field(description="the same, waiting for images left out too")
@@ -139,8 +143,7 @@ class TrainResult(FrozenModel):
         return change and f"{config.path} was trained {change}: {hint}"
 
     @model_validator(mode="after")
-    def _epochs_follow(self) -> TrainResult:
-        check_epochs(self.epochs)
+    def _has_steps(self) -> TrainResult:
         if bool(self.steps) != bool(self.epochs):
             raise ValueError(f"there are {self.steps} steps in {len(self.epochs)} epochs")
         return self
@@ -154,14 +157,13 @@ class Progress(FrozenModel):
     status: RunStatus = "running"
     step: Count
     steps: Count
-    epochs: list[EpochLog]
+    epochs: EpochLogs
     seconds: Amount
     resumed: Count = 0
     environment: Environment
 
     @model_validator(mode="after")
     def _steps_are_planned(self) -> Progress:
-        check_epochs(self.epochs)
         if self.step > self.steps:
             raise ValueError(f"step {self.step} is beyond the last one, {self.steps}")
         return self

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from procap.errors import UsageError, UserError
 from runner.card import read_card
@@ -23,6 +24,7 @@ from shards.locks import LockHeld, file_lock
 
 WRITING_SECONDS = 60.0
 DEFAULT = EvalSettings()
+RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ValidationHistory)
 NO_RUNS = {"mlartifacts", "mlruns", "collections"}
 """Folders of results that hold no runs."""
 DEPTH = 6
@@ -57,31 +59,24 @@ class RunFolder:
         return read_document(self.config_file, RunConfig)
 
     def progress(self) -> Progress | None:
-        progress = read_document(self.progress_file, Progress)
-        if progress:
-            self._check_hash(self.progress_file, progress.config_hash)
-        return progress
+        return self._read(self.progress_file, Progress)
 
     def train(self) -> TrainResult | None:
         """Read the result of the finished training; None if there is none.
 
         Raises UserError if it, or the checkpoint if that is here, is of another run than the folder is named after.
         """
-        training = read_document(self.train_file, TrainResult)
-        if training:
-            self._check_hash(self.train_file, training.config_hash)
-            if card := read_card(self.checkpoint_file):
-                self._check_hash(self.checkpoint_file, card.config.hash)
-                if len({(one.backbone_digest, one.manifest_digest) for one in (card, training)}) > 1:
-                    names = f"{self.checkpoint_file} and {self.train_file.name}"
-                    raise UserError(f"{names} are of different weights or data sets; train again with --force")
+        training = self._read(self.train_file, TrainResult)
+        if training and (card := read_card(self.checkpoint_file)):
+            self._check_hash(self.checkpoint_file, card.config.hash)
+            if (card.backbone_digest, card.manifest_digest) != (training.backbone_digest, training.manifest_digest):
+                names = f"{self.checkpoint_file} and {self.train_file.name}"
+                raise UserError(f"{names} are of different weights or data sets; train again with --force")
         return training
 
     def validation(self) -> list[ValidationCount]:
         """Read the counts at the ends of epochs so far, in order; empty without validation."""
-        history = read_document(self.validation_file, ValidationHistory)
-        if history:
-            self._check_hash(self.validation_file, history.config_hash)
+        history = self._read(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
     def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
@@ -99,13 +94,18 @@ class RunFolder:
 
     def read_evaluation(self, path: Path) -> EvalResult | None:
         """Read one of `eval_files`. Raises UserError if it is of another run, target or settings than its name says."""
-        result = read_document(path, EvalResult)
-        if result:
-            self._check_hash(path, result.config_hash)
-            if result.file != path.name:
-                under = f" under {result.settings.label}" if result.settings.label else ""
-                raise UserError(f"{path} is of {result.target!r}{under}: delete it, or restore its name")
+        result = self._read(path, EvalResult)
+        if result and result.file != path.name:
+            under = f" under {result.settings.label}" if result.settings.label else ""
+            raise UserError(f"{path} is of {result.target!r}{under}: delete it, or restore its name")
         return result
+
+    def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
+        """Read a document of the run. Raises UserError for a broken one or one of another configuration."""
+        document = read_document(path, model)
+        if document:
+            self._check_hash(path, document.config_hash)
+        return document
 
     def _check_hash(self, path: Path, found: str) -> None:
         """Raise UserError unless the file at `path` is of the configuration that the folder is named after."""

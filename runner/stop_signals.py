@@ -17,6 +17,9 @@ Item = TypeVar("Item")
 ECHO_SECONDS = 2.0
 """Repeated signals within this time are one request: a batch system signals all processes of a job, and the launcher
 among them forwards the signal to the others."""
+GROUP_WAIT_SECONDS = 2.0
+"""How long a wait of one process of a group goes on after a signal. It usually ends by itself, and all processes stop
+at the same step. Rank 0 ends a longer one first, because it saves the state, and the others a second later."""
 
 
 class Interrupted(UserError):
@@ -30,8 +33,8 @@ class Interrupted(UserError):
 class StopRequest:
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, or None.
 
-    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. Without a launcher the
-    first one also ends a wait at once, see `interruptible`.
+    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. The first one also ends
+    a wait, see `interruptible`: at once without a launcher, else after GROUP_WAIT_SECONDS.
     asked: returns a signal that arrived elsewhere, for a training outside the main thread.
     """
 
@@ -46,6 +49,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._ask)
+            if _is_launched():
+                self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_wait)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -58,13 +63,23 @@ class StopRequest:
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         if self._signum is None:
             self._signum, self._arrived = signum, time.monotonic()
-            if "LOCAL_RANK" not in os.environ:
+            if _is_launched():
+                self._limit_wait()
+            else:
                 self._restore()
-                if self._is_waiting:
-                    raise KeyboardInterrupt
+                self._end_wait()
         elif time.monotonic() - self._arrived >= ECHO_SECONDS:
             self._restore()
             signal.raise_signal(signum)
+
+    def _limit_wait(self) -> None:
+        """End the wait of this process, if it is in one now, GROUP_WAIT_SECONDS from now."""
+        if self._is_waiting and signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, GROUP_WAIT_SECONDS + (os.environ.get("RANK", "0") != "0"))
+
+    def _end_wait(self, *_: object) -> None:
+        if self._is_waiting:
+            raise KeyboardInterrupt
 
     def _restore(self) -> None:
         while self._before:
@@ -73,8 +88,10 @@ class StopRequest:
 
     @contextmanager
     def interruptible(self, message: str) -> Iterator[None]:
-        """Raise `Interrupted` as soon as a signal arrives in the block, which has nothing to lose, such as a wait."""
+        """Raise `Interrupted` if a signal arrives in the block, which has nothing to lose, such as a wait."""
         self._is_waiting = True
+        if self._signum:
+            self._limit_wait()
         try:
             yield
         except KeyboardInterrupt:
@@ -84,14 +101,22 @@ class StopRequest:
         finally:
             self._is_waiting = False
 
-    def iterate(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Iterate over `items`, and end early when a signal arrives while the next one is waited for."""
+    def iterate(self, items: Iterable[Item], path: str, *, together: bool) -> Iterator[Item]:
+        """Iterate over `items` for the run at `path`, and end early if a signal arrives while it waits for the next.
+
+        together: in a process group of several raise `Interrupted` instead, as the others cannot take part in what
+            follows: each of them ends in a wait, too, or because its next message is not answered.
+        """
         waiting = iter(items)
         while True:
             try:
-                with self.interruptible(""):
+                with self.interruptible(f"stopped {path}, which waited for images; repeat to go on"):
                     item = next(waiting)
-            except (StopIteration, Interrupted):
+            except StopIteration:
+                return
+            except Interrupted:
+                if together:
+                    raise
                 return
             yield item
 
@@ -99,6 +124,11 @@ class StopRequest:
         """Raise `Interrupted` if a signal has arrived."""
         if signum := self.signum:
             raise Interrupted(signum, message)
+
+
+def _is_launched() -> bool:
+    """Whether a launcher has started this process as one of a group."""
+    return "LOCAL_RANK" in os.environ
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
-from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import FlagSync
+from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.meters import Meter, ResourceMonitor
@@ -25,7 +24,7 @@ from runner.results import FewShotRecord, Progress, RankUse, TrainResult, write_
 from runner.run_folders import RunFolder
 from runner.setup import Setup, changed_file, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
-from runner.stop_signals import StopRequest
+from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
 from runner.validate import Callbacks, Validator
@@ -153,7 +152,11 @@ def _train(
             # Each stage of a training has its own engine.
             stack.callback(lambda: checkpointer.engine.close())
             validator = Validator(callbacks, checkpointer, runtime, stop)
-            state = _fit(runtime, checkpointer, validator, monitor, epochs)
+            try:
+                state = _fit(runtime, checkpointer, validator, monitor, epochs)
+            except Interrupted:
+                checkpointer.save_alone()
+                raise
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
         if checkpointer.average:
@@ -202,7 +205,9 @@ def _fit(
         for epoch in range(state.epoch, epochs):
             batches = schedule.batches(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(schedule.stream, DeviceTrainStream)
-            moved = stop.iterate(batches if on_device else to_device(batches, device))
+            moved = stop.iterate(
+                batches if on_device else to_device(batches, device), config.path, together=group.size > 1
+            )
             for images, labels in meter.iterate("data", moved):
                 # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
                 number = state.step + len(losses)

@@ -9,7 +9,7 @@ from procap.errors import UsageError, UserError
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
-from runner.distributed.flag_sync import FlagSync
+from runner.distributed.collectives import FlagSync
 from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.inference import Inference
@@ -121,7 +121,7 @@ class Validator:
         )
         transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
-        for pixels, indices in self.stop.iterate(batches):
+        for pixels, indices in self.stop.iterate(batches, config.path, together=self.group.size > 1):
             with autocast(config.precision, clip.device):
                 predictions.add(inference(pixels, indices), indices)
             if signum := flag_sync.exchange(signum=self.stop.signum).signum:

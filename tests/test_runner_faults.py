@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,7 @@ from unittest.mock import patch
 
 import pytest
 from local_server import Answer, LocalServer
-from rank_processes import SECONDS, Ended, run_ranks
+from rank_processes import SECONDS, Ended, Processes, run_ranks
 from small_runs import make_runtime
 
 from benchmarks.cli import eval as eval_command
@@ -29,6 +30,7 @@ from runner.config import RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.run_folders import RunFolder
+from runner.schedule import Schedule
 from shards import remote
 
 STEPS, LATER = 15, 6
@@ -139,6 +141,46 @@ def straight(command, tmp_path_factory) -> RunFolder:
 def only_run(results: Path) -> RunFolder:
     (config,) = results.rglob("config.json")
     return RunFolder(config.parent)
+
+
+def procap_that_stalls(arguments: list[str], waiting_ranks: list[int]) -> None:
+    """`procap`, in which some ranks wait for images without end after step LATER."""
+    batches = Schedule.batches
+
+    def stalling(schedule: Schedule, epoch: int, start_step: int = 0) -> Iterator[Any]:
+        for number, batch in enumerate(batches(schedule, epoch, start_step), schedule.first_step(epoch) + start_step):
+            if number == LATER and ranks_from_environment().rank in waiting_ranks:
+                print("waits", flush=True)
+                time.sleep(SECONDS)
+            yield batch
+
+    with patch.object(Schedule, "batches", stalling):
+        procap(arguments)
+
+
+@pytest.mark.parametrize("waiting", [[0, 1], pytest.param([0], marks=pytest.mark.slow), [1]])
+def test_a_signal_ends_a_group_that_waits_for_images(command, straight, few_digits, tmp_path, waiting):
+    """The state of the last step is saved if rank 0 waits; otherwise the run goes on from the last one on disk."""
+    with Processes(2, procap_that_stalls, command(tmp_path), waiting) as processes:
+        deadline = time.monotonic() + SECONDS
+        while not all("waits" in processes.output(rank) for rank in waiting):
+            assert time.monotonic() < deadline, [processes.output(rank, "err") for rank in (0, 1)]
+            time.sleep(0.01)
+        began = time.monotonic()
+        for rank in (0, 1):
+            processes.kill(rank, signal.SIGTERM)
+        ends = processes.wait()
+        # Waits end after two to three seconds; the limit leaves time for a busy machine.
+    assert time.monotonic() - began < SECONDS / 4
+    lines = last_lines(ends)
+    assert len(lines) == (1 if 0 in waiting else 2), "one line, and from rank 0 that rank 1 has stopped"
+    assert all("SIGTERM: stopped base/digits/maple" in line and "waited for images; repeat" in line for line in lines)
+    assert all(ends[rank].code == 128 + signal.SIGTERM for rank in waiting), ends
+    folder = only_run(tmp_path)
+    if 0 in waiting:
+        assert states(folder) == [LATER]
+    assert codes(run_ranks(1, procap, command(tmp_path))) == [0]
+    assert_same(straight, tmp_path, few_digits)
 
 
 def codes(ends: list[Ended]) -> list[int]:

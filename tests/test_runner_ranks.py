@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.parallel import ClassShares
-from runner.distributed.collectives import ProcessGroup
+from runner.distributed.collectives import Flags, FlagSync, ProcessGroup
 from runner.distributed.error_store import INTERRUPTED, ErrorStore
-from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 

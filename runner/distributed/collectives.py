@@ -1,4 +1,4 @@
-"""Collective operations of the processes of a run: gather rows with gradient, exchange objects, wait.
+"""Collective operations of the processes of a run: gather rows with gradient, exchange objects and flags, wait.
 
 Shapes: W ranks, N rows of one rank, R rows of all.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ class ProcessGroup:
     """
 
     def __init__(self, ranks: Ranks | None = None, flag_group: dist.ProcessGroup | None = None) -> None:
-        """flag_group: a separate gloo group for `runner.distributed.flag_sync`, so that no other message delays it."""
+        """flag_group: a separate gloo group for `FlagSync`, so that no other message delays it."""
         self.ranks = ranks or Ranks()
         self.flag_group = flag_group
         self._waits: list[tuple[Mark, Mark]] = []
@@ -161,3 +161,43 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ranks, rows = ctx.ranks, len(gradient) // ctx.ranks.size
         return gradient.narrow(0, ranks.rank * rows, rows) * ranks.size, None
+
+
+class Flags(NamedTuple):
+    """The maximum of the flags of all ranks. save: write a state. signum: the signal that asks to stop, else 0."""
+
+    save: bool = False
+    signum: int = 0
+
+
+class FlagSync:
+    """Exchange save and stop flags without waiting: what is sent at step t is applied at step t + 1, on all ranks.
+
+    All ranks call each method equally often.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._pending: tuple[Tensor, dist.Work] | None = None
+
+    def exchange(self, *, save: bool = False, signum: int | None = None) -> Flags:
+        """Start the all-reduce of this rank's flags; returns the result of the call before, with one rank its own."""
+        flags = Flags(save, signum or 0)
+        if self._group.size == 1:
+            return flags
+        result = self.wait()
+        values = torch.tensor(flags, dtype=torch.int64)
+        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group.flag_group, async_op=True)
+        assert work is not None
+        self._pending = values, work
+        return result
+
+    def wait(self) -> Flags:
+        """Wait for the pending all-reduce, clear it, and return its result."""
+        if self._pending is None:
+            return Flags()
+        (values, work), self._pending = self._pending, None
+        with self._group.timed(CPU):
+            work.wait()
+        save, signum = values.tolist()
+        return Flags(bool(save), signum)
