@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from plug_ins import METHOD, install
 
 from benchmarks.cli import main
-from benchmarks.plots.style import LOOKS, assign_looks
+from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
@@ -146,7 +147,7 @@ LOOK = """
 from procap.recipe import Recipe
 
 class Painted(CoOp):
-    title, colour = "Painted CoOp", "#123456"
+    title, colour = "Painted CoOp", "#0072b2"
 
     @classmethod
     def recipe(cls, task="base-to-novel", shots=16, dataset=""):
@@ -178,9 +179,15 @@ def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_name_eve
 
 def test_a_plug_in_has_its_title_and_colour_and_no_colour_twice(painted):
     assert (title_method("painted"), title_method("coop"), title_method("gone")) == ("Painted CoOp", "CoOp", "gone")
-    looks = assign_looks({"Painted CoOp": "painted", "another": "painted", "CoOp": "coop", "unknown": "gone"})
-    assert looks["Painted CoOp"].colour == "#123456" and looks["CoOp"] == LOOKS["coop"]
+    assert "#0072b2" in SPARE
+    looks = assign_looks({"unknown": "gone", "Painted CoOp": "painted", "another": "painted", "CoOp": "coop"})
+    assert looks["Painted CoOp"].colour == "#0072b2" and looks["CoOp"] == LOOKS["coop"]
     assert len({look.colour for look in looks.values()}) == 4
+
+
+def test_the_colour_of_a_new_method_is_that_of_no_other(written):
+    [colour] = {found for file in written.rglob("*.py") for found in re.findall(r'colour = "(#\w+)"', file.read_text())}
+    assert colour not in {*SPARE, *(look.colour for look in (*LOOKS.values(), BASE, NOVEL))}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,17 @@ import pytest
 from made_results import made, put_run, put_score
 
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.plots.style import FORMATS, LOOKS, OTHER, assign_dataset_looks, assign_looks, image_of, save_plots
+from benchmarks.plots.style import (
+    BASE,
+    FORMATS,
+    LOOKS,
+    NOVEL,
+    OTHER,
+    assign_dataset_looks,
+    assign_looks,
+    image_of,
+    save_plots,
+)
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun, Variant
@@ -349,6 +359,9 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
             if first != second:
                 assert (LOOKS[first].marker, LOOKS[first].dashes) != (LOOKS[second].marker, LOOKS[second].dashes)
     assert len(set(assign_dataset_looks(map(str, range(56))).values())) == 56
+    # A plot with base and novel accuracy has another colour for the third line.
+    third = assign_looks({"VPT": "vpt"}, taken=(BASE, NOVEL))["VPT"]
+    assert third.colour not in (BASE.colour, NOVEL.colour)
 
 
 def test_of_many_methods_ours_zero_shot_and_the_best_are_highlighted():

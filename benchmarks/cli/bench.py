@@ -33,7 +33,7 @@ from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite
 from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, merge_runs
+from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, join_recorded, merge_runs
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
@@ -164,7 +164,8 @@ def bench(
     kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
     where = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
-    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
+    shown = [join_recorded(plan, runtime.results) for plan in plans]
+    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in shown])
     failed: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     outputs: list[SuiteOutputs] = []
@@ -173,14 +174,15 @@ def bench(
             with _hint_at_profile(flags):
                 failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
         remote.pull_all()
+        planned = {run.path for run in runs}
         missing = {run.path: MISSING for run in runs if not is_done(run, runtime)}
         trackers.started = True
-        for plan, tracker in zip(plans, trackers.trackers, strict=True):
+        for plan, tracker in zip(shown, trackers.trackers, strict=True):
             # Includes runs that an earlier, killed attempt finished without recording them.
             tracker.update(tracker.collection.runs)
             made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
             outputs.append(made)
-            unreadable |= made.unreadable
+            unreadable |= {path: why for path, why in made.unreadable.items() if path in planned}
             reasons = {**missing, **unreadable, **failed}
             own = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
             status: Status = "failed" if own or made.failed else "finished"

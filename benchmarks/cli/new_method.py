@@ -59,7 +59,7 @@ class $kind(Method):
     options: ${kind}Options
     summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
     title = "$title"
-    colour = "#0072b2"
+    colour = "#6a3d9a"
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ${kind}Options, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)

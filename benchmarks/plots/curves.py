@@ -99,7 +99,7 @@ def average_and_datasets(
         return None
     variant = next(iter(variants.values()))
     figure, (left, right) = style.panels(2, 2.15, label, "accuracy, %")
-    own_look = style.assign_looks({"": variant.method})[""]
+    own_look = style.assign_looks({"": variant.method}, taken=(style.BASE, style.NOVEL))[""]
     looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", own_look))
     for kind, (title, look) in enumerate(looks):
         style.draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("procap.mplstyle")
-COLOURS = {"zeroshot": "#7f7f7f", "coop": "#56b4e9", "cocoop": "#e69f00", "maple": "#009e73", "procap": "#d55e00"}
 SPARE = ("#0072b2", "#cc79a7", "#f0e442", "#000000", "#8c6d31")
 DATASETS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -66,11 +65,11 @@ class Look:
 
 
 LOOKS: Mapping[str, Look] = {
-    "zeroshot": Look(COLOURS["zeroshot"], "o", DASHES[2], "xxx"),
-    "coop": Look(COLOURS["coop"], "s", DASHES[3]),
-    "cocoop": Look(COLOURS["cocoop"], "^", DASHES[4], "\\\\\\"),
-    "maple": Look(COLOURS["maple"], "D", DASHES[1], "///"),
-    "procap": Look(COLOURS["procap"], "o", DASHES[0]),
+    "zeroshot": Look("#7f7f7f", "o", DASHES[2], "xxx"),
+    "coop": Look("#56b4e9", "s", DASHES[3]),
+    "cocoop": Look("#e69f00", "^", DASHES[4], "\\\\\\"),
+    "maple": Look("#009e73", "D", DASHES[1], "///"),
+    "procap": Look("#d55e00", "o", DASHES[0]),
 }
 OTHER, OTHER_LABEL = Look("#a3a9b5", "."), "other methods"
 """The look of all methods that are not highlighted, and their shared entry of the legend."""
@@ -78,12 +77,13 @@ BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Looks of base and novel accuracy in plots that draw them as separate lines."""
 
 
-def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = {}) -> dict[str, Look]:
+def assign_looks(
+    methods: Mapping[str, str], scores: Mapping[str, float] = {}, taken: Iterable[Look] = ()
+) -> dict[str, Look]:
     """Assign a look to each title: the method's own for its first title, spare ones for the others.
 
-    A plug-in has the colour that its class gives.
-
-    Of many titles ProCAP, zero-shot CLIP and the highest `scores` are highlighted; the others get OTHER.
+    A plug-in has the colour that its class gives. No colour is assigned twice, nor one of `taken`, the other looks in
+    the plot. Of many titles ProCAP, zero-shot CLIP and the highest `scores` are highlighted; the others get OTHER.
     """
 
     def rank(title: str) -> tuple[int, float]:
@@ -91,21 +91,27 @@ def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = {}) -
         method = methods[title]
         return first.index(method) if method in first else len(first), -scores.get(title, -math.inf)
 
-    highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]
+    highlighted = set(sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST])
+    used = {look.colour for look in taken}
+    own: dict[str, str] = {}
+    for title in (title for title in methods if title in highlighted):
+        method = methods[title]
+        colour = LOOKS[method].colour if method in LOOKS else method_look(method)[1]
+        if colour and colour not in used:
+            own[title] = colour
+            used.add(colour)
+    spare = [colour for colour in SPARE if colour not in used] or SPARE
     found: dict[str, Look] = {}
-    spares = 0
+    number = 0
     for title, method in methods.items():
         if title not in highlighted:
             found[title] = OTHER
-            continue
-        own = LOOKS.get(method)
-        if own is None or own in found.values():
-            colour = method_look(method)[1] if own is None else ""
-            own = _number_look(spares, SPARE, 3)
-            if colour and all(look.colour != colour for look in found.values()):
-                own = replace(own, colour=colour)
-            spares += 1
-        found[title] = own
+        elif method in LOOKS and title in own:
+            found[title] = LOOKS[method]
+        else:
+            look = _number_look(number, spare, 3)
+            found[title] = replace(look, colour=own.get(title, look.colour))
+            number += 1
     return found
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
@@ -25,6 +25,8 @@ from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_shots, select_labels
 from shards.reader import open_dataset
 from shards.resolve import kind_of_name, resolve_dataset
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -186,3 +188,50 @@ def recorded_options(
         return len(planned & existing), sum(path.split("/")[1] in options.profile.datasets for path in existing)
 
     return max(candidates, key=count_existing)
+
+
+def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
+    """Extend a plan to what earlier commands finished with the same settings; tables are of the extended plan.
+
+    Data sets, methods, seeds and shots are joined. A plan with other settings stays as it is, and so does that of a
+    suite with further results, which are of its last command.
+    """
+    suite, options = plan.suite, plan.options
+    collection = read_collection(results / COLLECTIONS / "suite" / suite.name)
+    if collection is None or not collection.settings or suite.finish:
+        return plan
+    try:
+        earlier = recorded_options(suite, collection, results, options.data)
+        finished = [run for run in suite.plan(earlier) if RunFolder(results / run.path).train_file.exists()]
+        # Without training the seed of a run is always the same.
+        seeds = {run.seed for run in finished if run.spec.config.recipe.epochs}
+        chosen = replace(
+            options,
+            datasets=_join(options.datasets, earlier.datasets, {run.dataset for run in finished}),
+            methods=_join(options.methods, earlier.methods, {run.variant.method for run in finished}),
+            seeds=_join(options.seeds, earlier.seeds, seeds),
+        )
+        joined = SuitePlan.of(suite, replace(chosen, shots=_join_shots(plan, finished)))
+    except (UserError, DataError):
+        # The plan or the method of an earlier command is not here any more.
+        return plan
+    lists = ("datasets", "methods", "seeds", "shots")
+    same = all(value == options.plain()[name] for name, value in earlier.plain().items() if name not in lists)
+    is_curve = all(run.variant.shots is not None for run in plan.runs)
+    return joined if same and (is_curve or earlier.shots == options.shots) else plan
+
+
+def _join_shots(plan: SuitePlan, finished: Sequence[SuiteRun]) -> tuple[int, ...]:
+    """Return the shots of a plan, and of finished runs if they are points of a curve."""
+    own, others = (
+        {run.variant.shots for run in runs if run.variant.shots is not None and run.spec.config.recipe.epochs}
+        for runs in (plan.runs, finished)
+    )
+    return tuple(sorted(own | others)) if others - own else plan.options.shots
+
+
+def _join(chosen: tuple[T, ...], earlier: tuple[T, ...], finished: Container[T]) -> tuple[T, ...]:
+    """Join values with the earlier ones that are finished, in the order of the longer list."""
+    kept = tuple(one for one in earlier if one in finished)
+    first, second = (chosen, kept) if set(kept) <= set(chosen) else (kept, chosen)
+    return tuple(dict.fromkeys((*first, *second)))

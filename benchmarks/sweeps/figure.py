@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots.style import COLOURS, FAINT, GRID, INK, SPARE, heading, save_plots
+from benchmarks.plots.style import FAINT, GRID, INK, assign_looks, heading, save_plots
 from benchmarks.sweeps.table import find_best
 from cluster.configuration import Configuration, SweepSettings
 
@@ -35,7 +35,7 @@ def plot_sweep(settings: SweepSettings, configurations: Sequence[Configuration])
     columns = min(MAX_COLUMNS, len(fields))
     rows = math.ceil(len(fields) / columns)
     figure = Figure(figsize=(3.6 * columns + 0.6, 3.1 * rows + 0.5), layout="constrained")
-    colours = {method: COLOURS.get(method, SPARE[i % len(SPARE)]) for i, method in enumerate(settings.methods)}
+    colours = {method: look.colour for method, look in assign_looks({name: name for name in settings.methods}).items()}
     left: Axes | None = None
     for number, field in enumerate(fields):
         axes = figure.add_subplot(rows, columns, number + 1, sharey=left)
