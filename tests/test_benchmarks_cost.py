@@ -12,10 +12,11 @@ import pytest
 from made_results import put_config, put_run, put_score
 
 from benchmarks.cli import main
-from benchmarks.runtime.flops import bilinear, count_evaluation, count_step
+from benchmarks.runtime.flops import BACKBONES, bilinear, count_evaluation, count_step
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
 from benchmarks.suites.progress import RunProgress
 from cluster.run import RunSpec, TrialReport
+from procap.methods import METHODS
 from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
@@ -54,6 +55,12 @@ def test_the_installed_operations_are_those_of_a_training_step():
         assert bilinear(clip, method, count) == pytest.approx(load_flops()["mini"][method][kind], rel=1e-3)
     # ViT-B/16 has 35 billion operations an image forward, and about as many backward where the weights are frozen.
     assert flops(load_flops()["ViT-B-16"]["maple"]["step"], 1, 0) == pytest.approx(68e9, rel=0.05)
+
+
+def test_operations_are_counted_for_every_method_on_every_backbone():
+    """Otherwise `--dry-run` could not estimate the time of a run on, say, ViT-L/14 before one has finished."""
+    assert {*load_flops()} == {*BACKBONES}
+    assert all({*counted} == {*METHODS} for counted in load_flops().values())
 
 
 def test_more_work_takes_longer(runtime):
