@@ -127,8 +127,12 @@ def test_both_readings_of_an_average_harmonic_mean_are_named():
     assert readings["base-to-novel", "ProCAP, Average"] == ("HM of averages",)
     assert readings["stability", "ProCAP, Average"] == ("mean of HMs",)
     assert readings["duration", "ProCAP, 10 epochs"] == ("HM of averages",)
-    neither = check_average_hm("t", "w", 85.43, 77.61, 81.25, [81.0, 81.2]).finding
-    assert neither and neither.recomputed == pytest.approx(81.332, abs=1e-3) and "HM of averages" in neither.remark
+    neither = check_average_hm("t", "w", 85.43, 77.61, 81.25, [81.0, 81.2])
+    assert (
+        not neither.agrees
+        and neither.recomputed == pytest.approx(81.332, abs=1e-3)
+        and "HM of averages" in neither.remark
+    )
     # One reading is as good as the other where base and novel are alike everywhere.
     assert check_average_hm("t", "w", 80.00, 80.00, 80.00, [80.0, 80.0]).readings == (
         "HM of averages",
@@ -149,7 +153,7 @@ def test_rounding_alone_is_never_reported(base, novel):
     """True accuracies from integer counts, printed with two decimals: the harmonic mean fits, whatever they are."""
     true = percent(base), percent(novel)
     figures = [float(f"{float(figure):.2f}") for figure in (*true, harmonic(*true))]
-    assert check_hm("t", "w", *figures).finding is None
+    assert check_hm("t", "w", *figures).agrees
     assert check_average_hm("t", "w", *figures).readings == ("HM of averages",)
 
 
@@ -160,9 +164,9 @@ def test_a_mean_is_reported_from_three_hundredths_on_and_never_for_rounding(part
     true = [percent(part) for part in parts]
     figures = [round(float(figure), 2) for figure in true]
     centre = round(float(sum(true) / len(true)), 2)
-    assert check_mean("t", "w", "average", figures, centre).finding is None
-    off = check_mean("t", "w", "average", figures, round(centre + error, 2)).finding
-    assert off and off.high - off.low <= 0.0101
+    assert check_mean("t", "w", "average", figures, centre).agrees
+    off = check_mean("t", "w", "average", figures, round(centre + error, 2))
+    assert not off.agrees and off.high - off.low <= 0.0101
 
 
 @pytest.mark.parametrize(

@@ -54,33 +54,22 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A printed number that disagrees with the value `recomputed`, in [low, high], from its own or another table.
-
-    where: method and data set as printed. remark: what would explain it.
-    """
-
-    table: str
-    where: str
-    printed: float
-    recomputed: float
-    low: float
-    high: float
-    kind: Kind
-    remark: str = ""
-
-
-@dataclass(frozen=True)
 class Check:
-    """A printed number that was recomputed. finding: None if it agrees.
+    """A printed number and the value `recomputed`, in [low, high], from its own or another table.
 
+    where: method and data set as printed. remark: what would explain a disagreement.
     readings: for an average harmonic mean, the readings that agree with the printed number.
     """
 
     table: str
     where: str
     kind: Kind
-    finding: Finding | None = None
+    printed: float
+    recomputed: float
+    low: float
+    high: float
+    agrees: bool
+    remark: str = ""
     readings: tuple[Reading, ...] = ()
 
 
@@ -114,7 +103,7 @@ def check_mean(table: str, where: str, kind: Kind, parts: Sequence[float], print
 def check_average_hm(table: str, where: str, base: float, novel: float, hm: float, hms: Sequence[float] = ()) -> Check:
     """Check an average row's HM, as the HM of the averages and, with `hms`, as the mean of the data sets' HMs.
 
-    It agrees if one of the readings gives it; a finding describes the nearest reading.
+    It agrees if one of the readings gives it; the nearest reading is compared.
     """
     ways: dict[Reading, tuple[Fraction, Interval]] = {
         "HM of averages": (_hm(_exact(base), _exact(novel)), harmonic(known(base), known(novel)))
@@ -122,31 +111,35 @@ def check_average_hm(table: str, where: str, base: float, novel: float, hm: floa
     if hms:
         ways["mean of HMs"] = (_mean([_exact(part) for part in hms]), mean([known(part) for part in hms]))
     readings = tuple(reading for reading, (_, interval) in ways.items() if interval.gives(hm))
-    if readings:
-        return Check(table, where, "average HM", readings=readings)
-    nearest = min(ways, key=lambda reading: abs(ways[reading][0] - _exact(hm)))
-    return _check(table, where, "average HM", hm, *ways[nearest], f"nearest reading: {nearest}")
+    nearest = min(readings or ways, key=lambda reading: abs(ways[reading][0] - _exact(hm)))
+    return _check(table, where, "average HM", hm, *ways[nearest], f"nearest reading: {nearest}", readings)
 
 
 def check_same(table: str, where: str, printed: float, elsewhere: float, remark: str) -> Check:
     """Check a number that two tables print; it must be equal to the last digit."""
-    finding = Finding(table, where, printed, elsewhere, elsewhere, elsewhere, "other table", remark)
-    return Check(table, where, "other table", None if printed == elsewhere else finding)
+    same = printed == elsewhere
+    return Check(table, where, "other table", printed, elsewhere, elsewhere, elsewhere, same, remark)
 
 
-def check_count(table: str, where: str, printed: int, count: int, within: int, remark: str) -> Check:
+def check_count(table: str, where: str, printed: int, count: int, within: int) -> Check:
     """Check a printed count against the number of things; `within` is half of its last printed place."""
-    finding = Finding(table, where, printed, count, count - within, count + within, "data set", remark)
-    return Check(table, where, "data set", None if abs(printed - count) <= within else finding)
+    agrees = abs(printed - count) <= within
+    low, high = count - within, count + within
+    return Check(table, where, "data set", printed, count, low, high, agrees, "counted in our lists")
 
 
 def _check(
-    table: str, where: str, kind: Kind, printed: float, centre: Fraction, interval: Interval, remark: str = ""
+    table: str,
+    where: str,
+    kind: Kind,
+    printed: float,
+    centre: Fraction,
+    interval: Interval,
+    remark: str = "",
+    readings: tuple[Reading, ...] = (),
 ) -> Check:
-    if interval.gives(printed):
-        return Check(table, where, kind)
-    low, high = float(interval.low), float(interval.high)
-    return Check(table, where, kind, Finding(table, where, printed, float(centre), low, high, kind, remark))
+    low, high, agrees = float(interval.low), float(interval.high), interval.gives(printed)
+    return Check(table, where, kind, printed, float(centre), low, high, agrees, remark, readings)
 
 
 def _exact(printed: float) -> Fraction:
@@ -178,7 +171,6 @@ def _partner(half: float, hm: float) -> float | None:
 
 MAIN = "base-to-novel"
 IN_MAIN = f"see {MAIN}"
-COUNTED = "counted in our lists"
 NAMES: Mapping[Kind, str] = {
     "HM": "harmonic means",
     "average": "averages",
@@ -197,14 +189,9 @@ class Audit:
     folder: Path
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Check]:
         """The disagreements, in the order of the tables."""
-        return [check.finding for check in self.checks if check.finding]
-
-    @property
-    def checked(self) -> Mapping[Kind, int]:
-        """The number of checks of each kind."""
-        return Counter(check.kind for check in self.checks)
+        return [check for check in self.checks if not check.agrees]
 
     @property
     def readings(self) -> Mapping[tuple[str, str], tuple[Reading, ...]]:
@@ -214,7 +201,7 @@ class Audit:
 
 def audit(folder: Path = PUBLISHED) -> Audit:
     """Check every harmonic mean, average, target mean, repeated figure and data set size of the tables in `folder`."""
-    tables = (_base_to_novel, _stability, _duration, _cross_dataset, _domain_generalization, _ablation, _sizes)
+    tables = (_base_to_novel, _stability, _duration, _transfer, _ablation, _sizes)
     return Audit(tuple(check for table in tables for check in table(folder)), folder)
 
 
@@ -259,10 +246,9 @@ def _stability(folder: Path) -> Iterator[Check]:
     for line in stability(folder):
         where, other, remark = f"ProCAP, {display_name(line.dataset)}", main[line.dataset], IN_MAIN
         if line.dataset == AVERAGE:
-            remark = f"{MAIN}: {_average_reading(_halves(MAIN, 'ProCAP', main.values()))}"
-        yield check_same(table, f"{where}, base", line.base, other.base, IN_MAIN)
-        yield check_same(table, f"{where}, novel", line.novel, other.novel, IN_MAIN)
-        yield check_same(table, f"{where}, HM", line.hm, other.hm, remark)
+            [average] = [check for check in _halves(MAIN, "ProCAP", main.values()) if check.kind == "average HM"]
+            remark = f"{MAIN}: {' or '.join(average.readings) or 'no reading'}"
+        yield from _same_halves(table, where, line, other, remark)
 
 
 def _duration(folder: Path) -> Iterator[Check]:
@@ -271,24 +257,19 @@ def _duration(folder: Path) -> Iterator[Check]:
         where = f"{line.method}, {line.epochs} epochs"
         yield check_average_hm(table, where, line.base, line.novel, line.hm)
         if line.epochs == max(each.epochs for each in lines):
-            yield check_same(table, f"{where}, base", line.base, main.base, IN_MAIN)
-            yield check_same(table, f"{where}, novel", line.novel, main.novel, IN_MAIN)
-            yield check_same(table, f"{where}, HM", line.hm, main.hm, IN_MAIN)
+            yield from _same_halves(table, where, line, main, IN_MAIN)
 
 
-def _cross_dataset(folder: Path) -> Iterator[Check]:
-    return _target_means("cross-dataset", cross_dataset(folder))
-
-
-def _domain_generalization(folder: Path) -> Iterator[Check]:
-    table, lines = "domain-generalization", domain_generalization(folder)
-    yield from _target_means(table, lines)
+def _transfer(folder: Path) -> Iterator[Check]:
+    yield from _target_means("cross-dataset", cross_dataset(folder))
+    yield from _target_means("domain-generalization", domain_generalization(folder))
     sources = {line.method: line.source for line in cross_dataset(folder)}
-    for line in lines:
+    for line in domain_generalization(folder):
         plain = line.method.rstrip("*")
         if plain in sources:
             remark = "see cross-dataset" if plain == line.method else f"cross-dataset: {plain}, no star"
-            yield check_same(table, f"{line.method}, ImageNet", line.source, sources[plain], remark)
+            where = f"{line.method}, ImageNet"
+            yield check_same("domain-generalization", where, line.source, sources[plain], remark)
 
 
 def _ablation(folder: Path) -> Iterator[Check]:
@@ -306,12 +287,12 @@ def _sizes(folder: Path) -> Iterator[Check]:
     with (folder / "datasets.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             ours, where = CATALOGUE[names[row["dataset"]]], row["dataset"]
-            yield check_count("data sets", f"{where}, classes", int(row["classes"]), ours.classes, 0, COUNTED)
+            yield check_count("data sets", f"{where}, classes", int(row["classes"]), ours.classes, 0)
             for split in ("train", "val", "test"):
                 if row[split]:
                     printed, within = _count(row[split])
                     count = ours.counts.get(split, 0)
-                    yield check_count("data sets", f"{where}, {split}", printed, count, within, COUNTED)
+                    yield check_count("data sets", f"{where}, {split}", printed, count, within)
 
 
 def _count(text: str) -> tuple[int, int]:
@@ -337,6 +318,13 @@ def _halves(table: str, method: str, lines: Iterable[Any]) -> Iterator[Check]:
             yield check_average_hm(table, where, line.base, line.novel, line.hm, [each.hm for each in sets])
 
 
+def _same_halves(table: str, where: str, line: Any, main: Any, hm_remark: str) -> Iterator[Check]:
+    """Check that base, novel and HM of a row are those of the main table."""
+    yield check_same(table, f"{where}, base", line.base, main.base, IN_MAIN)
+    yield check_same(table, f"{where}, novel", line.novel, main.novel, IN_MAIN)
+    yield check_same(table, f"{where}, HM", line.hm, main.hm, hm_remark)
+
+
 def _target_means(table: str, lines: Sequence[Any]) -> Iterator[Check]:
     for line in lines:
         where = f"{line.method}, {display_name(AVERAGE)}"
@@ -348,16 +336,11 @@ def _main(folder: Path) -> dict[str, Any]:
     return {line.dataset: line for line in base_to_novel(folder) if line.key == "procap"}
 
 
-def _average_reading(checks: Iterable[Check]) -> str:
-    readings = next(check.readings for check in checks if check.kind == "average HM")
-    return " or ".join(readings) or "no reading"
-
-
-def _figure(finding: Finding) -> str:
+def _figure(finding: Check) -> str:
     return f"{finding.where}, HM" if finding.kind in ("HM", "average HM") else finding.where
 
 
-def _items(finding: Finding) -> tuple[Cell, ...]:
+def _items(finding: Check) -> tuple[Cell, ...]:
     figures = (finding.printed, finding.recomputed, finding.low, finding.high, finding.printed - finding.recomputed)
     if finding.kind == "data set":
         return (*(f"{figure:,.0f}" for figure in figures), finding.remark)
@@ -365,7 +348,8 @@ def _items(finding: Finding) -> tuple[Cell, ...]:
 
 
 def _notes(done: Audit) -> tuple[str, ...]:
-    counts = ", ".join(f"{count} of {NAMES[kind]}" for kind, count in done.checked.items())
+    kinds = Counter(check.kind for check in done.checks)
+    counts = ", ".join(f"{count} of {NAMES[kind]}" for kind, count in kinds.items())
     return (
         f"{len(done.checks)} checks of printed figures ({counts}); {len(done.findings)} find one that disagrees.",
         "Rule: a printed percentage is known to ±0.005. Lowest and Highest are the ends of what such figures can give; "

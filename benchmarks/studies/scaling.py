@@ -1,8 +1,7 @@
 """Measure how a training step scales over processes: several with one thread each against one with one thread.
 
     python -m benchmarks.studies.scaling                                  mini, 51, 500 and 1,000 classes, two processes
-    python -m benchmarks.studies.scaling --engine ddp,deepspeed,deepspeed:2  beside DeepSpeed, at ZeRO stage 0 and 2
-    python -m benchmarks.studies.scaling --backbone ViT-B/16 --random        full size; speed without weights
+    python -m benchmarks.studies.scaling --backbone ViT-B/16 --random     full size; speed without weights
 
 Steps are those of `procap train`, over synthetic images and class names, on CPUs with gloo, at a learning rate of zero:
 every round starts from the same weights. The variants take turns, round by round, in processes that are started once;
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note, show, show_json
-from benchmarks.console.parse import parse_integers, parse_methods, split_names
+from benchmarks.console.parse import parse_integers, parse_methods
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.studies.chaos.ports import free_port
 from benchmarks.studies.record import describe_machine, describe_run, write_record
@@ -52,9 +51,7 @@ class Variant:
     """A way to take steps. sharded: classes are sharded over the processes, else each encodes all of them."""
 
     name: str
-    processes: int = 1
-    engine: str = "ddp"
-    zero_stage: int | None = None
+    processes: int
     sharded: bool = True
 
 
@@ -73,10 +70,19 @@ class Plan:
 
     backbone: str
     pretrained: str | None
-    variants: tuple[Variant, ...]
+    processes: int
     steps: tuple[StepSpec, ...]
     rounds: int
     seconds: float
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        several = f"{self.processes} processes"
+        return (
+            Variant("one process", 1),
+            Variant(several, self.processes),
+            Variant(f"{several}, all classes on each", self.processes, sharded=False),
+        )
 
 
 class Steps:
@@ -85,10 +91,9 @@ class Steps:
     def __init__(self, spec: StepSpec, variant: Variant, group: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.data import synthetic_case
         from benchmarks.runtime.settings import METHOD_OPTIONS
-        from runner.config import RuntimeConfig, plan_run
-        from runner.engine import Batch
+        from runner.config import plan_run
+        from runner.engine import Batch, Engine
         from runner.meters import Meter
-        from runner.setup import make_engine
         from runner.step import TrainStep
         from shards.rng import generator
 
@@ -100,16 +105,15 @@ class Steps:
             method=spec.method, dataset="shapes", classes="all", recipe="procap",
             overrides={"epochs": 1, "batch_size": spec.batch}, options=METHOD_OPTIONS.get(spec.method, {}),
         )  # fmt: skip
-        runtime = RuntimeConfig(Path(), Path(), "cpu", engine=variant.engine, zero_stage=variant.zero_stage)
         self.group, self.variant = group, variant
         self.meter = Meter(clip.device, 0)
-        self.engine = make_engine(method, config, runtime, group)
+        self.engine = Engine(method, config, group)
         self.engine.set_rate(0.0)
         self.batch = Batch(images[group.rank :: group.size], labels, method.draw(generator(config.seed, "noise", 0)))
         self._step = TrainStep(self.engine, self.meter)
 
     def take(self, times: int) -> dict[str, Any]:
-        """Take `times` steps; returns mean seconds, CPU seconds, and seconds of communication if they are measured."""
+        """Take `times` steps; returns mean seconds, CPU seconds, and seconds of communication."""
         self._set_sharding()
         waited, worked, began = self.group.communication_seconds, time.process_time(), time.perf_counter()
         for _ in range(times):
@@ -117,9 +121,7 @@ class Steps:
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         waited = self.group.communication_seconds - waited
         self.meter.settle()
-        # DeepSpeed's messages bypass the process group.
-        counted = waited / times if self.variant.engine == "ddp" else None
-        return {"seconds": seconds / times, "cpu": worked / times, "waited": counted}
+        return {"seconds": seconds / times, "cpu": worked / times, "waited": waited / times}
 
     def inspect(self) -> dict[str, Any]:
         """Measure the loss of a step, what it sends, and the tensors that are alive at once."""
@@ -213,24 +215,20 @@ def _make_row(
 
     seconds: of every round, by the slowest process; cpu: of the processor, by the process that used most.
     speedup: one process's seconds over these, median over the rounds.
-    communication: share of a step in messages and waiting, mean of the processes; None if it is not measured.
+    communication: share of a step in messages and waiting, mean of the processes.
     sent_bytes, messages: of one process in a step. tensor_bytes: alive at once, in the process that has most.
     """
     seconds = [_slowest(answer) for answer in answers]
     speedup = statistics.median(one / own for one, own in zip(alone, seconds, strict=True))
     cpu = [max(process["cpu"] for process in answer) for answer in answers]
-    shares = [
-        statistics.mean(process["waited"] / process["seconds"] for process in answer)
-        for answer in answers
-        if answer[0]["waited"] is not None
-    ]
+    shares = [statistics.mean(process["waited"] / process["seconds"] for process in answer) for answer in answers]
     return {
         "job": asdict(spec),
         "variant": asdict(variant),
         "seconds": seconds,
         "cpu": cpu,
         "speedup": speedup,
-        "communication": statistics.median(shares) if shares else None,
+        "communication": statistics.median(shares),
         "sent_bytes": inspected[0]["sent_bytes"],
         "messages": inspected[0]["messages"],
         "tensor_bytes": max(one["tensor_bytes"] for one in inspected),
@@ -272,29 +270,13 @@ def measure_plan(rank: int, size: int, port: int, plan: Plan, out: Path) -> None
         write_bytes(out, json.dumps(rows).encode())
 
 
-def list_variants(processes: int, engines: Sequence[str]) -> list[Variant]:
-    """List one process, and every variant of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
-    if processes < 2:
-        raise UsageError(f"--processes {processes}: one process is always there, name 2 or more")
-    variants = [Variant("one process")]
-    for engine in engines:
-        name, _, stage = engine.partition(":")
-        if name not in ("ddp", "deepspeed") or (stage and (name == "ddp" or stage not in "012")):
-            raise UsageError(f"--engine {engine}: known are ddp, deepspeed, deepspeed:0, deepspeed:1, deepspeed:2")
-        zero = int(stage) if stage else None
-        label = f"{processes} processes" + ("" if name == "ddp" else f", DeepSpeed, ZeRO {zero or 0}")
-        variants.append(Variant(label, processes, name, zero))
-        if name == "ddp":
-            variants.append(Variant(f"{label}, all classes on each", processes, name, sharded=False))
-    return variants
-
-
 def make_plan(flags: argparse.Namespace) -> Plan:
     """Make the plan. Raises UsageError for flags that contradict each other, UserError for unknown weights."""
     from procap.weights.loading import weights_file
 
     methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")
-    variants = list_variants(flags.processes, split_names(flags.engine))
+    if flags.processes < 2:
+        raise UsageError(f"--processes {flags.processes}: one process is always there, name 2 or more")
     if flags.batch < 2 or flags.batch % flags.processes:
         raise UsageError(f"--batch {flags.batch} does not divide evenly among {flags.processes} processes")
     if min(classes) < flags.processes:
@@ -304,7 +286,7 @@ def make_plan(flags: argparse.Namespace) -> Plan:
     pretrained = "random" if flags.random else None
     weights_file(flags.backbone, pretrained)
     steps = tuple(StepSpec(method, count, flags.batch) for method in methods for count in classes)
-    return Plan(flags.backbone, pretrained, tuple(variants), steps, flags.rounds, flags.budget)
+    return Plan(flags.backbone, pretrained, flags.processes, steps, flags.rounds, flags.budget)
 
 
 def format_report(report: dict[str, Any]) -> str:
@@ -332,11 +314,11 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:
-    several, share = row["variant"]["processes"] > 1, row["communication"]
+    several = row["variant"]["processes"] > 1
     shared = [
         f"{row['speedup']:.2f}",
         f"{row['efficiency']:.0%}",
-        "not measured" if share is None else f"{share:.0%}",
+        f"{row['communication']:.0%}",
         f"{row['sent_bytes'] / 1e6:.2f}",
         str(row["messages"]),
     ]
@@ -359,7 +341,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--classes", default="51,500,1000")
     parser.add_argument("--batch", type=int, default=32, help="images of a step, of all processes together")
     parser.add_argument("--processes", type=int, default=2, help="no more than there are cores")
-    parser.add_argument("--engine", default="ddp", help="ddp, deepspeed, deepspeed:STAGE, or several of them")
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--random", action="store_true", help="random weights")
     parser.add_argument("--rounds", type=int, default=9)
