@@ -1,8 +1,8 @@
-"""Simulate the paper's Table 1 on clusters of several sizes: makespan, cost, and work lost when nodes fail.
+"""Simulate the paper's Table 1 on clusters of several sizes: makespan, GPU-hours, and work lost when nodes fail.
 
     python -m benchmarks.studies.cluster_simulation                          1 to 512 GPUs
     python -m benchmarks.studies.cluster_simulation --mtbf-hours 24          nodes that fail once a day
-    python -m benchmarks.studies.cluster_simulation --out docs/results       write cluster.md, .json, .png and .pdf
+    python -m benchmarks.studies.cluster_simulation --out docs/results       write cluster.md and cluster.json
 
 Discrete events: runs start in the order of the list, each as soon as a GPU is free. Nodes fail on their own after
 exponential times and are replaced. A run on a failed node returns to its place in the list and restarts from its last
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.console.parse import parse_integers
 from benchmarks.results.profiles import PAPER
@@ -32,14 +32,10 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.progress import format_duration
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 TABLE = suite_named("base-to-novel")
 A100_PUBLISHED_PACE = 7.73e12
 """Operations per second: counted operations of a step over the seconds of the paper's runtime.csv, median of four."""
 FAILING_HOURS = (24.0, 168.0, 1000.0)
-COLOURS = ("#0072b2", "#d55e00")
 START = START_SECONDS["cuda"]
 
 
@@ -220,7 +216,6 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
     for name, value, least in (
         ("gpus", sizes[0], 1), ("gpus-per-node", flags.gpus_per_node, 1), ("seeds", flags.seeds, 1),
         ("mtbf-hours", flags.mtbf_hours, 0), ("replace", flags.replace, 0), ("start", flags.start, 0),
-        ("price", flags.price, 0),
     ):  # fmt: skip
         if not least <= value < math.inf:
             raise UsageError(f"--{name} {value:g}: at least {least} is needed")
@@ -228,7 +223,7 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
     hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
     conditions = {"start": flags.start, **asdict(given)}
     cases = [_simulate_case(name, machine, sizes, hours, given, flags) for name, machine in machines().items()]
-    return {"conditions": conditions, "price": flags.price, "seeds": flags.seeds, "cases": cases}
+    return {"conditions": conditions, "seeds": flags.seeds, "cases": cases}
 
 
 def _simulate_case(
@@ -240,17 +235,11 @@ def _simulate_case(
     flags: argparse.Namespace,
 ) -> dict[str, Any]:
     """Simulate Table 1 with one assumption about a GPU."""
-    configs = table_one()
-    runs = runs_of(configs, machine, flags.start)
-    lengths: dict[str, dict[str, float]] = {}
-    for config, run in zip(configs, runs, strict=True):
-        lengths.setdefault(config.method, {})[config.dataset] = run.seconds + run.start
-    runs.sort(key=lambda run: -run.seconds)
+    runs = sorted(runs_of(table_one(), machine, flags.start), key=lambda run: -run.seconds)
     return {
         "name": name,
         "runs": len(runs),
         "gpu_hours": sum(run.seconds + run.start for run in runs) / 3600,
-        "lengths": lengths,
         "sizes": [_row(runs, size, given, flags) for size in sizes],
         "failing": [
             {"mtbf_hours": one} | _row(runs, size, replace(given, mtbf_hours=one), flags)
@@ -273,9 +262,7 @@ def _row(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, flags: argp
         "gpus": gpus,
         "seconds": statistics.fmean(spans),
         "deviation": statistics.stdev(spans) if len(spans) > 1 else 0.0,
-        "highest": max(spans),
         "floor": outcomes[0].floor,
-        "cost": mean["gpu_hours"] * flags.price,
         "lost_gpu_seconds": statistics.fmean(one.lost for one in outcomes),
     }
 
@@ -296,12 +283,11 @@ def format_report(report: dict[str, Any]) -> str:
         f"{given['per_node']} GPUs fails {mtbf}, is noticed after {given['notice']:g} s and replaced after "
         f"{given['replace']:g} s; a training is saved every {given['checkpoint']:g} s, an evaluation not at all. "
         "(Llama 3's training lost 419 times a part of 16,384 GPUs in 54 days: 6,300 hours for each 8.)\n"
-        f"- all GPUs are paid until the last run has ended, {report['price']:g} an hour: a number to multiply, "
-        "no offer.",
+        "- GPU-hours: of all GPUs until the last run has ended, busy or not.",
     ]
     for case in cases:
         parts += _format_case(case)
-    return "\n\n".join([*parts, "![makespan over GPUs](cluster.png)"]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _format_case(case: dict[str, Any]) -> list[str]:
@@ -312,7 +298,6 @@ def _format_case(case: dict[str, Any]) -> list[str]:
             format_duration(row["seconds"]),
             format_duration(row["floor"]),
             f"{row['gpu_hours']:.1f}",
-            f"{row['cost']:,.0f}",
             f"{row['utilization']:.0%}",
         ]
         for row in case["sizes"]
@@ -328,54 +313,25 @@ def _format_case(case: dict[str, Any]) -> list[str]:
         ]
         for row in case["failing"]
     ]
-    lengths = [[name, *(f"{found[one]:,.0f}" for one in PAPER.datasets)] for name, found in case["lengths"].items()]
     failing_headers = ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost")
     return [
         f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",
-        markdown_grid(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
-        "Seconds of a run, its start included:",
-        markdown_grid(("", *PAPER.datasets), lengths, left=1),
+        markdown_grid(("GPUs", "makespan", "floor", "GPU-hours", "used"), sizes, left=0),
         "When nodes fail more often:",
         markdown_grid(failing_headers, failing, left=0),
     ]
 
 
-def draw_makespans(report: dict[str, Any]) -> Figure:
-    """Plot makespan over GPUs with its lower bound, both axes logarithmic."""
-    from matplotlib.figure import Figure
-
-    from benchmarks.plots.style import INK, grid
-
-    figure = Figure(figsize=(6.8, 4.4), layout="constrained")
-    axes = figure.add_subplot()
-    for case, colour, marker in zip(report["cases"], COLOURS, "os", strict=True):
-        sizes = [row["gpus"] for row in case["sizes"]]
-        name = case["name"].partition(":")[0]
-        minutes = {key: [row[key] / 60 for row in case["sizes"]] for key in ("seconds", "floor")}
-        axes.plot(sizes, minutes["seconds"], marker, color=colour, markersize=6, label=f"{name}: simulated")
-        axes.plot(sizes, minutes["floor"], "--", color=colour, linewidth=1.2, label=f"{name}: floor")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("makespan, minutes")
-    axes.set_title("Table 1 of the paper, simulated", loc="left", color=INK, fontsize=12)
-    grid(axes, "both")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    return figure
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, simulate, print tables; with --out also write tables, plot and numbers."""
+    """Parse the command line, simulate, print tables; with --out also write tables and numbers."""
     parser = argparse.ArgumentParser(description="Simulate the paper's Table 1 on clusters of several sizes.")
     parser.add_argument("--gpus", default=",".join(map(str, CLUSTER_SIZES)))
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--mtbf-hours", type=float, default=6000.0, help="of a node; 0: nodes never fail")
     parser.add_argument("--replace", type=float, default=600.0, help="seconds until a lost node is replaced")
     parser.add_argument("--start", type=float, default=START, help="seconds of every attempt before it works")
-    parser.add_argument("--price", type=float, default=4.0, help="of a GPU's hour, in any currency")
     parser.add_argument("--seeds", type=int, default=100, help="simulations of each case")
-    parser.add_argument("--out", type=Path, help="folder of cluster.md, cluster.json and the figure")
+    parser.add_argument("--out", type=Path, help="folder of cluster.md, cluster.json")
     flags = parser.parse_args(arguments)
     try:
         report = describe_run("cluster_simulation", arguments) | study(flags)
@@ -383,10 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"procap: {error}", file=sys.stderr)
         return error.exit_code
     if flags.out:
-        from benchmarks.plots.style import save_plots
-
         write_record(flags.out / "cluster.json", report, format_report(report))
-        save_plots(flags.out, {"cluster": lambda: draw_makespans(report)})
     print(format_report(report))
     return 0
 

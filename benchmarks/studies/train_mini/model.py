@@ -1,4 +1,4 @@
-"""Build, grow, train and store the embedded CLIP; used by `train.py`.
+"""Build, grow, train and store the embedded CLIP; used by `__main__.py`.
 
 Shapes: B images, N prompts, R used vocabulary rows, L sequence, D width, E joint embedding, F teacher features.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from open_clip import SimpleTokenizer
 from open_clip.model import CLIP
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, IMAGE, Pool, Teacher
+from runner.results import write_bytes
 from shards.catalogue import CATALOGUE
 
 DEPTH = 12
@@ -90,15 +90,9 @@ def vocabulary(pool: Pool) -> Vocabulary:
 def build(recipe: MiniRecipe, rows: int, layers: int) -> CLIP:
     """Build an untrained CLIP with a vocabulary of `rows`, 2-D sine positions, and residual branches near zero."""
     torch.manual_seed(recipe.seed)
-    vision = {
-        "layers": layers,
-        "width": recipe.width,
-        "patch_size": recipe.patch,
-        "image_size": IMAGE,
-        "output_tokens": True,
-    }
+    vision = {"layers": layers, "width": recipe.width, "patch_size": recipe.patch, "image_size": IMAGE}
     text = {"layers": layers, "width": recipe.text_width, "heads": recipe.text_width // 64, "vocab_size": rows}
-    model = CLIP(recipe.embed, vision, text, quick_gelu=True)
+    model = CLIP(recipe.embed, vision | {"output_tokens": True}, text, quick_gelu=True)
     model.visual.positional_embedding.data[1:] = 0.3 * sines(IMAGE // recipe.patch, recipe.width)
     for block in [*model.visual.transformer.resblocks, *model.transformer.resblocks]:
         for branch in (block.attn.out_proj, block.mlp.c_proj):
@@ -187,7 +181,4 @@ def save_weights(model: CLIP, words: Vocabulary, recipe: MiniRecipe, out: Path) 
         "format": "mini-clip", "quick_gelu": "true", "image_size": str(IMAGE), "patch_size": str(recipe.patch),
         "seed": str(recipe.seed), "command": recipe.command(),
     }  # fmt: skip
-    partial = out.with_suffix(".partial")
-    save_file(state, partial, metadata)
-    partial.chmod(0o644)
-    os.replace(partial, out)
+    write_bytes(out, save(state, metadata))
