@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_results import put_halves
 
-from benchmarks.studies.chaos.campaign import describe_unclear_end, main
+from benchmarks.studies.chaos.__main__ import describe_unclear_end, main
 from benchmarks.studies.chaos.damage import damage_files, list_files
 from runner.run_folders import find_runs
 

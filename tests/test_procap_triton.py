@@ -268,17 +268,22 @@ def test_nothing_is_timed_during_a_capture_or_against_the_users_setting(monkeypa
         assert fused.is_fused_faster(*KEY, False) is expected
 
 
-def test_the_benchmark_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path, monkeypatch):
-    from benchmarks.studies import cross_attention
+def test_the_study_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
+    from benchmarks.studies.gpu.__main__ import main
 
-    flags = ["--device", "cpu", "--levels", "1", "--rounds", "1", "--out", str(tmp_path / "level.json")]
-    monkeypatch.setattr(sys, "argv", ["cross_attention", *flags])
-    cross_attention.main()
-    report = json.loads((tmp_path / "level.json").read_text())
-    # 21,305,088 parameters of cross-attention in nine levels, and W_p, of four bytes.
-    assert report["floor"]["level_bytes"] == 4 * (21_305_088 // 9 + 393_728)
-    assert report["floor"]["step_bytes"] == 3 * report["floor"]["forward_bytes"] == 3 * report["floor"]["level_bytes"]
-    assert report["ways"][0]["name"] == "eager" and report["ways"][0]["step_us"] > 0
+    words = ["--device", "cpu", "--quick", "--stages", "refinement", "--out", str(tmp_path)]
+    assert main([*words, "--seconds", "0"]) == 75, "no part was started, all are left"
+    assert main(words) == 0
+    record = (tmp_path / "refinement.json").read_text()
+    assert main(words) == 0 and (tmp_path / "refinement.json").read_text() == record, "nothing is measured twice"
+    parts = json.loads((tmp_path / "refinement.json").read_text())["parts"]
+    assert list(parts) == ["fp32", "bf16"] and "| fp32 | eager |" in (tmp_path / "report.md").read_text()
+    for found in parts.values():
+        # 2,975,040 parameters of cross-attention in nine levels of mini, and W_p, of four bytes.
+        assert found["level_bytes"] == 4 * (2_975_040 // 9 + 8_256)
+        assert found["step_bytes"] == 3 * found["forward_bytes"] == 27 * found["level_bytes"]
+        [eager] = found["forms"]
+        assert eager["form"] == "eager" and eager["difference"] == 0 and 0 < eager["forward_us"] < eager["step_us"]
 
 
 COMPILE = """

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_integers, parse_methods
+from benchmarks.studies.record import describe_run
 from procap.methods import METHODS
 from runner.environment import library_defaults
 
@@ -54,8 +54,6 @@ class Sizes:
 
 def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float) -> dict[str, Any]:
     """Measure all methods; returns plain JSON with a row for each method and number of classes."""
-    from runner.environment import environment
-
     began, rows = time.perf_counter(), []
     for count in sizes.classes:
         is_last = count == sizes.classes[-1] and len(sizes.classes) > 1
@@ -67,16 +65,8 @@ def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float)
             rows.append({"method": name, "classes": count, **row})
             note(f"{time.perf_counter() - began:6.0f} s  {rows[-1]}")
             gc.collect()
-    return {
-        "backbone": models["fast"].name,
-        "batch": sizes.batch,
-        "images": sizes.images,
-        "rounds": sizes.rounds,
-        "seconds": time.perf_counter() - began,
-        "load_average": round(os.getloadavg()[0], 2),
-        "environment": environment(models["fast"].device),
-        "rows": rows,
-    }
+    found = {"backbone": models["fast"].name, "batch": sizes.batch, "images": sizes.images, "rounds": sizes.rounds}
+    return describe_run("method_speed", None, models["fast"].device) | found | {"rows": rows}
 
 
 @dataclass(frozen=True)

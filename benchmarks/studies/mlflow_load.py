@@ -1,10 +1,10 @@
-"""Time MLflow with many runs, and take pictures of the pages that `procap ui` opens.
+"""Time MLflow with many runs, and take a picture of the page that `procap ui` opens.
 
     python -m benchmarks.studies.mlflow_load --runs 10000
-    python -m benchmarks.studies.mlflow_load --pictures --results demo/results --suite base-to-novel
+    python -m benchmarks.studies.mlflow_load --picture --results demo/results --suite base-to-novel
 
 The runs of the first form have made-up results; started again with the same folder it exports only what is missing.
-Pictures need Chromium.
+The picture needs Chromium.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
-import platform
 import shutil
 import subprocess
 import time
@@ -27,10 +25,11 @@ from typing import Any
 from benchmarks.cli.ui import RunFilter, prepare, server
 from benchmarks.console.output import columns, note, show
 from benchmarks.report.links import compare_page
+from benchmarks.studies.record import describe_machine, describe_run, write_record
 from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run
 from runner.environment import library_defaults
-from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult, write_bytes, write_json
+from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from runner.tracking.export import sync
@@ -128,13 +127,11 @@ def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
     with server(store, port):
         query = {"experiment_ids": [store.experiment_id], "filter": selected.where, **best}
         timed("the runs of a page, from the server", lambda: _ask(f"http://127.0.0.1:{port}", query))
-    return {
+    return describe_run("mlflow_load", None) | {
         "runs": runs,
         "sent_now": len(first.sent),
         "seconds": seconds,
         "database_megabytes": (results / "mlflow.db").stat().st_size / 1e6,
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "load_average": os.getloadavg()[0],
     }
 
 
@@ -153,49 +150,43 @@ def format_report(report: dict[str, Any]) -> str:
         rows.insert(0, (f"export {sent:,} runs, one process", f"{sending:.0f} ({1000 * sending / sent:.0f} ms each)"))
     return (
         f"# MLflow with {report['runs']:,} runs\n\n"
-        f"`python -m benchmarks.studies.mlflow_load --runs {report['runs']}` on {report['machine']['cores']} virtual "
-        f"cores, load average {report['load_average']:.1f} at the end;\nthe default store, SQLite beside the results: "
+        f"`{report['command']}` on {describe_machine(report)};\nthe default store, SQLite beside the results: "
         f"{report['database_megabytes']:.0f} MB. One measurement each.\n\n"
         f"```\n{columns(('what', 'seconds'), rows)}\n```\n"
     )
 
 
-def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> list[Path]:
-    """Write side-by-side.png, if the runs are few enough. Raises UserError if Chromium is missing."""
+def take_picture(results: Path, wanted: RunFilter, file: Path, port: int) -> None:
+    """Write MLflow's comparison of the selected runs as a PNG. Raises UserError without Chromium or with many runs."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")
+        raise UserError(f"a picture needs a browser: none of {', '.join(BROWSERS)} is installed")
     store = TrackingStore.choose(results)
     selected = prepare(results, store, wanted)
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
     with server(store, port):
-        address = f"http://127.0.0.1:{port}"
-        if url := compare_page(address, store.experiment_id, selected.run_ids):
-            written.append(out / "side-by-side.png")
-            command = [browser, *BROWSER_FLAGS, f"--screenshot={written[-1]}", url]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return written
+        url = compare_page(f"http://127.0.0.1:{port}", store.experiment_id, selected.run_ids)
+        if not url:
+            raise UserError("MLflow compares from two runs to some dozens: choose them with --suite")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([browser, *BROWSER_FLAGS, f"--screenshot={file}", url], check=True, capture_output=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("mlflow-load"), help="folder of results")
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--pictures", action="store_true", help="take pictures of the pages of --results")
-    parser.add_argument("--suite", default="", help="the suite in the pictures")
+    parser.add_argument("--picture", action="store_true", help="take a picture of the runs in --results instead")
+    parser.add_argument("--suite", default="", help="the suite in the picture")
     parser.add_argument("--port", type=int, default=5055)
     parser.add_argument("--out", type=Path, default=Path("docs/results/mlflow"))
     given = parser.parse_args()
     library_defaults()
     results = given.results.resolve()
-    if given.pictures:
-        for file in take_pictures(results, RunFilter(suite=given.suite), given.out, given.port):
-            show(str(file))
+    if given.picture:
+        take_picture(results, RunFilter(suite=given.suite), given.out / "side-by-side.png", given.port)
         return
     report = measure(results, given.runs, given.port)
-    write_json(given.out / "load.json", report)
-    write_bytes(given.out / "load.md", format_report(report).encode())
+    write_record(given.out / "load.json", report, format_report(report))
     show(format_report(report))
 
 

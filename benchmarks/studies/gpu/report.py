@@ -88,6 +88,17 @@ def _training(parts: dict[str, Any]) -> str:
     return "\n".join([markdown_grid(headers, rows, left=1), "", *targets])
 
 
+def _refinement(parts: dict[str, Any]) -> str:
+    """Format microseconds, and bytes over seconds: what reading and writing the weights once would reach."""
+    headers = ["part", "form", "forward, us", "with backward, us", "weights at TB/s", "kernels", "off eager by"]
+    rows = []
+    for part, found in parts.items():
+        for row in found["forms"]:
+            numbers = (row["forward_us"], row["step_us"], found["step_bytes"] / row["step_us"] / 1e6, row["kernels"])
+            rows.append([part, row["form"], *map(_number, numbers), f"{row['difference']:.1e}"])
+    return markdown_grid(headers, rows, left=2)
+
+
 def _profiles(parts: dict[str, Any]) -> str:
     sections = []
     for part, found in parts.items():
@@ -103,4 +114,10 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-FORMATS = {"sizes": _sizes, "accelerations": _sizes, "training": _training, "profiles": _profiles}
+FORMATS = {
+    "sizes": _sizes,
+    "accelerations": _sizes,
+    "training": _training,
+    "refinement": _refinement,
+    "profiles": _profiles,
+}

@@ -26,6 +26,7 @@ from benchmarks.runtime.sizes import Size, measure_sizes
 from benchmarks.runtime.targets import list_targets
 from benchmarks.runtime.workload import Models, Training, models_by_mode
 from benchmarks.studies.gpu.parity import compare_captured, compare_modes
+from benchmarks.studies.gpu.refinement import measure_bandwidth, measure_refinement
 from procap.methods import METHODS
 from procap.weights.loading import load_clip
 from runner.acceleration import NAMES, Acceleration
@@ -134,13 +135,31 @@ def _measure_size(setup: StudySetup, method: str, size: Size, seconds: float) ->
 
 
 def list_peaks(setup: StudySetup) -> Iterator[Part]:
-    """The peak rate of matrix products of each precision, the limit of everything else."""
-    for precision in DTYPES:
+    """The peak rate of matrix products of each precision and of copies, the limits of everything else."""
+    # Products in fp16 take minutes on a CPU.
+    for precision in DTYPES if setup.device.type == "cuda" else PRECISIONS:
         yield precision, partial(_measure_peak, setup, precision)
+    for name, size in {"memory": 2**23 if setup.quick else 2**30, "cache": 2**23}.items():
+        yield name, partial(_measure_copies, setup, size)
 
 
 def _measure_peak(setup: StudySetup, precision: str, seconds: float) -> dict[str, Any]:
     return {"flops_per_second": matmul_peak(setup.device, precision)}
+
+
+def _measure_copies(setup: StudySetup, size: int, seconds: float) -> dict[str, Any]:
+    return {"bytes_per_second": measure_bandwidth(setup.device, size)}
+
+
+def list_refinement(setup: StudySetup) -> Iterator[Part]:
+    """ProCAP's cross-attention alone, in each form that the device has."""
+    widths = (128, 64) if setup.quick else (768, 512)
+    for precision in PRECISIONS:
+
+        def measure_forms(seconds: float, precision: str = precision) -> dict[str, Any]:
+            return measure_refinement(widths, setup.device, precision == "bf16")
+
+        yield precision, measure_forms
 
 
 def list_accelerations(setup: StudySetup) -> Iterator[Part]:
@@ -272,6 +291,7 @@ STAGES: dict[str, Callable[[StudySetup], Iterator[Part]]] = {
     "peaks": list_peaks,
     "parity": list_parity,
     "training": list_training,
+    "refinement": list_refinement,
     "accelerations": list_accelerations,
     "sizes": list_sizes,
     "input": list_input,
