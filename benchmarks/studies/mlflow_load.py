@@ -1,10 +1,8 @@
-"""Time MLflow with many runs, and take a picture of the page that `procap ui` opens.
+"""Time MLflow with many runs, whose results are synthetic.
 
     python -m benchmarks.studies.mlflow_load --runs 10000
-    python -m benchmarks.studies.mlflow_load --picture --results demo/results --suite base-to-novel
 
-The runs of the first form have made-up results; started again with the same folder it exports only what is missing.
-The picture needs Chromium.
+Started again with the same folder it exports only what is missing.
 """
 
 from __future__ import annotations
@@ -13,9 +11,6 @@ import argparse
 import hashlib
 import itertools
 import json
-import math
-import shutil
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
@@ -24,9 +19,7 @@ from typing import Any
 
 from benchmarks.cli.ui import RunFilter, prepare, server
 from benchmarks.console.output import columns, note, show
-from benchmarks.report.links import compare_page
 from benchmarks.studies.record import describe_machine, describe_run, write_record
-from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run
 from runner.environment import library_defaults
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult
@@ -37,9 +30,8 @@ from runner.tracking.store import TrackingStore
 
 METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
 DATASETS = ("shapes", "petals", "textures", "digits")
-SPEED = {"zeroshot": 640.0, "coop": 600.0, "cocoop": 90.0, "maple": 585.0, "procap": 570.0}
 EPOCHS = 10
-SUITE = "made-up"
+SUITE = "synthetic"
 MEASURED: dict[str, Any] = {
     "peak_memory_bytes": PeakMemory(process=700_000_000, gpu=None),
     "use": ResourceUse(cpu_percent=150.0),
@@ -47,10 +39,6 @@ MEASURED: dict[str, Any] = {
     "backbone_digest": "b" * 16,
     "environment": {"device": "cpu", "git": {"commit": "0" * 40, "dirty": False}},
 }
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER_FLAGS = ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1600,900", "--disable-gpu",
-                 "--enable-unsafe-swiftshader", "--use-angle=swiftshader", "--virtual-time-budget=25000",
-                 "--timeout=60000")  # fmt: skip
 
 
 def make_results(results: Path, count: int) -> list[str]:
@@ -81,13 +69,9 @@ def _write_run(results: Path, config: RunConfig) -> None:
             fewshot=None, checkpoint_sha256=checkpoint, **MEASURED,
         ),
     }  # fmt: skip
-    rate, total = SPEED[config.method] * (1 + 0.02 * (config.seed % 5)), 400
-    # Make accuracies differ between methods, data sets and seeds like real ones.
-    rank, number = METHODS.index(config.method), DATASETS.index(config.dataset)
-    noise = int(checkpoint[:8], 16) / 16**8 - 0.5
-    base, novel = 0.6 + 0.07 * rank + 0.03 * math.sin(number) + 0.04 * noise, 0.55 + 0.04 * rank + 0.06 * noise
-    for half, share in (("base", base), ("novel", novel)):
-        target, correct = f"{config.dataset}:{half}:test", min(total, round(share * total))
+    total, rate = 400, 600.0
+    for half, digits in (("base", checkpoint[:8]), ("novel", checkpoint[8:16])):
+        target, correct = f"{config.dataset}:{half}:test", int(digits, 16) % total
         documents[folder.eval_file(Target.parse_unchecked(target))] = EvalResult(
             config_hash=config.hash, target=target, correct=correct, total=total,
             per_class=PerClass(correct=[correct], total=[total]), limit=None, dataset_size=total, num_classes=1,
@@ -156,35 +140,15 @@ def format_report(report: dict[str, Any]) -> str:
     )
 
 
-def take_picture(results: Path, wanted: RunFilter, file: Path, port: int) -> None:
-    """Write MLflow's comparison of the selected runs as a PNG. Raises UserError without Chromium or with many runs."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise UserError(f"a picture needs a browser: none of {', '.join(BROWSERS)} is installed")
-    store = TrackingStore.choose(results)
-    selected = prepare(results, store, wanted)
-    with server(store, port):
-        url = compare_page(f"http://127.0.0.1:{port}", store.experiment_id, selected.run_ids)
-        if not url:
-            raise UserError("MLflow compares from two runs to some dozens: choose them with --suite")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([browser, *BROWSER_FLAGS, f"--screenshot={file}", url], check=True, capture_output=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("mlflow-load"), help="folder of results")
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--picture", action="store_true", help="take a picture of the runs in --results instead")
-    parser.add_argument("--suite", default="", help="the suite in the picture")
     parser.add_argument("--port", type=int, default=5055)
     parser.add_argument("--out", type=Path, default=Path("docs/results/mlflow"))
     given = parser.parse_args()
     library_defaults()
     results = given.results.resolve()
-    if given.picture:
-        take_picture(results, RunFilter(suite=given.suite), given.out / "side-by-side.png", given.port)
-        return
     report = measure(results, given.runs, given.port)
     write_record(given.out / "load.json", report, format_report(report))
     show(format_report(report))
