@@ -141,16 +141,21 @@ def test_misclassified_images_are_the_wrong_ones_of_the_test_set(
 
     labels, predictions = digits.images.labels, made[1].values()
     times = sum((guessed != labels).astype(int) for guessed in predictions)
-    items = images_of(tree)
+    items, order = images_of(tree), ["zeroshot", "coop", "maple"].index
     places = [digits.images.paths.index(item.all("img")[0].attributes["alt"]) for item in items]
     assert 0 < len(places) == len(set(places)) <= MAX_IMAGES
     assert max(np.bincount(labels[places])) <= IMAGES_OF_CLASS
     for item, place in zip(items, places, strict=True):
         better = times[labels == labels[place]]
         assert times[place] >= sorted(better)[-IMAGES_OF_CLASS], "those most often wrong"
-        assert item.all("strong")[0].text() == digits.classnames[labels[place]]
+        label = item.all("strong")[0].text()
+        assert label == digits.classnames[labels[place]]
         wrong = {digits.classnames[guessed[place]] for guessed in predictions} - {digits.classnames[labels[place]]}
-        assert any(f"{name} (" in item.text() for name in wrong)
+        titles = {"zeroshot": "CLIP (zero-shot)", "coop": "CoOp", "maple": "MaPLe"}
+        for part in words_of(item).removeprefix(label).strip().split("; "):
+            named, _, answer = part.partition(": ")
+            gave = {key[0] for key, own in made[1].items() if digits.classnames[own[place]] == answer}
+            assert answer in wrong and named.split(", ") == [titles[method] for method in sorted(gave, key=order)]
         jpeg = base64.b64decode(item.all("img")[0].attributes["src"].partition("base64,")[2])
         shown, whole = Image.open(io.BytesIO(jpeg)), digits.images.image(place)
         assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
@@ -204,11 +209,15 @@ def test_the_page_stays_small_for_any_number_of_classes(tmp_path: Path, classes:
     predicted = np.where(draws.random(len(labels)) < share, labels, draws.integers(0, classes, len(labels)))
     config = put_run(tmp_path, "coop", "digits", classes="all")
     put_predictions(tmp_path, config, labels, predicted, [f"class {i}" for i in range(classes)], "d" * 16)
-    shown = tables(write(tmp_path, tmp_path / "none", tmp_path / "page"))
+    tree = write(tmp_path, tmp_path / "none", tmp_path / "page")
+    shown = tables(tree)
     matrix, pairs = "Confusion matrix of CoOp: digits, all classes", "Most confused classes: digits, all classes"
     assert (matrix in shown, pairs in shown) == (classes <= 20, classes > 20 and share < 1)
     assert pairs not in shown or 0 < len(shown[pairs].all("tr")) - 1 <= MAX_PAIRS
     page = tmp_path / "page"
+    # A long table scrolls below its heads.
+    sheet = next(node for node in every(tree) if node.attributes.get("id") == "table-classes-digits-all")
+    assert ("long" in sheet.attributes["class"].split()) == (classes == 1000) and not sheet.all("details")
     assert (page / "index.html").stat().st_size < 200_000
     written = json.loads((page / "tables/classes-digits-all.json").read_text())
     assert len(written["rows"]) == classes, "the files have all rows"

@@ -219,15 +219,21 @@ def _list_images(
         found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.head(MAX_IMAGES).to_dict())
     except (UserError, DataError, OSError) as error:
         return [], f"{plural(len(images), 'image')} classified wrongly, not shown: {error}."
-    count, shown = len(frame), []
+    count, titles = len(frame), list(dict.fromkeys(frame.title))
+    shown = []
     for place, (path, jpeg) in found.items():
-        answers = wrong.predicted[wrong.place == place].value_counts().head(2)
-        texts = [f"{names[other]}{f' ({times} of {count})' * (count > 1)}" for other, times in answers.items()]
-        shown.append(WrongImage(path, names[images.label[place]], ", ".join(texts), jpeg))
-    by = f" by at least one of {count} evaluations ({', '.join(dict.fromkeys(frame.title))})" if count > 1 else ""
+        own = wrong[wrong.place == place]
+        texts = []
+        for other, times in own.predicted.value_counts().head(2).items():
+            gave = [title for title in titles if title in set(own.title[own.predicted == other])]
+            by = f"{', '.join(gave)}: " if len(titles) > 1 else ""
+            texts.append(f"{by}{names[other]}{f' ({times} of {count})' * (count > 1 and not by)}")
+        shown.append(WrongImage(path, names[images.label[place]], "; ".join(texts), jpeg))
+    by = f" by at least one of {count} evaluations ({', '.join(titles)})" if count > 1 else ""
+    who = ", and by which methods (with any seed)" if len(titles) > 1 else ""
     text = (
         f"{len(shown)} of {plural(len(images), 'image')} that are classified wrongly{by}, out of "
-        f"{frame.total.max():,}: true class, then what was predicted. Of each class at most {IMAGES_OF_CLASS}, "
+        f"{frame.total.max():,}: true class, then what was predicted{who}. Of each class at most {IMAGES_OF_CLASS}, "
         f"{'those most often wrong, ' * (count > 1)}beginning with the class of most mistakes."
     )
     return shown, text
