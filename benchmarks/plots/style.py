@@ -157,16 +157,16 @@ def image_of(figure: Figure, form: str) -> bytes:
     return image.getvalue()
 
 
-def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write each plot that has data in every format; returns the files of the first format."""
+def save_plots(folder: Path, plots: Plots) -> list[Path]:
+    """Write each plot that has data in all FORMATS; returns the files of the first one."""
     written = []
     for name, draw in plots.items():
         figure = draw()
         if figure is None:
             continue
-        for form in formats:
+        for form in FORMATS:
             write_bytes(folder / f"{name}.{form}", image_of(figure, form))
-        written.append(folder / f"{name}.{formats[0]}")
+        written.append(folder / f"{name}.{FORMATS[0]}")
     return written
 
 

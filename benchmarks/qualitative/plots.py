@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,57 +31,36 @@ LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 @styled
 def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]) -> Figure:
-    """Draw every image with its class and every method's answer; of two methods a block for each kind."""
+    """Draw every image with its class and every method's answer, below the numbers of images of each kind."""
     from matplotlib.figure import Figure
 
     picks, counts = record["picks"], record["agreement"]
-    blocks = _group_by_kind(picks)
-    across = max(4, min(5, max(len(group) for _, group in blocks)))
-    rows = [math.ceil(len(group) / across) for _, group in blocks]
+    across = max(4, min(5, len(picks)))
+    down = math.ceil(len(picks) / across)
     side, line, room = PAGE / across - 0.1, 0.135, int(16 * PAGE / across)
     answers = [[_format_answer(pick, title, room) for title in pick["answers"]] for pick in picks]
     most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
-    height = sum(rows) * (side + 0.36 + line * most_lines) + 0.3 * len(blocks) + 0.4
-    figure = Figure(figsize=(PAGE, height), layout="constrained")
+    figure = Figure(figsize=(PAGE, down * (side + 0.36 + line * most_lines) + 0.7), layout="constrained")
     disagree = any(len(set(pick["right"].values())) > 1 for pick in picks)
     first = "The first images: no method is right where another is wrong"
-    others = [f"{kind} {count:,}" for kind, count in counts.items() if not kind.startswith("only")]
+    # More than two methods disagree in too many ways to be listed.
+    listed = [kind for kind in counts if not kind.startswith("only") or (disagree and len(answers[0]) == 2)]
     target, (seen, every) = Target.parse_unchecked(record["target"]), record["images"].values()
     part = f"{seen:,} test images" if target.split == "test" else f"{seen:,} images of the {target.split} split"
     what = f"{display_name(target.dataset)}, {'first ' * (seen < every)}{part}"
-    heading(figure, f"{'Where the methods disagree' if disagree else first}\n{', '.join([what, *others])}")
-    # One grid for all blocks, so that their columns are in line.
-    grid: Any = figure.subplots(sum(rows), across, squeeze=False)
+    subtitle = ", ".join([what, *(f"{kind} {counts[kind]:,}" for kind in listed)])
+    heading(figure, "\n".join(["Where the methods disagree" if disagree else first, *textwrap.wrap(subtitle, 120)]))
+    grid: Any = figure.subplots(down, across, squeeze=False)
     for panel in grid.flat:
         panel.set_axis_off()
-    remaining = zip(pixels, answers, strict=True)
-    for number, (kind, group) in enumerate(blocks):
-        panels = grid[sum(rows[:number]) :].flat
-        names = [_wrap(pick["class"], room - 3, 2) for pick in group]
-        if kind:
-            shown = f", first {len(group)} shown" if len(group) < counts[kind] else ""
-            text = f"{kind[0].upper()}{kind[1:]}: {counts[kind]:,}{shown}"
-            above = 10 + 9 * max(map(len, names[:across]))
-            panels[0].annotate(text, (0, 1), (0, above), "axes fraction", "offset points").set_in_layout(False)
-        for place, (panel, name) in enumerate(zip(panels, names, strict=False)):
-            image, own = next(remaining)
-            panel.imshow(image, interpolation="bicubic")
-            # Two empty lines leave room for the kind.
-            empty = ["", ""] if kind and place < across else []
-            panel.set_title("\n".join([*empty, *name]), fontweight="bold", fontsize=7.5)
-            y = -0.03
-            for lines, colour in own:
-                text = "\n".join(lines)
-                panel.text(0, y, text, transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
-                y -= line * len(lines) / side
+    for panel, image, pick, own in zip(grid.flat, pixels, picks, answers, strict=False):
+        panel.imshow(image, interpolation="bicubic")
+        panel.set_title("\n".join(_wrap(pick["class"], room - 3, 2)), fontweight="bold", fontsize=7.5)
+        y = -0.03
+        for lines, colour in own:
+            panel.text(0, y, "\n".join(lines), transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
+            y -= line * len(lines) / side
     return figure
-
-
-def _group_by_kind(picks: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Group the images by kind; one unnamed group for more than two methods, or if they never disagree."""
-    if len(picks[0]["answers"]) > 2 or all(len(set(pick["right"].values())) == 1 for pick in picks):
-        return [("", list(picks))]
-    return [(kind, list(group)) for kind, group in groupby(picks, key=lambda pick: pick["kind"])]
 
 
 def _format_answer(pick: Mapping[str, Any], title: str, room: int) -> tuple[list[str], str]:

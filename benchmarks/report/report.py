@@ -263,9 +263,5 @@ def _find_mistakes(one: StartedSuite, data: Path | None) -> tuple[list[Mistakes]
     results = one.results
     if not one.is_suite:
         return list_mistakes(title_runs(results.frame), data)
-    titles = {
-        results.variants.index(variant): title
-        for title, variants in results.group_by_title().items()
-        for variant in variants
-    }
+    titles = {results.variants.index(variant): title for title, variant in results.by_title.items()}
     return list_mistakes(results.frame.assign(title=results.frame.number.map(titles)), data)

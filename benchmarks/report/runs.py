@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.started_suites import STATES, Problem, StartedSuite, UnfinishedRun, read_state
-from benchmarks.results.frame import check_weights, dataset_order, describe_run, make_frame, make_record, run_folders
+from benchmarks.report.started_suites import Problem, StartedSuite, read_unfinished
+from benchmarks.results.frame import dataset_order, make_frame, make_records, run_folders
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import Profile
 from benchmarks.results.suite import SuiteResults
@@ -54,13 +54,8 @@ def _runs_table(done: SuiteResults) -> Table:
             training = RunFolder(done.results / run.path).train()
         epochs = training.epochs if training else []
         losses = [epoch.terms["ce"] for epoch in epochs if "ce" in epoch.terms]
-        numbers = [
-            config.shots,
-            len(epochs) if training else None,
-            training.seconds if training else None,
-            *losses[-1:],
-        ]
-        cells = [None if number is None else Metric(number) for number in [*numbers, None][:4]]
+        numbers = [config.shots, *([len(epochs), training.seconds] if training else [None, None]), *losses[-1:], None]
+        cells = [None if number is None else Metric(number) for number in numbers[:4]]
         state = "unfinished" if training is None else "imported" if training.imported else "finished"
         rows.append(Row((run.path,), (state, *cells, ", ".join(run.spec.targets) or None)))
     digits = {"Shots": 0, "Epochs": 0, "Training, s": 1, "Loss": 4}
@@ -121,17 +116,13 @@ def _read_group(
         training, targets = None, []
         try:
             if training := folder.train():
-                run = describe_run(config, training)
-                for result in folder.evaluations():
-                    check_weights(folder.path, training, result)
-                    records.append(make_record(run, result))
-                    targets.append(result.target)
+                for record in make_records(folder, config, training, folder.evaluations()):
+                    records.append(record)
+                    targets.append(record["target"])
         except UserError as error:
             unreadable[config.path] = str(error)
         if config.path in unreadable or not (training or config.path in ended):
-            reasons = unreadable.get(config.path, ""), collection.failed.get(config.path, "")
-            state, reason = read_state(folder.path, *reasons)
-            unfinished.append(UnfinishedRun(config.path, state, f"{STATES[state]}{reason and f': {reason}'}"))
+            unfinished.append(read_unfinished(results, config.path, unreadable, collection))
         spec = RunSpec(config=config, targets=tuple(dict.fromkeys(targets)))
         planned.append(SuiteRun(Variant(config.method), config.dataset, config.seed, spec))
     configs = [config for _, config in runs]

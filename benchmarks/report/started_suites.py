@@ -95,24 +95,31 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
     missing: dict[str, list[str]] = {}
     for path, target in results.missing:
         missing.setdefault(path, []).append(target)
-    unfinished = []
-    for path, targets in missing.items():
-        state, reason = read_state(root / path, results.unreadable.get(path, ""), collection.failed.get(path, ""))
-        text = STATES[state] + (f" ({', '.join(targets)})" if state == "not evaluated" else "")
-        unfinished.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
+    unfinished = [
+        read_unfinished(root, path, results.unreadable, collection, targets) for path, targets in missing.items()
+    ]
     # A command that was stopped or refused has left its plan in the collection, but no runs.
     further = tuple(collection.finished(root, without=set(results.paths)))
     return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), further)
 
 
-def read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
+def read_unfinished(
+    root: Path, path: str, unreadable: Mapping[str, str], collection: Collection, targets: Sequence[str] = ()
+) -> UnfinishedRun:
+    """Read the state of an unfinished run. unreadable: errors by run. targets: those that are not evaluated."""
+    state, reason = "broken", unreadable.get(path, "")
+    if not reason:
+        state, reason = _read_state(RunFolder(root / path), collection.failed.get(path, ""))
+    text = STATES[state] + (f" ({', '.join(targets)})" if state == "not evaluated" else "")
+    return UnfinishedRun(path, state, f"{text}: {reason}" if reason else text)
+
+
+def _read_state(folder: RunFolder, failure: str) -> tuple[str, str]:
     """Return state and reason of an unfinished run. failure: the reason of its last attempt, if that failed."""
-    if unreadable:
-        return "broken", unreadable
     try:
-        if RunFolder(folder).train():
+        if folder.train():
             return "not evaluated", failure
-        progress = RunFolder(folder).progress()
+        progress = folder.progress()
     except UserError as error:
         return "broken", str(error)
     state = progress.status if progress and progress.status in STATES else "missing"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
 from procap.methods import METHODS, method_look
-from runner.calibration import Calibration
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -114,15 +113,11 @@ def read_frame(
     """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
     if not results.is_dir():
         raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
-    records = []
+    records: list[dict[str, Any]] = []
     for folder, config in run_folders(results):
         if wanted(config) and (training := folder.train()):
-            run = describe_run(config, training)
-            for result in folder.evaluations():
-                check_weights(folder.path, training, result)
-                if evaluation in (None, result.settings.label):
-                    records.append(make_record(run, result))
-    return make_frame(records)
+            records += make_records(folder, config, training, folder.evaluations())
+    return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
 def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
@@ -136,24 +131,18 @@ def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
     return found
 
 
-def check_weights(path: Path, training: TrainResult, result: EvalResult) -> None:
-    """Raise UserError if an evaluation used other weights than the run has now."""
-    if (result.backbone_digest, result.checkpoint_sha256) != (training.backbone_digest, training.checkpoint_sha256):
-        raise UserError(
-            f"{path} was evaluated on {result.target} with other weights than it holds now; "
-            f"repeat it: {' '.join(['procap eval', str(path), '--targets', result.target, *result.settings.flags])} "
-            f"--force"
-        )
+def make_records(
+    folder: RunFolder, config: RunConfig, training: TrainResult, results: Iterable[EvalResult]
+) -> Iterator[dict[str, Any]]:
+    """Make a row of the frame from each evaluation of a run, without `variant`, which depends on the other rows.
 
-
-def describe_run(config: RunConfig, training: TrainResult) -> dict[str, Any]:
-    """Collect the columns of the frame that all evaluations of a run share."""
-    return {
+    Raises UserError if an evaluation used other weights than the run has now.
+    """
+    run = {
         "path": config.path,
         "hash": config.hash,
         "method": config.method,
         "options": dict(config.options),
-        "settings": describe_settings(config),
         "dataset": config.dataset,
         "classes": config.classes,
         "shots": config.shots,
@@ -168,42 +157,44 @@ def describe_run(config: RunConfig, training: TrainResult) -> dict[str, Any]:
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
     }
-
-
-def make_record(run: Mapping[str, Any], result: EvalResult) -> dict[str, Any]:
-    """Make one row of the frame, without `variant`, which depends on the other rows. run: of `describe_run`."""
-    target = Target.parse_unchecked(result.target)
-    return {
-        **run,
-        "settings": run["settings"] | {"evaluation": result.settings.label or "default"},
-        "target": str(target),
-        "target_dataset": target.dataset,
-        "target_classes": target.classes,
-        "split": target.split,
-        "correct": result.correct,
-        "total": result.total,
-        "accuracy": result.accuracy,
-        "macro_accuracy": result.macro_accuracy,
-        **_describe_calibration(result.calibration),
-        "per_class": result.per_class,
-        "images": result.dataset_size,
-        "limited": result.limited,
-        "evaluation": result.settings.label,
-        "fps": result.images_per_second or math.nan,
-        "fps_model": result.images_per_second_model or math.nan,
-        "features": result.features,
-        "manifest": result.manifest_digest,
-        "changed": result.variant,
-        "correct_bits": result.correct_bits,
-        "wrong_images": result.wrong_images(),
-    }
-
-
-def _describe_calibration(calibration: Calibration | None) -> dict[str, Any]:
-    if calibration is None:
-        return {"nll": math.nan, "brier": math.nan, "ece": math.nan, "ece_mass": math.nan, "calibration": None}
-    ece = {"ece": calibration.equal_width.ece, "ece_mass": calibration.equal_mass.ece}
-    return {"nll": calibration.nll, "brier": calibration.brier, **ece, "calibration": calibration}
+    settings = describe_settings(config)
+    weights = training.backbone_digest, training.checkpoint_sha256
+    for result in results:
+        if (result.backbone_digest, result.checkpoint_sha256) != weights:
+            command = ["procap eval", str(folder.path), "--targets", result.target, *result.settings.flags, "--force"]
+            raise UserError(
+                f"{folder.path} was evaluated on {result.target} with other weights than it holds now; "
+                f"repeat it: {' '.join(command)}"
+            )
+        target, fit = Target.parse_unchecked(result.target), result.calibration
+        yield {
+            **run,
+            "settings": settings | {"evaluation": result.settings.label or "default"},
+            "target": str(target),
+            "target_dataset": target.dataset,
+            "target_classes": target.classes,
+            "split": target.split,
+            "correct": result.correct,
+            "total": result.total,
+            "accuracy": result.accuracy,
+            "macro_accuracy": result.macro_accuracy,
+            "nll": fit.nll if fit else math.nan,
+            "brier": fit.brier if fit else math.nan,
+            "ece": fit.equal_width.ece if fit else math.nan,
+            "ece_mass": fit.equal_mass.ece if fit else math.nan,
+            "calibration": fit,
+            "per_class": result.per_class,
+            "images": result.dataset_size,
+            "limited": result.limited,
+            "evaluation": result.settings.label,
+            "fps": result.images_per_second or math.nan,
+            "fps_model": result.images_per_second_model or math.nan,
+            "features": result.features,
+            "manifest": result.manifest_digest,
+            "changed": result.variant,
+            "correct_bits": result.correct_bits,
+            "wrong_images": result.wrong_images(),
+        }
 
 
 MOST_NAMED = 2

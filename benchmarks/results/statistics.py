@@ -47,7 +47,7 @@ class Comparison:
     """Compare variant A with variant B (whose title is `b`), in percentage points.
 
     tasks: `a` and `b` of each task averaged over seeds, with its `seeds`, number of test `images`, and `limited`.
-    pairs: number of tasks and seeds. means, difference: over tasks, None without a common task. seeds: of every task,
+    pairs: number of tasks and seeds. means: of A and B over tasks, None without a common task. seeds: of every task,
     empty if they differ; then there is no `std`. record: wins, ties and losses of A over pairs. interval: 95 %, under
     other test images; None if a result does not record single images. left_out: sentences on what was not compared.
     """
@@ -57,13 +57,16 @@ class Comparison:
     tasks: pd.DataFrame
     pairs: int
     means: tuple[float, float] | None
-    difference: float | None
     seeds: tuple[int, ...]
     std: float | None
     record: tuple[int, int, int]
     p_values: PValues
     interval: tuple[float, float] | None
     left_out: tuple[str, ...]
+
+    @property
+    def difference(self) -> float | None:
+        return self.means[0] - self.means[1] if self.means else None
 
     @property
     def limited(self) -> bool:
@@ -106,7 +109,6 @@ def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int 
         tasks=tasks,
         pairs=len(pairs),
         means=means,
-        difference=means[0] - means[1] if means else None,
         seeds=seeds,
         std=float(over_pairs.groupby("seed").mean().std(ddof=1)) if len(seeds) > 1 else None,
         record=(int((signs > 0).sum()), int((signs == 0).sum()), int((signs < 0).sum())),
@@ -128,17 +130,16 @@ def round_differences(differences: Sequence[float] | pd.Series) -> Floats:
     return np.round(np.asarray(differences, float), 9) + 0.0
 
 
-def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Compute the 95 % interval of the mean of paired differences by Student's t; None for fewer than two."""
+def student_test(values: Sequence[float] | pd.Series, mean: float = 0.0) -> tuple[float, float, float]:
+    """Compute the 95 % interval of the mean of at least two values by Student's t, and the two-sided p of `mean`."""
     from scipy.stats import ttest_1samp
 
-    values = round_differences(differences)
-    if len(values) < 2:
-        return None
+    values = round_differences(values)
     if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    interval = ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return float(interval.low), float(interval.high)
+        return float(values[0]), float(values[0]), float(np.isclose(values[0], mean))
+    found = ttest_1samp(values, mean)
+    interval = found.confidence_interval(0.95)
+    return float(interval.low), float(interval.high), float(found.pvalue)
 
 
 def sign_flip_p(differences: Sequence[float] | pd.Series, generator: np.random.Generator) -> float:

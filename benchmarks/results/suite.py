@@ -9,14 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.frame import (
-    changed_datasets,
-    check_weights,
-    describe_run,
-    make_frame,
-    make_record,
-    metric_over_seeds,
-)
+from benchmarks.results.frame import changed_datasets, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Halves, Metric, average, harmonic
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
@@ -71,11 +64,10 @@ class SuiteResults:
                     training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target), settings)
                     if training is None or result is None:
                         continue
-                    check_weights(folder.path, training, result)
+                    [record] = make_records(folder, config, training, [result])
                 except UserError as error:
                     unreadable[run.path] = str(error)
                     continue
-                record = make_record(describe_run(config, training), result)
                 record |= {"dataset": run.dataset, "number": variants.index(run.variant)}
                 # A method without training has one run, whose result counts for all seeds.
                 seeds = [config.seed] if config.recipe.epochs else options.seeds

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.results.frame import images_per_second
-from benchmarks.results.metrics import Halves, Metric, average
+from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
@@ -112,12 +112,14 @@ def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") 
     return [*tables, _halves_table(suite, name, title, key=key, labels=(LABELS[0], *labels))]
 
 
-def read_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str = "") -> Halves:
-    """Return base, novel and HM on a data set or on average, with the HM that the table `printed` has on average."""
+def pair_halves(
+    suite: SuiteResults, variant: Variant, dataset: str, printed: str = ""
+) -> list[tuple[Metric | None, float | None]]:
+    """List our base, novel and HM on a data set or on average, each with that of the paper's table `printed`."""
     base, novel, hm = suite.halves(variant, dataset)
     if dataset == AVERAGE and printed in ("seed_stability", "ablation"):
         hm = suite.mean_of_hms(variant)
-    return base, novel, hm
+    return list(zip((base, novel, hm), printed_halves(suite, variant, dataset, printed), strict=True))
 
 
 def printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> Sequence[float | None]:
@@ -234,8 +236,7 @@ def mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Metric | None, .
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:
     """Make base, novel and HM of one row, beside published numbers for the same data sets."""
     sets = suite.options.datasets if dataset == AVERAGE else (dataset,)
-    numbers = printed_halves(suite, variant, dataset, printed)
-    pairs = zip(read_halves(suite, variant, dataset, printed), numbers, strict=True)
+    pairs = pair_halves(suite, variant, dataset, printed)
     return tuple(suite.with_published(variant, sets, metric, number) for metric, number in pairs)
 
 

@@ -15,16 +15,19 @@ from benchmarks.results.published.tolerances import Tolerance
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables import runtime
-from benchmarks.tables.base_novel import printed_halves, read_halves
+from benchmarks.tables.base_novel import pair_halves, printed_halves
 from benchmarks.tables.qualitative import pictured_accuracy
 from benchmarks.tables.runtime_notes import list_warnings
 from benchmarks.tables.table import Cell, Column, Row, Table, format_number
-from benchmarks.tables.targets import TARGET_MEAN, list_targets, printed_transfer, target_metrics
+from benchmarks.tables.targets import TARGET_MEAN, list_targets, pair_accuracies
 from procap.errors import UserError
 from runner.config import Target
 
 HALVES = {"base": "Base", "novel": "Novel", "hm": "HM"}
 OK, OUTSIDE, MISSING = "ok", "OUTSIDE", "missing"
+
+Pair = tuple[Variant, str, str, Metric | None, float | None]
+"""A variant, where it was tested (a data set or an average), the name of a metric, ours, and the paper's number."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def list_published(suite: SuiteResults) -> list[CheckedMetric]:
     """List the published numbers of what the suite covers, each beside ours, also if all of ours are missing."""
     table = suite.suite.published
     if table == "runtime":
-        return [*_ratios(suite), *_runtime_accuracies(suite)]
+        return [*_runtime(suite)]
     found = []
     transfer = {"cross_dataset": _transfer, "domain_generalization": _transfer}
     pairs = {**transfer, "prompt_picture": _pictured, "": _points_of_tables}.get(table, _halves)
@@ -81,9 +84,8 @@ def list_published(suite: SuiteResults) -> list[CheckedMetric]:
         if variant.method != "zeroshot":
             # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
             like = metric if metric in HALVES else "novel"
-            deviation = tolerances.estimate_deviation(
-                AVERAGE if where == TARGET_MEAN else where, like, published.stability()
-            )
+            dataset = AVERAGE if where == TARGET_MEAN else where
+            deviation = tolerances.estimate_deviation(dataset, like, published.stability())
             # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
             exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
             exact = exact and (where != AVERAGE or suite.covers_paper)
@@ -140,37 +142,32 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
     return Table(f"{suite.name}-check", title, labels, columns, tuple(rows), tuple(notes))
 
 
-def _halves(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
-    """List variant, data set, "base", "novel" or "hm", our metric, and the paper's number."""
-    table = suite.suite.published
-    for dataset in (*suite.options.datasets, AVERAGE):
-        for variant in suite.variants:
-            cells = read_halves(suite, variant, dataset, table)
-            for metric, cell, number in zip(HALVES, cells, printed_halves(suite, variant, dataset, table), strict=True):
-                yield variant, dataset, metric, cell, number
+def _halves(suite: SuiteResults) -> Iterator[Pair]:
+    """List the halves and their harmonic mean: "base", "novel" and "hm"."""
+    for dataset, variant in product((*suite.options.datasets, AVERAGE), suite.variants):
+        pairs = pair_halves(suite, variant, dataset, suite.suite.published)
+        for metric, (cell, number) in zip(HALVES, pairs, strict=True):
+            yield variant, dataset, metric, cell, number
 
 
-def _transfer(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
-    """List the same of the accuracy on the source, on every target, and the mean of the targets."""
+def _transfer(suite: SuiteResults) -> Iterator[Pair]:
+    """List the accuracy on the source, on every target, and the mean of the targets."""
     for source in suite.options.datasets:
         targets = list_targets(suite, source)
         for variant in suite.variants:
-            metrics = target_metrics(suite, variant, source, targets)
-            numbers = printed_transfer(suite, variant, source, targets)
-            for name, metric, number in zip([source, *targets, TARGET_MEAN], metrics, numbers, strict=False):
+            for name, metric, number in pair_accuracies(suite, variant, source, targets):
                 yield variant, name, "Accuracy", metric, number
 
 
-def _pictured(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
-    """List the same of the accuracies in the caption of the figure of learned prompts."""
-    for dataset in suite.options.datasets:
-        for variant in suite.variants:
-            cell = pictured_accuracy(suite, variant, dataset)
-            yield variant, dataset, "base", cell, published.PROMPT_PICTURE.get(dataset, {}).get(variant.method)
+def _pictured(suite: SuiteResults) -> Iterator[Pair]:
+    """List the accuracies in the caption of the figure of learned prompts."""
+    for dataset, variant in product(suite.options.datasets, suite.variants):
+        number = published.PROMPT_PICTURE.get(dataset, {}).get(variant.method)
+        yield variant, dataset, "base", pictured_accuracy(suite, variant, dataset), number
 
 
-def _points_of_tables(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, Metric | None, float | None]]:
-    """List the same of variants whose runs are those of an unchanged method in the paper's tables."""
+def _points_of_tables(suite: SuiteResults) -> Iterator[Pair]:
+    """List variants whose runs are those of an unchanged method in the paper's tables."""
     transfer = {row.key: row.source for row in (*published.domain_generalization(), *published.cross_dataset())}
     for dataset, variant in product(suite.options.datasets, suite.variants):
         plain, task = Variant(variant.method, shots=SHOTS), None if suite.suite.classes == "base" else "cross-dataset"
@@ -183,51 +180,33 @@ def _points_of_tables(suite: SuiteResults) -> Iterator[tuple[Variant, str, str, 
             for metric, cell, number in zip(HALVES, cells, numbers, strict=True):
                 yield plain, dataset, metric, cell, number
         elif dataset == "imagenet":
-            yield (
-                plain,
-                dataset,
-                "Accuracy",
-                suite.metric(variant, dataset, Target(dataset)),
-                transfer.get(plain.method),
-            )
+            cell = suite.metric(variant, dataset, Target(dataset))
+            yield plain, dataset, "Accuracy", cell, transfer.get(plain.method)
 
 
-def _ratios(suite: SuiteResults) -> Iterator[CheckedMetric]:
-    """Check ratios of ProCAP to MaPLe-style in reference mode, which works as the paper's code does."""
+def _runtime(suite: SuiteResults) -> Iterator[CheckedMetric]:
+    """Check reference mode, which works as the paper's code does: ratios to MaPLe-style, and accuracies of one seed.
+
+    The paper prints a deviation for 50 epochs only, and accuracies after the ten of the runtime comparison; with random
+    weights, or weights that are not OpenAI's, ours are missing.
+    """
     report = runtime.newest_measurement(suite)
     if report and (why := runtime.why_unlike(report)):
         raise UserError(f"runtime: nothing to check, what was measured does not compare with published ratios: {why}")
     for dataset in suite.options.datasets if suite.in_paper else ():
-        printed = runtime.published_ratios(dataset)
-        if printed is None:
-            continue
-        rows = runtime.rows_by_mode(report, dataset) if report else {}
-        modes = [rows[mode] for mode in rows if mode.startswith("reference")]
-        seconds, _, speed = runtime.compute_ratios(modes[0]) if modes else (None, None, None)
-        seconds = None if modes and runtime.is_extrapolated(modes[0]) else seconds
-        for metric, ours, theirs in (("training s", seconds, printed[0]), ("FPS", speed, printed[1])):
-            yield CheckedMetric(
-                display_name(dataset), "ProCAP / MaPLe-style", metric, ours, theirs, tolerances.OF_RATIO
-            )
-
-
-def _runtime_accuracies(suite: SuiteResults) -> Iterator[CheckedMetric]:
-    """Check accuracies after the ten epochs of the runtime comparison, in reference mode; one seed of ours and theirs.
-
-    The paper prints a deviation for 50 epochs only; with random weights, or weights that are not OpenAI's, ours is
-    missing.
-    """
-    report = runtime.newest_measurement(suite)
+        where, rows = display_name(dataset), runtime.reference_rows(report, dataset)
+        if printed := runtime.published_ratios(dataset):
+            seconds, _, speed = runtime.compute_ratios(rows)
+            ours = None if runtime.is_extrapolated(rows) else seconds, speed
+            for metric, own, theirs in zip(("training s", "FPS"), ours, printed, strict=True):
+                yield CheckedMetric(where, "ProCAP / MaPLe-style", metric, own, theirs, tolerances.OF_RATIO)
     for dataset in suite.options.datasets if suite.in_paper else ():
-        rows = runtime.rows_by_mode(report, dataset) if report else {}
-        modes = [rows[mode] for mode in rows if mode.startswith("reference")]
         known = runtime.printed_accuracies(suite, report, dataset) if report else {}
-        whole = [row for row in (modes[0] if modes else ()) if row["test_images"] == row["test_images_all"]]
-        ours = {row["method"]: row["accuracy"] for row in whole if row["method"] in known}
+        whole = [row for row in runtime.reference_rows(report, dataset) if row["test_images"] == row["test_images_all"]]
+        accuracies = {row["method"]: row["accuracy"] for row in whole if row["method"] in known}
         deviation = tolerances.estimate_deviation(dataset, "base", published.stability())
         tolerance = tolerances.tolerance_of_means(deviation, 1, std=None, printed=False, theirs=1)
         for one in published.runtime():
             if one.dataset == dataset and one.key in suite.options.methods:
-                yield CheckedMetric(
-                    display_name(dataset), one.method, "Accuracy", ours.get(one.key), one.accuracy, tolerance
-                )
+                own = accuracies.get(one.key)
+                yield CheckedMetric(display_name(dataset), one.method, "Accuracy", own, one.accuracy, tolerance)

@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.results.frame import title_method
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.statistics import sign_flip_p
+from benchmarks.results.statistics import sign_flip_p, student_test
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.runtime import newest_measurement, rows_by_mode
+from benchmarks.tables.runtime import newest_measurement, reference_rows
 from benchmarks.tables.table import format_number
 from benchmarks.tables.targets import list_targets
 from runner.config import Target
@@ -129,10 +129,8 @@ def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
 
     report = newest_measurement(suite)
     cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
-    for dataset in suite.options.datasets if report else ():
-        assert report is not None
-        modes = rows_by_mode(report, dataset)
-        for row in next((rows for mode, rows in modes.items() if mode.startswith("reference")), []):
+    for dataset in suite.options.datasets:
+        for row in reference_rows(report, dataset):
             spreads = {
                 name: row[key] and [row[key][end] for end in ("median", "lowest", "highest")]
                 for name, key in MEASURED.items()
@@ -223,8 +221,6 @@ def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
 
 def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     """Estimate a mean over tasks, each averaged over its seeds; of a single task over its seeds."""
-    from scipy.stats import t
-
     if isinstance(values, Estimate):
         return values
     # Rounded, as equal accuracies may differ in the last digit of their harmonic means.
@@ -234,14 +230,12 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     n = len(sample)
     if n < 2 or sample.isna().any():
         raise UntestedError("one data set with one seed gives no interval (--seeds 1,2,3)")
-    mean, error = float(sample.mean()), float(sample.std(ddof=1)) / n**0.5
-    half = float(t.isf(0.025, n - 1)) * error
-    p = float(2 * t.sf(abs(mean - above) / error, n - 1)) if error else float(np.isclose(mean, above))
+    low, high, p = student_test(sample, above)
     flipped = sign_flip_p(sample - above, np.random.default_rng(stream_seed(0, "claims", "signs")))
     test = f"t, n = {n} {unit}: p = {p:.2g}; signs flipped: p = {flipped:.2g}"
     if len(values) > n:
         test += f"; {(values > above).sum()} of {len(values)} pairs of data set and seed above {above:g}"
-    return Estimate(mean, mean - half, mean + half, p, test)
+    return Estimate(float(sample.mean()), low, high, p, test)
 
 
 def find_wins(contrasts: Contrasts) -> pd.Series:

@@ -9,7 +9,7 @@ import csv
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,7 +118,7 @@ def list_keys(scores: pd.DataFrame) -> list[int]:
     return keys
 
 
-def gains(pairs: Callable[[list[int]], Sequence[tuple[int, int]]], *metrics: str) -> Make:
+def gains(pairs: Callable[[list[int]], Iterable[tuple[int, int]]], *metrics: str) -> Make:
     """Subtract ProCAP's values with the first key of each pair (shots, tokens or epochs) from those with the second."""
 
     def make(scores: pd.DataFrame) -> Differences:
@@ -133,7 +133,7 @@ def gains(pairs: Callable[[list[int]], Sequence[tuple[int, int]]], *metrics: str
     return make
 
 
-def base_minus_novel(pairs: Callable[[list[int]], Sequence[tuple[int, int]]]) -> Make:
+def base_minus_novel(pairs: Callable[[list[int]], Iterable[tuple[int, int]]]) -> Make:
     """Subtract gains on novel classes from those on base classes."""
     base, novel = gains(pairs, "base"), gains(pairs, "novel")
     return lambda scores: {name: own - novel(scores)[name] for name, own in base(scores).items()}
@@ -149,10 +149,6 @@ def best_at(key: int) -> Callable[[list[int]], list[tuple[int, int]]]:
 
 def ends(keys: list[int]) -> list[tuple[int, int]]:
     return [(keys[0], keys[-1])]
-
-
-def adjacent(keys: list[int]) -> list[tuple[int, int]]:
-    return [*pairwise(keys)]
 
 
 def advantage(combine: Callable[[pd.DataFrame, pd.DataFrame], pd.Series]) -> Make:
@@ -291,7 +287,7 @@ TESTS: Mapping[str, ClaimTest] = {
     "shifts-competitive": ClaimTest(ACCURACY, -MARGIN),
     "shifts-maple": ClaimTest(versus("maple", metric="accuracy")),
     "source": ClaimTest(versus(metric="source")),
-    "monotonic": ClaimTest(gains(adjacent, "accuracy")),
+    "monotonic": ClaimTest(gains(pairwise, "accuracy")),
     "low-shot": ClaimTest(advantage(lambda gaps, _: low(gaps) - gaps.loc[:, FEW + 1 :].mean(axis=1))),
     "narrows": ClaimTest(advantage(lambda gaps, _: gaps.iloc[:, 0] - gaps.iloc[:, -1])),
     "top": ClaimTest(top_two),
@@ -317,7 +313,7 @@ TESTS: Mapping[str, ClaimTest] = {
     "broad": ClaimTest(grid(1), -MARGIN),
     "chosen": ClaimTest(grid(-1)),
     "longer-base": ClaimTest(gains(ends, "base")),
-    "primarily-base": ClaimTest(base_minus_novel(ends), printed=base_minus_novel(adjacent)),
+    "primarily-base": ClaimTest(base_minus_novel(ends), printed=base_minus_novel(pairwise)),
     "novel-kept": ClaimTest(gains(ends, "novel"), -MARGIN),
     "longest-best": ClaimTest(lambda scores: gains(best_at(list_keys(scores)[-1]), "hm")(scores)),
     "slower-training": ClaimTest(measured("train_seconds"), unit="%"),

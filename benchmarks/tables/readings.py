@@ -6,7 +6,7 @@ from statistics import fmean
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.statistics import paired_interval
+from benchmarks.results.statistics import student_test
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.notes import suite_notes
@@ -75,8 +75,7 @@ def _format_difference(found: list[Metric | None], reference: list[Metric | None
             return None
         differences += (a - b for a, b in zip(own.values, other.values, strict=True))
     text = format_number(fmean(differences), 2, "+")
-    interval = paired_interval(differences)
-    if interval is None:
+    if len(differences) < 2:
         return text
-    low, high = (format_number(end, 2) for end in interval)
-    return f"{text} ({low} to {high})"
+    low, high, _ = student_test(differences)
+    return f"{text} ({format_number(low, 2)} to {format_number(high, 2)})"

@@ -188,6 +188,12 @@ def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, 
     return found
 
 
+def reference_rows(report: Measurement | None, dataset: str) -> list[dict[str, Any]]:
+    """Return the rows of one data set in reference mode, of the first precision if there are several."""
+    modes = rows_by_mode(report, dataset) if report else {}
+    return next((rows for mode, rows in modes.items() if mode.startswith("reference")), [])
+
+
 def _published_rows(dataset: str) -> Iterator[Row]:
     """Make the published rows; they are of another machine, so none of their cells is marked the best."""
     name = display_name(dataset)

@@ -32,10 +32,19 @@ def transfer_tables(suite: SuiteResults) -> list[Table]:
     return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
 
 
-def target_metrics(suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]) -> list[Metric | None]:
-    """List the accuracy on the source, on each target, and the mean of the targets."""
-    metrics = [suite.metric(variant, source, Target(name)) for name in targets]
-    return [suite.metric(variant, source, Target(source)), *metrics, *([average(metrics)] if targets else [])]
+def pair_accuracies(
+    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]
+) -> list[tuple[str, Metric | None, float | None]]:
+    """List name, our accuracy and the paper's of the source, of each target, and of their mean.
+
+    The paper trains on ImageNet alone, so it has no numbers of other sources.
+    """
+    metrics = {name: suite.metric(variant, source, Target(name)) for name in (source, *targets)}
+    if targets:
+        metrics[TARGET_MEAN] = average([metrics[name] for name in targets])
+    rows = [row for row in _printed_rows(suite) if row.key == variant.method]
+    printed = _numbers_by_name(rows[0], targets) if rows and source == "imagenet" and not variant.changed else {}
+    return [(name, metric, printed.get(name)) for name, metric in metrics.items()]
 
 
 def list_targets(suite: SuiteResults, source: str) -> list[str]:
@@ -51,36 +60,27 @@ def _printed_rows(suite: SuiteResults) -> list[Any]:
     return getattr(published, name)() if name in ("cross_dataset", "domain_generalization") else []
 
 
-def printed_transfer(suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]) -> list[float | None]:
-    """List what the paper has for a variant on the source, each target, and their mean; it trains on ImageNet alone."""
-    rows = [row for row in _printed_rows(suite) if row.key == variant.method]
-    comparable = rows and source == "imagenet" and not variant.changed
-    return _list_numbers(rows[0], targets) if comparable else [None] * (1 + len(targets) + bool(targets))
-
-
-def _list_numbers(row: Any, targets: Sequence[str]) -> list[float | None]:
-    # The mean of the paper is over all its targets.
-    mean = row.target_mean if set(targets) == set(row.targets) else None
-    return [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]
+def _numbers_by_name(row: Any, targets: Sequence[str]) -> dict[str, float]:
+    """Map names to the numbers of a row of the paper, whose mean is over all its targets."""
+    mean = {TARGET_MEAN: row.target_mean} if set(targets) == set(row.targets) else {}
+    return {"imagenet": row.source, **row.targets, **mean}
 
 
 def _table(suite: SuiteResults, name: str, heading: str, source: str) -> Table:
     targets = list_targets(suite, source)
-    columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
-    columns += [Column(TARGET_MEAN)] if targets else []
+    names = [source, *targets, *([TARGET_MEAN] if targets else [])]
+    columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(name)) for name in names[1:])]
     rows = []
     for row in _printed_rows(suite) if suite.in_paper and source == "imagenet" else ():
-        numbers = _list_numbers(row, targets)
-        rows.append(published_row([published_title(row.method, row.venue)], numbers, group=published_group(suite)))
+        numbers = _numbers_by_name(row, targets)
+        labels = [published_title(row.method, row.venue)]
+        rows.append(published_row(labels, map(numbers.get, names), group=published_group(suite)))
     for title, variant in suite.by_title.items():
-        metrics = target_metrics(suite, variant, source, targets)
-        numbers = printed_transfer(suite, variant, source, targets)
-        sets = [[source], *([name] for name in targets), targets]
-        cells = [
-            suite.with_published(variant, datasets, metric, number)
-            for datasets, metric, number in zip(sets, metrics, numbers, strict=False)
-        ]
-        rows.append(Row((mark_reproduced(title, cells),), tuple(cells)))
+        cells = tuple(
+            suite.with_published(variant, targets if name == TARGET_MEAN else [name], metric, number)
+            for name, metric, number in pair_accuracies(suite, variant, source, targets)
+        )
+        rows.append(Row((mark_reproduced(title, cells),), cells))
     mean_note = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
     notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean_note)
     table = Table(name, heading, ("Method",), tuple(columns), tuple(rows), notes, wide=True)
