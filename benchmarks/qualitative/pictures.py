@@ -21,9 +21,10 @@ from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
 from benchmarks.tables.qualitative import pictured_accuracy
-from procap.classifier import Classifier
+from procap.clip import CLIP
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError
+from procap.plan import Plan
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.environment import environment
@@ -82,13 +83,18 @@ def compare(
     predicted = _load_predictions(runs, target, runtime, selection.images.labels)
     count = predicted.shape[1]
     right = predicted == selection.images.labels[:count]
-    predictors = {title: _Predictor(run, shards, selection) for title, run in runs.items()}
+    plans = {title: _make_plan(run, shards, selection) for title, run in runs.items()}
+    as_seen = _make_transform(next(iter(runs.values())).clip)
     chosen = select_images(right, images)
     names = [name.replace("_", " ") for name in selection.classnames]
     kinds, pixels, picks = list_kinds(right), [], []
     for place in chosen:
-        pixels.append(next(iter(predictors.values())).pixels(place))
-        maps = {title: predictor.map(place) for title, predictor in predictors.items()}
+        image = selection.images.image(place)
+        pixels.append(np.asarray(as_seen.crop(image)))
+        maps = {
+            title: image_maps(run.clip, _make_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
+            for title, run in runs.items()
+        }
         picks.append(
             {
                 "place": place,
@@ -99,7 +105,8 @@ def compare(
                 "answers": {title: names[own[place]] for title, own in zip(runs, predicted, strict=True)},
                 "right": dict(zip(runs, kinds[place], strict=True)),
                 "eigencam": {
-                    title: {"share_of_variance": share, "map": grid.tolist()} for title, (grid, share) in maps.items()
+                    title: {"share_of_variance": float(found.share[0]), "map": found.maps[0].tolist()}
+                    for title, found in maps.items()
                 },
             }
         )
@@ -114,7 +121,7 @@ def compare(
                 "run": run.config.path,
                 "checkpoint_sha256": run.training.checkpoint_sha256,
                 "correct": int(row.sum()),
-                "prompts_in_image_tower": bool(predictors[title].classifier.image_plan),
+                "prompts_in_image_tower": bool(plans[title]),
             }
             for (title, run), row in zip(runs.items(), right, strict=True)
         ],
@@ -146,25 +153,14 @@ def _load_predictions(
     return np.stack([predicted[: min(map(len, found))] for predicted in found])
 
 
-class _Predictor:
-    """Compute maps and pixels of one run on a target."""
+def _make_plan(run: TrainedRun, shards: ShardSet, selection: Selection) -> Plan:
+    """Make the plan by which a run reads images of a target."""
+    with autocast(run.config.precision, run.clip.device):
+        return run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
 
-    def __init__(self, run: TrainedRun, shards: ShardSet, selection: Selection) -> None:
-        self.run, self.selection, clip = run, selection, run.clip
-        with autocast(run.config.precision, clip.device):
-            space = label_space(shards.manifest, selection.classnames)
-            self.classifier: Classifier = run.method.classifier(space)
-        self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
-    def map(self, place: int) -> tuple[NDArray[np.float64], float]:
-        """Return EigenCAM [grid, grid] of one image, and the share of the patches' variance that it stands for."""
-        pixels = self.transform(self.selection.images.image(place))[None].to(self.run.clip.device)
-        found = image_maps(self.run.clip, pixels, self.classifier.image_plan)
-        return found.maps[0].numpy(), float(found.share[0])
-
-    def pixels(self, place: int) -> NDArray[np.uint8]:
-        """Return an image [S, S, 3] as the model sees it, before it is normalised."""
-        return np.asarray(self.transform.crop(self.selection.images.image(place)))
+def _make_transform(clip: CLIP) -> EvalTransform:
+    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
 
 def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:

@@ -35,8 +35,8 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     from matplotlib.figure import Figure
 
     picks, counts = record["picks"], record["agreement"]
-    across = max(4, min(5, len(picks)))
-    down = math.ceil(len(picks) / across)
+    down = math.ceil(len(picks) / 5)
+    across = max(4, math.ceil(len(picks) / down))
     side, line, room = PAGE / across - 0.1, 0.135, int(16 * PAGE / across)
     answers = [[_format_answer(pick, title, room) for title in pick["answers"]] for pick in picks]
     most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
