@@ -294,7 +294,7 @@ def test_a_check_finds_what_someone_edited_and_hashed_again(root, change, messag
                 tar.addfile(member, io.BytesIO(data))
     with suppress(ValueError):
         found, rows = scan_tar(folder / "0.tar", "test"), np.load(folder / "index.npy")
-        rows["offset"][: len(found)], rows["size"][: len(found)] = found.offsets, found.sizes
+        rows["offset"][: len(found)], rows["size"][: len(found)] = found.rows["offset"], found.rows["size"]
         (folder / "index.npy").write_bytes(index_bytes(rows))
     renew_hashes(folder)
     report = check_dataset(root, "toy")
