@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from shards.errors import DataUsageError, unknown_name
+from shards.world.distortions import tuples_for_lists
 from shards.world.generate import CLASSNAMES
 
 Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
@@ -87,15 +88,12 @@ class Dataset:
 
 
 def _load_catalogue() -> dict[str, Dataset]:
-    def freeze(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-
     datasets = {}
     for fields in tomllib.loads((Path(__file__).parent / "datasets.toml").read_text(encoding="utf-8"))["dataset"]:
         if raw := fields.pop("raw", None):
-            fields |= {"source": "folder", "raw": RawLayout(**freeze(raw))}
+            fields |= {"source": "folder", "raw": RawLayout(**tuples_for_lists(raw))}
         fields.setdefault("classnames", CLASSNAMES.get(fields["name"], ()))
-        datasets[fields["name"]] = Dataset(**freeze(fields))
+        datasets[fields["name"]] = Dataset(**tuples_for_lists(fields))
     return datasets
 
 

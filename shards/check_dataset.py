@@ -12,9 +12,9 @@ import numpy as np
 from shards.errors import DataError
 from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
-from shards.manifest_checks import PATHS_FILE, hash_problem, list_problem, read_paths, size_problem
+from shards.manifest_checks import hash_problem, list_problem, path_problem, read_paths, size_problem
 from shards.mirror import is_mirror
-from shards.names import NAMED, unsafe_path
+from shards.names import NAMED
 from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
@@ -71,7 +71,7 @@ def check_dataset(
             images = shards.unverified(split)
             text = read_paths(folder, shards.manifest, split)
             paths = text.split(b"\n")[:-1]
-            wrong = list_problem(folder, shards.manifest, split, text, images.labels), _path_problem(paths)
+            wrong = list_problem(folder, shards.manifest, split, text, images.labels), path_problem(text)
             problems[split] += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
         except DataError as error:
             problems[split].append(str(error))
@@ -137,17 +137,6 @@ def _member_problem(found: TarIndex, images: Split, paths: list[bytes]) -> str |
             return f"has the sample {key.decode()!r:.80} where {sample_key(position)!r} belongs"
         if own != path:
             return f"calls image {position + 1} {own.decode()!r:.200}, the list of the split {path.decode()!r:.200}"
-    return None
-
-
-def _path_problem(paths: list[bytes]) -> str | None:
-    """Describe paths of a list that are no plain paths, or there twice."""
-    earlier: set[bytes] = set()
-    for number, path in enumerate(paths, 1):
-        reason = "is listed twice" if path in earlier else unsafe_path(path.decode())
-        if reason:
-            return f"image {number} of {PATHS_FILE}, {path.decode()!r:.200}, {reason}"
-        earlier.add(path)
     return None
 
 

@@ -34,7 +34,7 @@ from shards.manifest import (
     convention_texts,
     is_mirror,
 )
-from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest
+from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
 from shards.names import NAME, has_control, unfit_texts
 from shards.process_pool import map_in_order
@@ -279,7 +279,9 @@ def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> 
         lines.append("".join(f"{path}\n" for path in finished.path).encode())
         shards.append(finished.shard)
     text = b"".join(lines)
-    _refuse_repeated(source.name, split, text)
+    # Few-shot samples and results name images by their paths.
+    if problem := path_problem(text):
+        raise DataError(f"'{source.name}' {split}: {problem}")
     index, folder = index_bytes(rows), partial / "set" / split
     write_file(folder / INDEX_FILE, index)
     write_file(folder / PATHS_FILE, text)
@@ -290,15 +292,6 @@ def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> 
         paths_sha256=hashlib.sha256(text).hexdigest(),
         shards=tuple(shards),
     )
-
-
-def _refuse_repeated(dataset: str, split: str, paths: bytes) -> None:
-    """Refuse a path that is listed twice, because few-shot samples and results name images by their paths."""
-    earlier: dict[bytes, int] = {}
-    for number, path in enumerate(paths.split(b"\n")[:-1], 1):
-        if (first := earlier.setdefault(path, number)) != number:
-            where = f"as image {first} and as image {number}"
-            raise DataError(f"'{dataset}' {split}: {path.decode()} is listed twice, {where}; list it once")
 
 
 def _bytes(number: float) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.names import unsafe_path
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -71,10 +70,6 @@ class Listing:
             for line in (split, *self.lines(split)):
                 total.update(f"{line}\n".encode())
         return total.hexdigest()[:16]
-
-    def missing(self, split: str) -> list[str]:
-        """List the paths of a split that are no files, in list order. Raises RawProblem for an unreadable folder."""
-        return [] if self.scanned else missing_files(self.root, [path for path, _ in self.splits[split]])
 
     def part(self, split: str, start: int, stop: int) -> FolderPart:
         paths, labels = zip(*self.splits[split][start:stop], strict=True)
@@ -136,24 +131,6 @@ def _kind(entry: os.DirEntry[str]) -> str:
         return "other"
 
 
-def subfolders(folder: Path) -> list[str]:
-    return [name for name, kind in list_folder(folder).items() if kind == "folder"]
-
-
-def scan_class_folders(root: Path, labels: Mapping[str, int], prefix: str = "") -> tuple[Images, list[str]]:
-    """List the images of the class folders `labels` by label and name, and all else in these folders."""
-    images: Images = []
-    strays: list[str] = []
-    for name, label in sorted(labels.items(), key=lambda item: item[1]):
-        for file, kind in list_folder(root / prefix / name).items():
-            path = f"{prefix}{name}/{file}"
-            if kind == "file" and is_image_name(file) and not unsafe_path(file):
-                images.append((path, label))
-            else:
-                strays.append(path)
-    return images, strays
-
-
 def is_image_name(file: str) -> bool:
     """Whether a file name has the extension of a kind of image that is read."""
     stem, _, extension = file.rpartition(".")
@@ -172,6 +149,13 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
         if found[folder].get(name) != "file":
             missing.append(path)
     return missing
+
+
+def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
+    """Divide images into those that are files below `root`, and the paths of the others."""
+    missing = missing_files(root, (path for path, _ in images))
+    absent = set(missing)
+    return [image for image in images if image[0] not in absent], missing
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +32,27 @@ RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
 SEED = 1
 
 
-def description_file(folder: Path) -> Path:
-    """Return the YAML file of a folder of images, which lies beside it."""
-    folder = folder.resolve()
-    if not folder.name:
-        raise DataUsageError(f"{folder} is no folder of images")
-    return folder.with_name(f"{folder.name}.yaml")
-
-
 def find_description(folder: Path) -> tuple[Path, str]:
-    """Return the YAML file of a folder, and its guessed content, "" if the file exists already and describes it.
+    """Return the YAML file beside a folder, and its guessed content, "" if the file exists and describes the folder.
 
     Raises DataUsageError for a file that describes other images, DataError if no layout fits.
     """
-    file = description_file(folder)
+    folder = folder.resolve()
+    if not folder.name:
+        raise DataUsageError(f"{folder} is no folder of images")
+    file = folder.with_name(f"{folder.name}.yaml")
     if file.exists():
         own = read_description(file)
         images = (file.parent / text for text in (own.folder, own.images, own.table, own.shards) if text)
-        if not any(path.resolve().is_relative_to(folder.resolve()) for path in images):
+        if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
             raise DataUsageError(f"{file} is there already and describes other images than {folder}; {hint}")
         return file, ""
-    keys, what = guess_keys(folder.resolve())
-    keys = {"name": _name_set(folder.resolve().name), "template": "a photo of a {}."} | keys
+    keys, what = guess_keys(folder)
+    keys = {"name": _name_set(folder.name), "template": "a photo of a {}."} | keys
     Description.model_validate(keys)
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
-    return file, HEADER.format(folder=folder.resolve().name, what=what) + text
+    return file, HEADER.format(folder=folder.name, what=what) + text
 
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
@@ -96,15 +92,12 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Add the random split that the smallest class allows."""
-    counts: dict[str | int, int] = {}
-    for item in scan_folders(root).items:
-        counts[item.label] = counts.get(item.label, 0) + 1
+    counts = Counter(item.label for item in scan_folders(root).items)
     # A class of one image, which is reported later, does not change the split of the others.
     sizes = [count for count in counts.values() if count > 1] or [0]
     rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
-    return keys | {
-        "split": {**rule, "seed": SEED}
-    }, f"{len(counts)} class folder{'s' * (len(counts) != 1)}, split at random"
+    what = f"{len(counts)} class folder{'s' * (len(counts) != 1)}, split at random"
+    return keys | {"split": {**rule, "seed": SEED}}, what
 
 
 def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:

@@ -19,9 +19,8 @@ from shards.raw.folders import (
     Images,
     Listing,
     RawProblem,
+    is_image_name,
     list_folder,
-    scan_class_folders,
-    subfolders,
 )
 from shards.raw.locations import RawLocation, class_folders
 
@@ -53,10 +52,17 @@ def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Ima
     """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
     root = location.images / prefix
     labels = {name: label for label, name in enumerate(class_folders(location.dataset))}
-    folders = subfolders(root) if root.is_dir() else []
-    images, strays = scan_class_folders(
-        location.images, {name: labels[name] for name in folders if name in labels}, prefix
-    )
+    found = list_folder(root) if root.is_dir() else {}
+    folders = [name for name, kind in found.items() if kind == "folder"]
+    images: Images = []
+    strays: list[str] = []
+    for name in sorted((name for name in folders if name in labels), key=labels.__getitem__):
+        for file, kind in list_folder(root / name).items():
+            path = f"{prefix}{name}/{file}"
+            if kind == "file" and is_image_name(file) and not unsafe_path(file):
+                images.append((path, labels[name]))
+            else:
+                strays.append(path)
     # The folder of the data set itself may hold others than those of the classes.
     if location.images != location.folder:
         strays = [f"{prefix}{name}" for name in folders if name not in (*labels, *location.raw.ignored)] + strays
@@ -64,8 +70,8 @@ def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Ima
     if strays:
         what = f"{location.images} holds {first_few(strays)}, neither class folders nor images"
         problems.append(RawProblem(what, "move them out of there"))
-    if prefix and root.is_dir() and not folders and (files := list_folder(root)):
-        what = f"{root} holds {len(files):,} files and no class folder"
+    if prefix and found and not folders:
+        what = f"{root} holds {len(found):,} files and no class folder"
         sort = "unpack each archive into a folder of its name, or sort the validation images with valprep.sh of "
         problems.append(RawProblem(what, f"{sort}https://github.com/soumith/imagenetloader.torch"))
     return images, problems

@@ -16,7 +16,7 @@ from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.names import first_few, join_first
 from shards.process_pool import map_in_order
-from shards.raw.folders import Images, Listing, RawProblem, total_size
+from shards.raw.folders import Images, Listing, RawProblem, split_missing, total_size
 from shards.raw.lists import read_published
 from shards.raw.locations import find_folder, find_location, raw_layout
 from shards.raw.random_split import make_random_split
@@ -111,13 +111,14 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
 
 def existing_images(dataset: Dataset, listing: Listing) -> tuple[dict[str, Images], list[RawProblem]]:
     """Return the listed images that are files, by split, and a problem for each split in which some are missing."""
+    if listing.scanned:
+        return dict(listing.splits), []
     splits, problems = {}, []
     for split, images in listing.splits.items():
-        if missing := listing.missing(split):
+        splits[split], missing = split_missing(listing.root, images)
+        if missing:
             what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
             problems.append(RawProblem(what, _get_the_rest(dataset)))
-        absent = set(missing)
-        splits[split] = [image for image in images if image[0] not in absent]
     return splits, problems
 
 

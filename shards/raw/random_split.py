@@ -12,7 +12,7 @@ from itertools import islice
 
 from shards.errors import DataError
 from shards.raw.classnames import published_classnames
-from shards.raw.folders import Images, Listing, RawProblem, missing_files
+from shards.raw.folders import Images, Listing, RawProblem, split_missing
 from shards.raw.lists import read_labelled_images, read_official_list, scan_published_folders
 from shards.raw.locations import RawLocation
 
@@ -27,14 +27,16 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
     problems: list[RawProblem] = []
     try:
         if rule == "trainval":
-            trainval, test = (_existing(location, read_official_list(location, part)) for part in ("trainval", "test"))
+            lists = (read_official_list(location, part) for part in ("trainval", "test"))
+            trainval, test = (split_missing(location.images, images)[0] for images in lists)
             drawn = split_classes(trainval, names, TRAINVAL_FRACTIONS, draw)
             absent = sorted(set(range(len(names))) - {label for _, label in test})
             if absent:
                 raise DataError(f"class {names[absent[0]]!r} has no test images")
             splits = {"train": drawn["train"], "val": drawn["val"], "test": test}
         elif rule == "labels":
-            splits = split_classes(_existing(location, read_labelled_images(location)), names, FRACTIONS, draw)
+            images, _ = split_missing(location.images, read_labelled_images(location))
+            splits = split_classes(images, names, FRACTIONS, draw)
         else:
             images, problems = scan_published_folders(location)
             splits = split_classes(images, names, FRACTIONS, draw)
@@ -45,11 +47,6 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
     of_what = {"folders": "class folders", "labels": "labelled images", "trainval": "official training list"}[rule]
     origin = f"random split of the {of_what}, seed {seed}"
     return Listing(location.images, names, splits, origin, True, tuple(problems))
-
-
-def _existing(location: RawLocation, images: Images) -> Images:
-    missing = set(missing_files(location.images, [path for path, _ in images]))
-    return [image for image in images if image[0] not in missing]
 
 
 def split_classes(

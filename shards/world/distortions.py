@@ -44,15 +44,15 @@ class Look:
     lines: float = 0.0  # contrast of scan lines
 
 
-def _load_looks() -> dict[str, Look]:
-    def freeze(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-
-    families = tomllib.loads((Path(__file__).parent / "looks.toml").read_text(encoding="utf-8"))
-    return {family: Look(**freeze(fields)) for family, fields in families.items()}
+def tuples_for_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the lists among the values of a TOML table by tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-LOOKS: Mapping[str, Look] = _load_looks()
+LOOKS: Mapping[str, Look] = {
+    family: Look(**tuples_for_lists(fields))
+    for family, fields in tomllib.loads(Path(__file__).with_name("looks.toml").read_text(encoding="utf-8")).items()
+}
 
 
 def draw_pose(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:
