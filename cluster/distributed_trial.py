@@ -18,7 +18,6 @@ from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
 from cluster.run import Halving, TrialReport
-from cluster.stop_request import watch_stop_request
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
@@ -65,7 +64,7 @@ class Rank:
             with init_process_group(ranks, device, runtime.timeout) as group:
                 runtime = replace(runtime, device=str(device))
                 runs = runs_of(config, runtime)
-                return RunExecutor(runs, runtime, queue.put, group, halving, watch_stop_request).execute()
+                return RunExecutor(runs, runtime, queue.put, group, halving).execute()
 
         return attempt(execute)
 

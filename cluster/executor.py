@@ -1,4 +1,4 @@
-"""Execute runs on one machine, in one process or a process group. Does not depend on Ray."""
+"""Execute runs on one machine, in one process or a process group, in a worker of Ray or without Ray."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
+from cluster.stop_request import watch_stop_request
 from procap.errors import UserError
 from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig, Target
@@ -33,8 +33,6 @@ HELD_SECONDS = 2.0
 ReportTo = Callable[[TrialReport], None]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
-Watch = Callable[[], AbstractContextManager[Callable[[], int | None] | None]]
-"""A block around each training; gives it `Callbacks.asked_to_stop`."""
 
 
 class RunExecutor:
@@ -47,12 +45,11 @@ class RunExecutor:
         report_to: ReportTo,
         group: ProcessGroup | None = None,
         halving: Halving | None = None,
-        watch: Watch = nullcontext,
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.runs, self.runtime, self.halving = runs, runtime, halving
         self.group = group or ProcessGroup()
-        self._report_to, self._watch = report_to, watch
+        self._report_to = report_to
         self._began = time.monotonic()
         # In the past, so that the first report is sent at once.
         self._reported = -REPORT_SECONDS
@@ -104,7 +101,7 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                with self._watch() as asked:
+                with watch_stop_request() as asked:
                     own = replace(callbacks, asked_to_stop=asked)
                     train(run.config, self.runtime, group=self.group, until=until, callbacks=own)
                 return

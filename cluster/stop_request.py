@@ -3,6 +3,9 @@
 Ray kills the processes of a driver within 0.2 s after it disconnects. A driver that is stopped therefore first writes
 the key `stop` into the key-value store of the cluster. Every training polls that key; it has a key of its own there,
 which it deletes after it has saved.
+
+Ray has no public interface for either. Its key-value store is the head's, so that it survives any other node; an actor
+that holds the request would be lost with its node. No public call ends a report to Ray Tune whose driver is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +25,14 @@ SAVE_SECONDS = 10.0
 
 
 @contextmanager
-def watch_stop_request() -> Iterator[Callable[[], int | None]]:
-    """Watch for `request_stop` of the driver; yields a function that a training calls at every step.
+def watch_stop_request() -> Iterator[Callable[[], int | None] | None]:
+    """Watch for `request_stop` of the driver; yields a function that a training calls at every step, None without Ray.
 
     The function returns SIGINT after a request, else None. It does not block, even if the head node is lost.
     """
+    if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
+        yield None
+        return
     steps, ended, stop = threading.Event(), threading.Event(), threading.Event()
 
     def watch() -> None:

@@ -12,15 +12,14 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.executor import ReportTo, RunExecutor, RunsOf, Watch, attempt
+from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
 from cluster.run import Halving, TrialReport
-from cluster.stop_request import request_stop, watch_stop_request
+from cluster.stop_request import request_stop
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -74,7 +73,7 @@ def run_trials(
         def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
-        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving, watch_stop_request))
+        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -114,7 +113,6 @@ def execute_trial(
     resources: Resources,
     report_to: ReportTo,
     halving: Halving | None = None,
-    watch: Watch = nullcontext,
 ) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
@@ -125,7 +123,7 @@ def execute_trial(
 
     def execute() -> TrialReport:
         runtime = paths.local_runtime()
-        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving, watch=watch).execute()
+        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving).execute()
 
     return attempt(execute)
 
