@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.console.output import plural
-from benchmarks.runtime.data import photographs
+from benchmarks.runtime.data import photograph_source, photographs
 from benchmarks.studies.record import describe_machine, describe_run, write_record
 from benchmarks.tables.render import markdown_grid
 from shards.pack import pack_source
@@ -98,20 +98,13 @@ class Measurement:
 
 def folder_source(root: Path, images: list[bytes]) -> Source:
     """Write the images as files in class folders and return the source to pack them from."""
-    paths = tuple(f"{i % CLASSES}/{i:05d}.jpg" for i in range(len(images)))
+    labels = tuple(i % CLASSES for i in range(len(images)))
+    paths = tuple(f"{label}/{i:05d}.jpg" for i, label in enumerate(labels))
     for path, data in zip(paths, images, strict=True):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
-    labels = tuple(i % CLASSES for i in range(len(images)))
-    return Source(
-        name="photographs",
-        classnames=tuple(f"class {label}" for label in range(CLASSES)),
-        template="a photo of a {}.",
-        templates=("a photo of a {}.",),
-        origin="loader benchmark",
-        counts={"test": len(images)},
-        part=partial(_folder_part, root, paths, labels),
-    )
+    part = partial(_folder_part, root, paths, labels)
+    return replace(photograph_source(f"photographs-{CLASSES}"), counts={"test": len(images)}, part=part)
 
 
 def _folder_part(
