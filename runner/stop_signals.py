@@ -49,8 +49,6 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._ask)
-            if _is_launched():
-                self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_wait)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -74,7 +72,9 @@ class StopRequest:
 
     def _limit_wait(self) -> None:
         """End the wait of this process, if it is in one now, GROUP_WAIT_SECONDS from now."""
-        if self._is_waiting and signal.SIGALRM in self._before:
+        if self._is_waiting and self._before:
+            if signal.SIGALRM not in self._before:
+                self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_wait)
             signal.setitimer(signal.ITIMER_REAL, GROUP_WAIT_SECONDS + (os.environ.get("RANK", "0") != "0"))
 
     def _end_wait(self, *_: object) -> None:
@@ -82,6 +82,9 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def _restore(self) -> None:
+        if signal.SIGALRM in self._before:
+            # By default the alarm would end the process.
+            signal.setitimer(signal.ITIMER_REAL, 0)
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -31,6 +31,7 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.run_folders import RunFolder
 from runner.schedule import Schedule
+from runner.stop_signals import StopRequest
 from shards import remote
 
 STEPS, LATER = 15, 6
@@ -181,6 +182,16 @@ def test_a_signal_ends_a_group_that_waits_for_images(command, straight, few_digi
         assert states(folder) == [LATER]
     assert codes(run_ranks(1, procap, command(tmp_path))) == [0]
     assert_same(straight, tmp_path, few_digits)
+
+
+def test_a_signal_in_a_short_wait_of_a_group_leaves_no_alarm_behind(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with StopRequest() as stop:
+        with stop.interruptible("stopped"):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.signum == signal.SIGTERM and signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def codes(ends: list[Ended]) -> list[int]:
