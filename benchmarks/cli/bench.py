@@ -180,6 +180,9 @@ def bench(
         for plan, tracker in zip(shown, trackers.trackers, strict=True):
             # Includes runs that an earlier, killed attempt finished without recording them.
             tracker.update(tracker.collection.runs)
+            if plan.suite.finish:
+                # Exports would disturb its measurements.
+                exporter_for(runtime).flush()
             made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
             outputs.append(made)
             unreadable |= {path: why for path, why in made.unreadable.items() if path in planned}
