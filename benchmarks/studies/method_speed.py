@@ -93,7 +93,7 @@ def _measure_modes(
     kinds: tuple[Kind, ...] = ("eval",) if name == PLAIN else ("train", "eval")
     for kind in kinds:
         images = 1 if name in ONE_IMAGE else batch
-        works = _make_works(models, name, classes, images, kind)
+        works = _make_works(models, name, classes, images, kind, MODES)
         # The first run computes what never changes, and would count as slow.
         works["fast"].run()
         modes = MODES if with_reference else MODES[1:]
@@ -110,19 +110,20 @@ def _measure_modes(
     return row
 
 
-def _make_works(models: Models, name: str, classes: int, batch: int, kind: Kind) -> dict[ModeName, Work]:
-    """Make the work of both modes, on the same parameters."""
+def _make_works(
+    models: Models, name: str, classes: int, batch: int, kind: Kind, modes: Sequence[ModeName]
+) -> dict[ModeName, Work]:
+    """Make the work of `modes`, on the same parameters."""
     import torch
     from torch.nn.functional import normalize
 
     from benchmarks.runtime.data import synthetic_case
-    from benchmarks.runtime.workload import MODES
 
     method, images, _ = synthetic_case(models["fast"], name, classes, batch)
     if name in TEACHERS:
         made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
         method.constant("teacher", lambda: made)
-    return {mode: _make_work(method.with_clip(models[mode]), name, images, kind, mode) for mode in MODES}
+    return {mode: _make_work(method.with_clip(models[mode]), name, images, kind, mode) for mode in modes}
 
 
 def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode: ModeName) -> Work:
@@ -154,7 +155,7 @@ def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode
 
 def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -> float:
     """Measure images per second of fast evaluation, as a share of plain CLIP's: the median over rounds."""
-    own, plain = (_make_works(models, one, classes, sizes.images, "eval")["fast"] for one in (name, PLAIN))
+    own, plain = (_make_works(models, one, classes, sizes.images, "eval", ["fast"])["fast"] for one in (name, PLAIN))
     own.run()
     plain.run()
     pairs = [(plain.seconds(), own.seconds()) for _ in range(2 * sizes.rounds + 1)]
