@@ -10,13 +10,16 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 from made_results import made, table_of
+from report_pages import Page, tables
 
 from benchmarks import results
 from benchmarks.cli import main
+from benchmarks.report.report import write_report
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Metric
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.image_answers import pack_bits
+from runner.run_collection import Collection, write_collection
 
 METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")
 NAMES = ["a", "b", "c"]
@@ -121,3 +124,11 @@ def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done
     assert results.load(tmp_path).nll.isna().all()
     assert main(["table", "calibration", "--results", str(tmp_path)]) == 1
     assert "procap eval --force" in capsys.readouterr().err
+
+
+def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp_path):
+    runs, settings = tuple(done.paths), done.options.plain()
+    write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
+    page = write_report(done.results, tmp_path / "page", wanted=[done.name])
+    assert {"Calibration", "Classes with the lowest accuracies of ProCAP"} <= {*tables(Page(page.read_text()).root)}
+    assert (page.parent / "figures" / "reliability.png").is_file()

@@ -35,17 +35,18 @@ WHOLE = 10_000
 
 
 def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> SuiteResults:
-    """Results of the main table that are the printed figures, but for `off` points in the first one."""
+    """Results that are the printed figures of Table 1 and of transfer, but for `off` points outside novel classes."""
     suite = suite_named(name)
     options = suite.options(PAPER, **chosen)
+    transfer = {row.key: row for row in published.cross_dataset()}
     for entry in suite.plan(options):
-        config = put_config(results, entry.spec.config)
-        known = published.halves(entry.variant.method, entry.dataset)
-        assert known is not None
-        for half, figure in (("base", known.base + off), ("novel", known.novel)):
-            right = round(figure / 100 * WHOLE)
-            put_score(results, config, f"{entry.dataset}:{half}", right, WHOLE, of=2 * WHOLE if limited else None)
-        off = 0.0
+        method, config = entry.variant.method, put_config(results, entry.spec.config)
+        known, source = published.halves(method, entry.dataset), transfer.get(method)
+        figures = {"base": known and known.base, "novel": known and known.novel, "all": source and source.source}
+        for target in entry.spec.targets:
+            classes = target.split(":")[1]
+            right = round((figures[classes] + off * (classes != "novel")) / 100 * WHOLE)
+            put_score(results, config, target, right, WHOLE, of=2 * WHOLE if limited else None)
     return SuiteResults.read(suite, options, results)
 
 
@@ -216,12 +217,45 @@ def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     assert {one.method for one in check_metrics(done)} == {"ProCAP"}
 
 
+@pytest.mark.parametrize(
+    ("name", "dataset", "points"),
+    [("few-shot", "imagenet", 1), ("prompt-length", "ucf101", 3), ("sensitivity", "dtd", 3)],
+)
+def test_points_of_curves_that_are_the_published_ones_pass_and_others_exit_with_4(
+    tmp_path, capsys, name, dataset, points
+):
+    flags = ("--profile", "paper", "--methods", "procap", "--datasets", dataset)
+    for off, code, verdict in ((0.0, 0, OK), (-6.0, 4, OUTSIDE)):
+        as_published(tmp_path, name, off=off, methods=("procap",), datasets=(dataset,))
+        assert check(tmp_path, *flags, suite=name) == code
+        lines = [line for line in capsys.readouterr().out.splitlines() if "| ProCAP" in line]
+        assert len(lines) == points and verdict in lines[0]
+
+
+def test_the_accuracies_of_the_pictures_pass_or_exit_with_4(tmp_path):
+    suite = suite_named("qualitative")
+    for off, code in ((0.0, 0), (6.0, 4)):
+        for run in suite.plan(suite.options(PAPER)):
+            [target] = run.spec.targets
+            figure = published.PROMPT_PICTURE["eurosat"][run.variant.method] - off
+            put_score(tmp_path, put_config(tmp_path, run.spec.config), target, round(figure / 100 * WHOLE), WHOLE)
+        assert check(tmp_path, "--profile", "paper", suite="qualitative") == code
+
+
+def test_runtime_with_the_published_ratios_and_accuracies_passes_or_exits_with_4(tmp_path, capsys):
+    same = {(row.dataset, row.key): row.accuracy for row in published.runtime()}
+    for accuracies, code, agree in ((same, 0, 8), ({**same, ("ucf101", "procap"): 80.0}, 4, 7)):
+        contest(tmp_path, accuracies=accuracies, fps=77.0)
+        assert check(tmp_path, "--profile", "paper", suite="runtime") == code
+        assert f"{agree} of 8 published metrics agree" in capsys.readouterr().out
+
+
 ACCURACIES = {("oxford-flowers", "maple"): 95.0, ("oxford-flowers", "procap"): 97.0, ("ucf101", "maple"): 60.0}
 
 
 def contest(
     results: Path, *, whole: bool = True, load: float = 0.0, backbone: str = "ViT-B-16", weights: str | None = None,
-    classes: str = "base",
+    classes: str = "base", accuracies: dict[tuple[str, str], float] = ACCURACIES, fps: float = 20.0,
 ) -> SuiteResults:  # fmt: skip
     """Runtime measured in both modes on the paper's data sets, on a CPU. The paper: 169.1 / 112.6 s, 278.8 / 415.9."""
 
@@ -231,7 +265,7 @@ def contest(
         return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "fp32",
                 "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed, "first_loss": None,
                 "steps": 512, "steps_measured": 512 if whole else 3,
-                "accuracy": None if weights else ACCURACIES.get((dataset, method)), "accuracy_note": "",
+                "accuracy": None if weights else accuracies.get((dataset, method)), "accuracy_note": "",
                 "extrapolated": not whole and method != "zeroshot", "test_images": 9, "test_images_all": 9,
                 "start_seconds": {}, "step_seconds": None,
                 "flops_per_second": unknown, "share_of_peak": unknown, "peak_bytes": unknown}  # fmt: skip
@@ -239,10 +273,10 @@ def contest(
     suite = suite_named("runtime")
     options = suite.options(PAPER, backbone=backbone)
     rows = [row(name, "zeroshot", "reference", 1.0, 1.0) for name in options.datasets]
-    for name, (seconds, fps) in (("oxford-flowers", (15.0, 67.0)), ("ucf101", (13.0, 20.0))):
+    for name, (seconds, rate) in (("oxford-flowers", (15.0, 67.0)), ("ucf101", (13.0, fps))):
         for mode in ("reference", "fast"):
             rows.append(row(name, "maple", mode, 10.0, 100.0))
-        rows += [row(name, "procap", "reference", seconds, fps), row(name, "procap", "fast", 10.0, 100.0)]
+        rows += [row(name, "procap", "reference", seconds, rate), row(name, "procap", "fast", 10.0, 100.0)]
     own = {"pretrained": weights, "classes": classes, "precisions": ["fp32"], "epochs": 10, "batch": 32,
            "test_batch": 100, "accelerations": {"graphs": False}}  # fmt: skip
     cpu = {"name": "some CPU", "threads": 2, "cores": 2}

@@ -186,16 +186,23 @@ def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
     for name, option in (
         ("prompt-length", "n_ctx=8"),
         ("sensitivity", "procap.nce_weight=1"),
-        ("runtime", "maple.n_ctx=8"),
     ):
         with pytest.raises(UsageError, match=rf"{name} sets \w+ of \w+ itself, so that this would change nothing"):
             settled(name, option)
-    with pytest.raises(UsageError, match=r"for another method, for example --option procap.n_ctx=VALUE"):
-        settled("runtime", "n_ctx=8")
     assert settled("prompt-length", "n_ctx=8", "heads=4", several=True) == {"procap": {"heads": 4}}
     assert "prompt-length sets n_ctx of procap itself, which stays as it is" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"runtime sets n_ctx of maple itself \(4\)"):
-        make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=["maple.n_ctx=2"])
+
+
+def test_maple_style_has_the_tokens_that_are_chosen():
+    """Of the runtime comparison and of the pictures: 4 as ProCAP by default, or 2 as published."""
+    for option, tokens in (([], 4), (["maple.n_ctx=2"], 2)):
+        settings = make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=option)
+        assert dict(list_cases("fp32", settings))["maple"].options["n_ctx"] == tokens
+        flags = SuiteFlags(profile="paper", option=option)
+        runs = plan_suite(suite_named("qualitative"), flags, RuntimeFlags(), Path("data")).runs
+        [found] = {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"}
+        assert found == tokens
+    assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}
 
 
 @pytest.mark.parametrize("inject", ["final", "final-all"])
@@ -240,9 +247,12 @@ def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, caps
     name = backbone.replace("/", "-")
     assert document["weights"] == {f"{name} random": "drawn at random"}
     assert {run["run"].split("/")[3] for run in document["runs"]} == {name}
-    flags = SuiteFlags(backbone=backbone, pretrained="random")
-    options = plan_suite(suite_named("runtime"), flags, RuntimeFlags(), tmp_path).options
-    settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(options))
+    flags = SuiteFlags(profile="mini", quick=True, backbone=backbone, pretrained="random")
+    planned = {one: plan_suite(suite_named(one), flags, RuntimeFlags(), tmp_path) for one in SUITES}
+    found = {one: {run.spec.config.backbone for run in plan.runs} for one, plan in planned.items()}
+    assert found == {one: set() if one == "runtime" else {name} for one in SUITES}
+    chosen = flags_of_options(planned["runtime"].options)
+    settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **chosen)
     assert (settings.backbone, settings.pretrained) == (name, "random")
 
 

@@ -135,6 +135,14 @@ def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp
     assert ("every epoch is a warm-up epoch at a rate of 1e-05" in err) == warned
 
 
+def test_a_training_records_sigma_and_warns_if_it_hardly_moved(plan, runtime, tmp_path, capsys):
+    config, there = plan("procap", overrides={"epochs": 1}), dataclasses.replace(runtime, results=tmp_path, quiet=False)
+    result = train(config, there)
+    assert RunFolder(tmp_path / config.path).train() == result
+    assert {*result.statistics} == {"sigma of vision", "sigma of text"}
+    assert "the variances of the prompts stay about as they began" in capsys.readouterr().err
+
+
 def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path, capsys):
     """The first of two epochs ends at the peak, and the second falls from it."""
     config = plan(overrides={"epochs": 2, "warmup_epochs": 1, "schedule": "warmup-step"})

@@ -289,9 +289,7 @@ def _without_prescribed(suite: Suite, options: SuiteOptions, *, several: bool) -
             note(f"{text} in some variants, which keep theirs")
             continue
         if not several:
-            others = [other for other, own in kept.items() if name in own and other != method]
-            hint = f"; for another method, for example --option {others[0]}.{name}=VALUE" if others else ""
-            raise UsageError(f"{text}, so that this would change nothing{hint}")
+            raise UsageError(f"{text}, so that this would change nothing")
         note(f"{text}, which stays as it is")
         del kept[method][name]
     return replace(options, options={method: own for method, own in kept.items() if own})

@@ -16,16 +16,16 @@ baseline" and 98.43 of ProCAP. The classes of the figures of Flowers102 are not 
 from __future__ import annotations
 
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import CONTROL_OPTIONS, SuiteOptions, Variant
+from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.qualitative import qualitative_tables
 from runner.config import RuntimeConfig, Target
 
 
 def baseline_and_procap(options: SuiteOptions, method: str) -> list[Variant]:
-    """Return MaPLe with as many tokens as ProCAP and its recipe, and any other method as it is."""
+    """Return MaPLe in ProCAP's recipe, with as many tokens by default, and any other method as it is."""
     if method == "maple":
-        return [Variant(method, "MaPLe-style", options=CONTROL_OPTIONS["maple"], recipe="procap")]
+        return [Variant(method, "MaPLe-style", recipe="procap")]
     return [Variant(method)]
 
 

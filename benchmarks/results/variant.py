@@ -24,7 +24,7 @@ INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent", "inject": "level
 ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
 CONTROL_OPTIONS: Mapping[str, Mapping[str, Any]] = {"maple": {"n_ctx": 4}}
-"""Options of methods under `--recipe procap`, which compares them with ProCAP: as many tokens as ProCAP."""
+"""Options of methods that are chosen to be trained in ProCAP's recipe: as many tokens as ProCAP."""
 UNTRAINED_SEED = 1
 """The seed of runs without training."""
 
@@ -125,7 +125,7 @@ class SuiteOptions:
             task=task,
             options={
                 **profile.options.get(method, {}),
-                **(CONTROL_OPTIONS.get(method, {}) if self.recipe == "procap" else {}),
+                **(CONTROL_OPTIONS.get(method, {}) if "procap" in (variant.recipe, self.recipe) else {}),
                 **self.options.get(method, {}),
                 **variant.options,
             },

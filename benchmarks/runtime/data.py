@@ -99,11 +99,11 @@ def synthetic_case(
 ) -> tuple[Method, Tensor, Tensor]:
     """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device.
 
-    options: of the method, beside those of the runtime comparison.
+    options: of the method, before those of the runtime comparison.
     """
     size = clip.geometry.image_size
     space = LabelSpace(class_names(classes))
-    filled = {**(options or {}), **METHOD_OPTIONS.get(method, {})}
+    filled = {**METHOD_OPTIONS.get(method, {}), **(options or {})}
     built = build_method(method, clip, space, filled, generator(SEED, "init"))
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)

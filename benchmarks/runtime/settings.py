@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
-"""Options that the comparison sets. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
+"""Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
 COMPONENTS_OFF = "procap-off"
 """The name of ProCAP without its components in a report; it is MaPLe-style as well, by the paper's ablation."""
 CLASS_CHOICES = ("base", "all")
@@ -42,7 +42,7 @@ class Settings:
 
     accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
     without limit. scaling: numbers of classes and batches. classes: trained and tested on; made-up data sets have all.
-    options: chosen ones by method, beside METHOD_OPTIONS. repeats: rounds of evaluation and of every size.
+    options: chosen ones by method, before METHOD_OPTIONS. repeats: rounds of evaluation and of every size.
     """
 
     methods: tuple[str, ...]
@@ -133,13 +133,9 @@ def flags_of_options(options: SuiteOptions) -> dict[str, Any]:
 
 
 def _parse_options(given: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse options by method. Raises UsageError for one that the comparison sets itself, and for a wrong value."""
+    """Parse options by method. Raises UsageError for a wrong value."""
     found = {method: own for method, own in parse_options(given, methods).items() if own}
     for method, own in found.items():
-        fixed = METHOD_OPTIONS.get(method, {})
-        for name in own.keys() & fixed.keys():
-            text = f"--option {method}.{name}: runtime sets {name} of {method} itself ({fixed[name]})"
-            raise UsageError(f"{text}; name another method, for example --option procap.{name}=VALUE")
         method_options(method, own)
     return found
 
@@ -176,7 +172,7 @@ def run_config(
             "batch_size": batch or settings.batch,
             "test_batch_size": batch or settings.test_batch,
         },
-        options={**settings.options.get(method, {}), **METHOD_OPTIONS.get(method, {})},
+        options={**METHOD_OPTIONS.get(method, {}), **settings.options.get(method, {})},
         data=data,
     )
 

@@ -14,9 +14,9 @@ epochs (98.39 % on Flowers102). `--classes all` takes all classes.
 
 from __future__ import annotations
 
-from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.runtime.benchmark import measure_suite
-from benchmarks.runtime.settings import CLASS_CHOICES, METHOD_OPTIONS, flags_of_options
+from benchmarks.runtime.settings import CLASS_CHOICES, flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_tables
 
@@ -38,7 +38,6 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     class_choices=CLASS_CHOICES,
-    variants=lambda options, method: [Variant(method, options=METHOD_OPTIONS.get(method, {}), recipe="procap")],
     trains=False,
     tables=runtime_tables,
     finish=measure_suite,

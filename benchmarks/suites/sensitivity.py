@@ -2,7 +2,7 @@
 
     procap bench sensitivity --data DATA
 
-The paper names no grid; ours goes two powers of ten around its values, and to nothing.
+The paper names no grid. Ours has zero and a tenth to a hundred times its weights, and temperatures from 0.01 to 0.5.
 
 Cost: five data sets, 25 pairs and five temperatures, seed 1: 145 runs and 290 evaluations; the paper's own values are
 runs of base-to-novel.

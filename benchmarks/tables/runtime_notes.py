@@ -30,12 +30,13 @@ def list_notes(report: dict[str, Any]) -> list[str]:
     weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
     peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in report["matmul_peak"].items())
     plain = any(row["method"] == "procap-off" for row in rows)
+    tokens = settings.get("options", {}).get("maple", {}).get("n_ctx", 4)
     notes = [
         f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {where}; torch "
         f"{machine['packages'].get('torch', '?')}; load of the machine before and after: {before} and {after}.",
         f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
         f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
-        "same order; MaPLe-style has 4 tokens, as ProCAP has by default."
+        f"same order; MaPLe-style has {tokens} tokens{', as ProCAP has by default' * (tokens == 4)}."
         + (" ProCAP, all off: without its components, and with tokens of its own for each layer." if plain else ""),
         *note_options(settings.get("options", {})),
         "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
