@@ -28,3 +28,8 @@ class Geometry:
         for mlp, width in (("vision_mlp", self.vision_width), ("text_mlp", self.text_width)):
             if not getattr(self, mlp):
                 object.__setattr__(self, mlp, 4 * width)
+
+    @property
+    def layers(self) -> int:
+        """How many blocks both towers have."""
+        return min(self.vision_layers, self.text_layers)

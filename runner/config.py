@@ -299,7 +299,11 @@ def plan_run(
     # Once before the method is known, whose import takes longer than everything else here.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
     kind = method_class(method)
+    from procap.methods.method import TASKS
+
     task = task or ("few-shot" if fields["classes"] == "all" else "base-to-novel")
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)
     own = kind.recipe(task, shots, found.base)
     base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
     changes = dict(overrides or {})

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
+from tiny_geometry import SHORT_OPTIONS
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from procap.clip import CLIP
 from procap.kernels.compiled import compile_blocks
-from procap.methods import build_method
+from procap.methods import METHODS, build_method
 from procap.text import LabelSpace
 
 
 def outcome(clip: CLIP, name: str, names: tuple[str, ...], precision: torch.dtype = torch.float32) -> list[Tensor]:
     """Logits, loss terms and gradients of one method at its seeded start."""
-    options = {"depth": 3} if name in ("maple", "procap") else {}
-    method: Any = build_method(name, clip, LabelSpace(names), options, seeded(1))
+    options = {"sentences": "templates"} if name == "coprompt" else {}
+    method: Any = build_method(name, clip, LabelSpace(names), options | SHORT_OPTIONS.get(name, {}), seeded(1))
     size, device = clip.geometry.image_size, clip.device
     images, labels = torch.randn(3, 3, size, size, generator=seeded(2)).to(device), torch.arange(3, device=device)
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
@@ -31,11 +32,11 @@ def outcome(clip: CLIP, name: str, names: tuple[str, ...], precision: torch.dtyp
 
 
 def compare(clip: CLIP, backend: str, **tolerance: float) -> None:
-    """Compare a copy with compiled blocks and the model itself, for methods that use the towers in different ways."""
+    """Compare a copy with compiled blocks and the model itself, for every method."""
     torch.compiler.reset()
     compiled = copy.deepcopy(clip)
     compile_blocks(compiled, backend)
-    for name, count in (("cocoop", 5), ("maple", 5), ("procap", 7), ("procap", 20)):
+    for name, count in (*((name, 5) for name in METHODS if name != "zeroshot"), ("procap", 20)):
         space = tuple("red " * (i % 3) + f"cat {i}" for i in range(count))
         for one, other in zip(outcome(clip, name, space), outcome(compiled, name, space), strict=True):
             torch.testing.assert_close(other, one, **tolerance)

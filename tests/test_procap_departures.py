@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -49,12 +50,14 @@ def test_promptsrc_divides_the_divergence_by_images(build):
 
 def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
     others = LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
+    shifted = replace(tiny_space, dataset="imagenetv2")
 
     def logits(inference: str, space: LabelSpace | None) -> torch.Tensor:
         return build("mmrl", inference=inference).classifier(space)(IMAGES)
 
     assert torch.equal(logits("task", None), logits("fused", None))
     assert torch.equal(logits("task", others), logits("class", others))
+    assert torch.equal(logits("task", shifted), logits("class", shifted)), "the same classes of another data set"
     assert not torch.allclose(logits("class", None), logits("fused", None))
     assert not torch.allclose(logits("class", others), logits("fused", others))
 

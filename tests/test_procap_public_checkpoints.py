@@ -14,7 +14,7 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.errors import UserError
-from procap.methods import METHODS, build_method, method_class
+from procap.methods import METHODS, build_method, load_public, method_class
 from procap.methods.public import frozen_state, load_public_state, public_state
 from procap.text import LabelSpace
 from procap.weights.public import PublicFile, pack_public, read_public
@@ -228,6 +228,20 @@ def test_another_method_other_options_and_damaged_values_are_refused(tiny_clip, 
         load_public_state(built("maple", tiny_clip, tiny_space), ivlp)
     with pytest.raises(UserError, match="ZeroShot has no public code"):
         load_public_state(built("zeroshot", tiny_clip, tiny_space), maple)
+
+
+def test_tensors_under_public_names_are_set_or_refused_in_one_line(tiny_clip, tiny_space):
+    method, value = built("coop", tiny_clip, tiny_space), torch.ones(4, 64)
+    load_public(method, {"prompt_learner.ctx": value})
+    assert torch.equal(method.context, value)
+    for name, tensors, message in (
+        ("coop", {"ctx": value}, "not a checkpoint of CoOp: lacks prompt_learner.ctx; has unknown ctx"),
+        ("coop", {"prompt_learner.ctx": value[:2]}, r"prompt_learner.ctx is \[2, 64\], expected \[4, 64\]"),
+        ("procap", {"prompt_learner.ctx": value}, "ProCAP has no public code whose tensors could be loaded"),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            load_public(built(name, tiny_clip, tiny_space), tensors)
+        assert "\n" not in str(raised.value)
 
 
 def test_another_backbone_and_other_classes_are_refused(tiny_clip, tiny_space, tiny_geometry):

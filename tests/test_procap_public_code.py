@@ -13,14 +13,20 @@ import numpy as np
 import pytest
 import torch
 from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from tiny_geometry import SHORT_OPTIONS
 
 from procap.methods import build_method, load_public
 from procap.methods.method import Method
-from procap.methods.skipt import TEMPLATES, SkipT, SkipTOptions, keep_odds
+from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
 from procap.methods.twosfs import TwoSFS
 from procap.recipe import step_rate
 from procap.reference import with_plain_encoders
+from procap.teacher import text_bank
 from procap.text import LabelSpace
+from runner.config import plan_run
+from runner.engine import Batch, Engine
+from runner.epoch_average import EpochAverage
+from shards.catalogue import CATALOGUE
 from shards.loader import one_class_order
 
 TOLERANCE = 2e-5
@@ -107,6 +113,11 @@ def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     return values
 
 
+def shapes_of(method: Method) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a method's parameters under their public names."""
+    return {theirs: tuple(method.get_parameter(ours).shape) for ours, theirs in method.public_names().items()}
+
+
 def built(case: Case, folder: Path, figures: Any) -> Method:
     """Build the method with the parameters that were measured; sentences are written to a file in `folder`."""
     options = case.options
@@ -118,8 +129,7 @@ def built(case: Case, folder: Path, figures: Any) -> Method:
     space = LabelSpace(CLASSNAMES, case.template, dataset=case.dataset)
     clip = small_clip(case.layers)
     method = build_method(case.method, clip, space, options, torch.Generator().manual_seed(0))
-    parameters = dict(method.named_parameters())
-    shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
+    shapes = shapes_of(method)
     load_public(method, maple_values(shapes) if case.method == "maple" else walk(shapes, case.std))
     return method
 
@@ -127,8 +137,7 @@ def built(case: Case, folder: Path, figures: Any) -> Method:
 def built_2sfs() -> TwoSFS:
     """Build 2SFS with the LayerNorms and the classifier that were measured."""
     method = build_method("2sfs", small_clip(), LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
-    parameters = dict(method.named_parameters())
-    shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
+    shapes = shapes_of(method)
     shapes.pop("classifier")
     values = {name: value + name.endswith("weight") for name, value in walk(shapes, lambda name: 0.1).items()}
     values["classifier"] = 0.05 * torch.from_numpy(draws(14).standard_normal((9, 512), dtype=np.float32))
@@ -139,16 +148,16 @@ def built_2sfs() -> TwoSFS:
 
 def check_gradients(name: str, method: Method, figures: Any) -> list[str]:
     """Compare every gradient with the figures; returns the public names of the tensors that have one."""
-    parameters, compared = dict(method.named_parameters()), []
-    for ours, theirs in method.public_names().items():
-        gradient = parameters[ours].grad
-        if gradient is not None and f"grad/{theirs}" in figures.files:
-            compared.append(theirs)
-            measured, found = figures[f"grad/{theirs}"], condense(gradient.numpy())
-            largest = float(gradient.abs().max())
-            assert_near(name, "gradients", found[:HEAD], measured[:HEAD], largest)
-            assert_near(name, "gradients", found[-1:], measured[-1:])
-    return sorted(compared)
+    parameters = dict(method.named_parameters())
+    gradients = {theirs: parameters[ours].grad for ours, theirs in method.public_names().items()}
+    measured = {key.removeprefix("grad/"): figures[key] for key in figures.files if key.startswith("grad/")}
+    assert measured.keys() <= gradients.keys()
+    compared = sorted(theirs for theirs in measured if gradients[theirs] is not None)
+    for theirs in compared:
+        gradient, found = gradients[theirs], condense(gradients[theirs].numpy())
+        assert_near(name, "gradients", found[:HEAD], measured[theirs][:HEAD], float(gradient.abs().max()))
+        assert_near(name, "gradients", found[-1:], measured[theirs][-1:])
+    return compared
 
 
 def assert_near(method: str, column: str, ours: Any, theirs: Any, largest: float | None = None) -> None:
@@ -176,8 +185,7 @@ def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_p
     for ours, theirs in case.terms.items():
         assert_near(case.method, "loss", terms[ours].detach(), figures[f"loss/{theirs}"])
     total.backward()
-    expected = {f"grad/{theirs}" for theirs in method.public_names().values()} & {*figures.files}
-    assert len(check_gradients(case.method, method, figures)) == len(expected)
+    assert len(check_gradients(case.method, method, figures)) == sum(key.startswith("grad/") for key in figures.files)
     assert_near(case.method, "logits", run.classifier()(images()), figures["eval_logits"])
     if "novel_logits" in figures.files:
         novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
@@ -228,8 +236,7 @@ def built_skipt() -> SkipT:
     space, options = LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
     method = build_method("skipt", small_clip(), space, options, torch.Generator().manual_seed(0))
     assert isinstance(method, SkipT)
-    parameters = dict(method.named_parameters())
-    shapes = {theirs: tuple(parameters[ours].shape) for ours, theirs in method.public_names().items()}
+    shapes = shapes_of(method)
 
     def std(name: str) -> float:
         if len(shapes[name]) == 1:
@@ -266,7 +273,7 @@ def test_skipt_uses_the_classes_of_a_batch_of_many_classes():
         assert len(method.chosen_classes(image, labels)) == count
 
 
-def test_skipt_has_the_odds_batches_and_templates_of_the_public_code():
+def test_skipt_has_the_odds_and_batches_of_the_public_code():
     figures = np.load(FIGURES / "skipt.npz")
     for classes in (3, 5, 9, 10, 24, 51, 100):
         measured = figures[f"rule/keep_probability_{classes}"]
@@ -275,4 +282,64 @@ def test_skipt_has_the_odds_batches_and_templates_of_the_public_code():
     for sizes, seed, name in (((16,) * 5, 1, "5x16_seed1"), ((6, 4, 9), 2, "6_4_9_seed2")):
         labels = [label for label, size in enumerate(sizes) for _ in range(size)]
         assert one_class_order(labels, 4, random.Random(seed)) == figures[f"rule/batches_{name}"].ravel().tolist()
-    assert sorted(TEMPLATES.values()) == sorted(line.partition("=")[2] for line in figures["rule/templates"].tolist())
+
+
+CATALOGUED = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
+"""Names of data sets here by those of public code, in lower case."""
+
+
+def by_dataset(lines: Any) -> dict[str, str]:
+    """Read lines such as "EuroSAT=a centered satellite photo of {}."."""
+    pairs = (line.split("=", 1) for line in lines.tolist())
+    return {CATALOGUED[dataset.lower()]: template for dataset, template in pairs}
+
+
+@pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "skipt"])
+def test_prompts_and_references_of_every_data_set_are_those_of_the_public_code(short_clip, name):
+    figures = np.load(FIGURES / f"{name}.npz")
+    for kind in {"rule/templates", "rule/references"} & {*figures.files}:
+        templates = by_dataset(figures[kind])
+        assert len(templates) == 15
+        for dataset, template in templates.items():
+            space = LabelSpace(("dog",), CATALOGUE[dataset].template, dataset=dataset)
+            method: Any = build_method(name, short_clip, space, SHORT_OPTIONS.get(name, {}), torch.Generator())
+            if kind == "rule/templates":
+                words = short_clip.tokenize(space.prompts(template))
+                first = 5 if name == "tcp" else 0
+                assert torch.equal(method.prompts.ids[:, first:], words[:, first:]), dataset
+            else:
+                found = method.prompts.reference if name == "tcp" else method.reference()
+                assert torch.equal(found, text_bank(short_clip, space, [template])), dataset
+
+
+LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("ivlp", "mma", "promptsrc")]
+
+
+@pytest.mark.parametrize("name", ["kgcoop", "tcp", *LONGER])
+def test_trained_tensors_equal_those_of_the_public_code(name, tmp_path):
+    """After one step or three in the published recipe, or four epochs of two steps that PromptSRC averages."""
+    figures = np.load(FIGURES / f"{name}.npz")
+    [case] = (case for case in CASES if case.method == name)
+    method, config = built(case, tmp_path, figures), plan_run(method=name, dataset="dtd")
+    batches = [(images(), LABELS)]
+    if "steps/labels" in figures.files:
+        batches = [(images(4, seed=100 + k), torch.from_numpy(own)) for k, own in enumerate(figures["steps/labels"])]
+    start = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
+    engine, average = Engine(method, config), EpochAverage(method, epochs=4, mean=3, std=1)
+    engine.set_rate(config.recipe.lr)
+    for step, (batch, labels) in enumerate(batches):
+        terms = engine.terms(Batch(batch, labels, ()))
+        if "steps/losses" in figures.files:
+            assert terms.detach().sum().item() == pytest.approx(figures["steps/losses"][step], rel=2e-5)
+        engine.backward(terms.sum())
+        engine.update()
+        if step % 2:
+            average.add(step // 2)
+    if config.recipe.average:
+        average.apply()
+    trained = dict(method.named_parameters())
+    for ours, theirs in method.public_names().items():
+        before, after = (condense(tensors[ours].detach().numpy())[:HEAD] for tensors in (start, trained))
+        measured = figures[f"after/{theirs}"][:HEAD] - before
+        # Rounding of the tensors is larger in their changes.
+        np.testing.assert_allclose(after - before, measured, atol=1e-3 * np.abs(measured).max(), rtol=0)

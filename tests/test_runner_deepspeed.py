@@ -14,7 +14,9 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +24,12 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import seeded
-from tiny_geometry import GEOMETRY
+from tiny_geometry import GEOMETRY, SHORT_OPTIONS
 from torch import Tensor
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import build_method
+from procap.methods import METHODS, build_method
 from runner.checkpoint import StateFiles, TrainState
 from runner.config import plan_run
 from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
@@ -47,9 +49,14 @@ RUNS = {
     "two-rates": {"optimizer": "sgd", "vision_lr": 1e-4},
     "two-stages": {"optimizer": "sgd"},
 }
-COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "adamw-clipped-fp16", "two-rates", "two-stages")
 STAGES = (0, 1, 2)
-METHODS = {
+COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16", "adamw-clipped-fp16", "two-rates", "two-stages")
+OTHERS = [name for name in METHODS if name not in ("zeroshot", "procap", "skipt", "2sfs")]
+"""Methods with a run of their own name, at stage 2."""
+PAIRS = [*product(COMPARED, STAGES), *((name, 2) for name in OTHERS)]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, SHORT_OPTIONS.get(name, {})) for name in OTHERS},
+    "coprompt": ("coprompt", {"depth": 2, "sentences": "templates"}),
     "two-rates": ("skipt", {"first_block": 2}),
     "two-stages": ("2sfs", {}),
     "adamw-clipped": ("procap", {"depth": 2, "logvar_lr_scale": 3.0}),
@@ -59,9 +66,9 @@ ROUNDING = 1e-5
 
 
 def planned(run="adamw", **changes):
-    overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS[run], **changes}
+    overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS.get(run, {"optimizer": "sgd"}), **changes}
     precision = run[-4:] if run.endswith(("bf16", "fp16")) else "fp32"
-    method, options = METHODS.get(run, PROCAP)
+    method, options = CASES.get(run, PROCAP)
     return plan_run(
         method=method, dataset="digits", recipe="procap", overrides=overrides, options=options, precision=precision
     )
@@ -73,7 +80,7 @@ def short_clip(geometry) -> CLIP:
 
 
 def method_on(clip, space, group=None, run="adamw"):
-    name, options = METHODS.get(run, PROCAP)
+    name, options = CASES.get(run, PROCAP)
     method = build_method(name, clip, space, options, seeded(1))
     method.group = group
     return method
@@ -185,10 +192,10 @@ def work(place: str, size: int, jobs: str) -> None:
     worker = Worker(folder, clip, space, Ranks(rank, size, rank, size))
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
     if jobs == "all":
-        for run in COMPARED:
+        for run in (*COMPARED, *OTHERS):
             worker.train(f"{run}-ddp", "ddp", run)
-            for stage in STAGES:
-                worker.train(f"{run}-{stage}", stage, run)
+        for run, stage in PAIRS:
+            worker.train(f"{run}-{stage}", stage, run)
         worker.not_finite()
         worker.refusal()
     for run in ("adamw-clipped", "sgd-clipped") if jobs == "all" else ("adamw-clipped",):
@@ -247,8 +254,7 @@ def kind(name: str) -> str:
     return name.rpartition("/")[2] if name.startswith("optim/") else name.partition("/")[0]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("run", COMPARED)
+@pytest.mark.parametrize(("run", "stage"), PAIRS)
 def test_steps_equal_those_of_ddp(finished, run, stage):
     """At stage 0 to the last bit; where a vector is cut into parts, and clipped as one, rounding differs."""
     reference = found(finished, f"{run}-ddp")

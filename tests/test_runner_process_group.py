@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,19 @@ from runner.engine import Batch, Engine, learned_parameters
 from runner.evaluate import evaluate
 from runner.run_folders import RunFolder
 from runner.train import train
+from shards.builtin_sources import builtin_source
+from shards.catalogue import find
+from shards.pack import pack_source
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
 OTHERS = [name for name in METHODS if name not in (*TRAINED, "zeroshot")]
-GRADIENTS = [name for name in (*TRAINED, *OTHERS) if name != "ivlp"]
+GRADIENTS = (*TRAINED, *OTHERS)
 NEEDED: dict[str, dict[str, Any]] = {"coprompt": {"sentences": "templates"}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
-TARGETS = [Target("digits", "base"), Target("digits", "novel")]
+TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("scans")]
 
 
 def configs(checkpoint: str, methods: Sequence[str] = TRAINED) -> list[RunConfig]:
@@ -71,9 +75,20 @@ def train_alone(data: Path, results: Path, checkpoint: Path, methods: Sequence[s
 
 
 @pytest.fixture(scope="module")
-def alone(few_digits, short_checkpoint, tmp_path_factory) -> Path:
+def data(few_digits, tmp_path_factory) -> Path:
+    """The digits, and another data set with other class names, to which what is learned is transferred."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "digits").symlink_to(few_digits / "digits")
+    source, counts = builtin_source(find("digits")), {"train": 10, "val": 10, "test": 40}
+    names = tuple(f"drawing of {name}" for name in source.classnames)
+    pack_source(replace(source, name="scans", classnames=names, counts=counts), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(data, short_checkpoint, tmp_path_factory) -> Path:
     """The results of one process."""
-    return train_alone(few_digits, tmp_path_factory.mktemp("alone"), short_checkpoint)
+    return train_alone(data, tmp_path_factory.mktemp("alone"), short_checkpoint)
 
 
 def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
@@ -100,9 +115,9 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_several_processes_train_and_count_as_one(few_digits, short_checkpoint, alone, tmp_path, size):
+def test_several_processes_train_and_count_as_one(data, short_checkpoint, alone, tmp_path, size):
     results = tmp_path / "results"
-    arguments = str(few_digits), str(results), str(short_checkpoint)
+    arguments = str(data), str(results), str(short_checkpoint)
     ends = run_ranks(size, train_and_evaluate, *arguments)
     assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
     assert len({end.out for end in ends}) == 1
@@ -112,11 +127,11 @@ def test_several_processes_train_and_count_as_one(few_digits, short_checkpoint, 
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_count_as_one_with_all_other_methods(few_digits, short_checkpoint, tmp_path):
+def test_two_processes_train_and_count_as_one_with_all_other_methods(data, short_checkpoint, tmp_path):
     results = tmp_path / "results"
-    ends = run_ranks(2, train_and_evaluate, str(few_digits), str(results), str(short_checkpoint), OTHERS)
+    ends = run_ranks(2, train_and_evaluate, str(data), str(results), str(short_checkpoint), OTHERS)
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
-    alone = train_alone(few_digits, tmp_path / "alone", short_checkpoint, OTHERS)
+    alone = train_alone(data, tmp_path / "alone", short_checkpoint, OTHERS)
     for config in configs(str(short_checkpoint), OTHERS):
         compare(config, alone, results, 2e-5)
 

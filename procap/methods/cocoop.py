@@ -18,13 +18,20 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.method import Method, Noise, PublicLayout, check_task
+from procap.methods.method import Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_prompts, initial_context
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
+
+META_NET_NAMES = {
+    f"meta_net.{index}.{part}": f"prompt_learner.meta_net.{name}.{part}"
+    for index, name in ((0, "linear1"), (2, "linear2"))
+    for part in ("weight", "bias")
+}
+"""The parameters of a network of two layers, and their names in the public code of CoCoOp and TCP."""
 
 
 class CoCoOp(Method):
@@ -45,7 +52,6 @@ class CoCoOp(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, one image per step, 10 epochs, for every task (the paper's section 4, its public code)."""
-        check_task(task)
         return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
@@ -64,12 +70,7 @@ class CoCoOp(Method):
         return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)
 
     def public_names(self) -> dict[str, str]:
-        layers = {"0": "linear1", "2": "linear2"}
-        return {"context": "prompt_learner.ctx"} | {
-            f"meta_net.{index}.{part}": f"prompt_learner.meta_net.{name}.{part}"
-            for index, name in layers.items()
-            for part in ("weight", "bias")
-        }
+        return {"context": "prompt_learner.ctx"} | META_NET_NAMES
 
 
 class CoCoOpClassifier(Classifier):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
+from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
@@ -57,7 +57,6 @@ class CoOp(Method):
 
         Source: CoOp's section 4.1 (few-shot), the CoCoOp paper's comparison (base to novel, transfer from ImageNet).
         """
-        check_task(task)
         epochs = 200
         if task == "few-shot":
             epochs = 50 if shots == 1 else 100 if 1 < shots < 8 else 200
@@ -68,7 +67,6 @@ class CoOp(Method):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Start 16 tokens at random for few-shot learning, and 4 from "a photo of a" for every other task."""
-        check_task(task)
         return {"n_ctx": 16, "ctx_init": ""} if task == "few-shot" else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

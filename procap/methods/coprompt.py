@@ -24,8 +24,8 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.initialisation import linear
 from procap.methods.maple import coupled_names, coupled_plans, coupled_prompts
-from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, check_depth, phrase_prompts
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, phrase_prompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -82,7 +82,7 @@ class CoPrompt(Method):
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
-        check_depth(clip, options.depth)
+        check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
         parts = coupled_prompts(clip, options.n_ctx, options.depth, options.ctx_init, generator)
         self.context, self.projection, self.deep_context, self.deep_projection = parts
@@ -100,14 +100,12 @@ class CoPrompt(Method):
 
         The public code has no configuration for other tasks; few-shot learning takes 50 epochs, as for MaPLe.
         """
-        check_task(task)
         epochs = 50 if task == "few-shot" else 5 if dataset.lower() == "food101" else 8
         return Recipe(optimizer="sgd", lr=0.0035, epochs=epochs, batch_size=4, augmentation="randaugment")
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return the data set's published depth, number of tokens and weight."""
-        check_task(task)
         found = PUBLISHED.get(dataset.lower())
         return dict(zip(("depth", "n_ctx", "weight"), found, strict=True)) if found else {}
 
@@ -154,15 +152,9 @@ class CoPrompt(Method):
             "image": o.weight * (1 - F.cosine_similarity(image.float(), teacher_image, eps=1e-7).mean()),
         }
 
-    def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        prompts = self.prompts_of(space)
-        with torch.no_grad():
-            image_plan, text_plan = self.plans(prompts)
-            text = self.clip.encode_text(prompts.tokenized, text_plan)
-            text = adapt(text, self.text_adapter, self.options.text_share)
-            return AdaptedClassifier(
-                self.clip, image_plan, text, self.scale(), self.image_adapter, self.options.image_share
-            )
+    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
+        o, text = self.options, adapt(text, self.text_adapter, self.options.text_share)
+        return AdaptedClassifier(self.clip, image_plan, text, self.scale(), self.image_adapter, o.image_share)
 
     def public_names(self) -> dict[str, str]:
         return coupled_names(self.options.depth) | {

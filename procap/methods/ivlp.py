@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, phrase_context, phrase_prompts
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -38,7 +38,8 @@ class DeepPrompts(nn.Module):
     ) -> None:
         """Start the text input with `text` [P, Dt], and every other layer with N(0, 0.02^2)."""
         super().__init__()
-        check_depth(clip, max(text_depth, vision_depth))
+        check_blocks(clip, clip.geometry.text_layers, depth=text_depth)
+        check_blocks(clip, clip.geometry.vision_layers, vision_depth=vision_depth)
         levels = vision_depth if vision_tokens else 0
         self.text = nn.ParameterList([text, *(normal(text.shape, generator) for _ in range(text_depth - 1))])
         shape = (vision_tokens, clip.geometry.vision_width)
@@ -86,7 +87,6 @@ class IVLP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0035, batch 4, 5 epochs, for every task; the public code has no few-shot configuration."""
-        check_task(task)
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

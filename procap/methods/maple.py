@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, phrase_context, phrase_prompts
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -46,7 +46,7 @@ class MaPLe(Method):
     options: MaPLeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MaPLeOptions, generator: torch.Generator) -> None:
-        check_depth(clip, options.depth)
+        check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
         parts = coupled_prompts(clip, options.n_ctx, options.depth, options.ctx_init, generator)
         self.context, self.projection, self.deep_context, self.deep_projection = parts
@@ -57,7 +57,6 @@ class MaPLe(Method):
 
         The public code has no few-shot configuration; 0.0035 for 50 epochs is that of SkipTuning's re-implementation.
         """
-        check_task(task)
         if task in TRANSFER_TASKS:
             return Recipe(optimizer="sgd", lr=0.0026, epochs=2, batch_size=4)
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
@@ -65,7 +64,6 @@ class MaPLe(Method):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
-        check_task(task)
         return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

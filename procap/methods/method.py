@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, SampledClassifier, cosine_logits
 from procap.clip import CLIP
-from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
@@ -148,7 +147,6 @@ class Method(nn.Module):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return the options of the published recipe for `task` that differ from the defaults."""
-        check_task(task)
         return {}
 
     @classmethod
@@ -260,15 +258,13 @@ class Method(nn.Module):
         """
         return SampledClassifier([self._classifier(space, noise) for noise in noises])
 
+    @torch.no_grad()
     def _classifier(self, space: LabelSpace | None, noise: Noise | None) -> Classifier:
         prompts = self.prompts_of(space)
-        with torch.no_grad():
-            image_plan, text_plan = self.plans(prompts, noise)
-            text = prompts.average(self.clip.encode_text(prompts.tokenized, text_plan))
-            return Classifier(self.clip, image_plan, text, self.scale())
+        image_plan, text_plan = self.plans(prompts, noise)
+        text = prompts.average(self.clip.encode_text(prompts.tokenized, text_plan))
+        return self.make_classifier(image_plan, text, space or self.space)
 
-
-def check_task(task: str) -> None:
-    """Raise UsageError for a task that is not one of `TASKS`."""
-    if task not in TASKS:
-        raise unknown_name("task", task, TASKS)
+    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
+        """Make a classifier from the image plan and the class features [C, E] of `space`, under `torch.no_grad`."""
+        return Classifier(self.clip, image_plan, text, self.scale())

@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
-from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -70,6 +69,12 @@ class MMAOptions(BaseModel):
         True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
     )
 
+    @model_validator(mode="after")
+    def _has_blocks(self) -> MMAOptions:
+        if self.last_block is not None and self.last_block < self.first_block:
+            raise ValueError(f"last_block = {self.last_block} is before first_block = {self.first_block}")
+        return self
+
 
 class MMA(Method):
     """Multi-modal adapters."""
@@ -80,13 +85,9 @@ class MMA(Method):
     options: MMAOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:
-        layers = min(clip.geometry.text_layers, clip.geometry.vision_layers)
-        last = layers - 1 if options.last_block is None else options.last_block
-        if not options.first_block <= last < layers:
-            raise UsageError(
-                f"adapters at blocks {options.first_block} to {last}, but the towers of {clip.name} have blocks 0 to "
-                f"{layers - 1}: give first_block and last_block among these"
-            )
+        highest = clip.geometry.layers - 1
+        last = highest if options.last_block is None else options.last_block
+        check_blocks(clip, highest, first_block=options.first_block, last_block=last)
         super().__init__(clip, space, options, generator)
         self.blocks = range(options.first_block, last + 1)
         a, text, vision = options.width, clip.geometry.text_width, clip.geometry.vision_width
@@ -100,12 +101,11 @@ class MMA(Method):
 
         The public code has no few-shot configuration; that of base-to-novel is used.
         """
-        check_task(task)
         batch = 128 if dataset.lower() == "imagenet" else 16
         return Recipe(optimizer="sgd", lr=0.0015, epochs=5, batch_size=batch, warmup="none")
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+        return template_prompts(self.clip, space, self.options.template)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return self._plan(self.vision_down, self.vision_up), self._plan(self.text_down, self.text_up)

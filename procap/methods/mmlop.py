@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
-from procap.methods.prompts import ClassPrompts, check_depth, context_prompts, deep_plans
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise
+from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -51,7 +51,7 @@ class MMLoP(Method):
     options: MMLoPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMLoPOptions, generator: torch.Generator) -> None:
-        check_depth(clip, options.depth)
+        check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
         o, g = options, clip.geometry
 
@@ -65,14 +65,12 @@ class MMLoP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0025, 30 epochs (few-shot and domain generalisation 50); batch 4 and warm-up are PromptSRC's."""
-        check_task(task)
         epochs = 50 if task in ("few-shot", "domain-generalization") else 30
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4)
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
-        check_task(task)
         return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
@@ -119,11 +117,5 @@ class MMLoP(Method):
             "kl": o.logit_weight * kl / logits.numel(),
         }
 
-    def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        prompts = self.prompts_of(space)
-        with torch.no_grad():
-            image_plan, text_plan = self.plans(prompts)
-            text = self.correct_drift(
-                self.clip.encode_text(prompts.tokenized, text_plan), self.teacher(space or self.space)
-            )
-            return Classifier(self.clip, image_plan, text, self.scale())
+    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
+        return super().make_classifier(image_plan, self.correct_drift(text, self.teacher(space)), space)

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
-from procap.errors import UsageError
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
@@ -69,10 +68,7 @@ class MMRL(Method):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:
         g, o = clip.geometry, options
-        if o.first_block >= (layers := min(g.text_layers, g.vision_layers)):
-            raise UsageError(
-                f"first_block = {o.first_block}, but the towers of {clip.name} have blocks 0 to {layers - 1}"
-            )
+        check_blocks(clip, g.layers - 1, first_block=o.first_block)
         super().__init__(clip, space, options, generator)
         self.projection = nn.Parameter(normal((g.vision_width, g.embed_dim), generator, std=g.vision_width**-0.5))
         self.tokens = nn.Parameter(normal((o.n_tokens, o.width), generator))
@@ -84,7 +80,6 @@ class MMRL(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 0.001, batch 4, 10 epochs; batch 32 for few-shot (50), ImageNet (5) and transfer (1 epoch)."""
-        check_task(task)
         epochs, batch = 10, 4
         if task in TRANSFER_TASKS:
             epochs, batch = 1, 32
@@ -105,7 +100,6 @@ class MMRL(Method):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return the data set's weight of the distances, and a width of 2,048 on EuroSAT; 0.2 for transfer."""
-        check_task(task)
         if task in TRANSFER_TASKS:
             return {"reg_weight": 0.2}
         options: dict[str, object] = {"reg_weight": REGULARISATION.get(dataset.lower(), 0.5)}
@@ -113,7 +107,7 @@ class MMRL(Method):
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize the data set's own template."""
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts()))
+        return template_prompts(self.clip, space)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Insert the tokens behind the class token and the start token at `first_block`, then replace them."""
@@ -127,7 +121,8 @@ class MMRL(Method):
         )
 
     def scale(self) -> Tensor:
-        return torch.tensor(self.options.scale, device=self.clip.device)
+        # Filled on the device: a copy from the host would make it wait, and could not be captured as a CUDA graph.
+        return torch.full((), self.options.scale, device=self.clip.device)
 
     def frozen_text(self) -> Tensor:
         """Compute the frozen class features [C, E] of the data set's template, normalised."""
@@ -150,18 +145,15 @@ class MMRL(Method):
             "reg_text": o.reg_weight * (1 - F.cosine_similarity(text.float(), frozen_text).mean()),
         }
 
-    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier of both branches for what was trained on, and of the class branch for everything else.
 
         That is the public code's rule; the option `inference` chooses the same branches for everything.
         """
-        prompts, rule = self.prompts_of(space), self.options.inference
-        with torch.no_grad():
-            image_plan, text_plan = self.plans(prompts)
-            text = self.clip.encode_text(prompts.tokenized, text_plan)
-            if rule == "fused" or (rule == "task" and prompts is self.prompts):
-                return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
-            return Classifier(self.clip, replace(image_plan, read_op=None), text, self.scale())
+        rule = self.options.inference
+        if rule == "fused" or (rule == "task" and space == self.space):
+            return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
+        return super().make_classifier(replace(image_plan, read_op=None), text, space)
 
     def public_names(self) -> dict[str, str]:
         learner = "representation_learner.compound_rep_tokens"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
+
+from procap.plan import BLOCKS
 
 
 class WeightOverrides(nn.Module):
@@ -22,3 +24,11 @@ class WeightOverrides(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Return the copies by their names in the tower, as a plan takes them."""
         return {name.replace("/", "."): parameter for name, parameter in self.named_parameters()}
+
+
+def upper_names(tower: nn.Module, first: int, after: Sequence[str]) -> list[str]:
+    """List the weights of a tower's blocks from `first` on and those of the parts `after` the blocks."""
+    names = [name for name, _ in tower.named_parameters()]
+    blocks = [name for name in names if name.startswith(BLOCKS)]
+    upper = [name for name in blocks if int(name.removeprefix(BLOCKS).partition(".")[0]) >= first]
+    return upper + [name for name in names if name.startswith(tuple(after))]

@@ -25,11 +25,11 @@ from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, Method, Noise
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
-    check_depth,
+    check_blocks,
     deep_plans,
     phrase_tokens,
     tokenize_classes,
@@ -162,7 +162,7 @@ class ProCAP(Method):
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:
-        check_depth(clip, options.depth)
+        check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
         g, o = clip.geometry, options
         # A random stream per component, so that switching one off does not change the draws of the others.
@@ -198,7 +198,6 @@ class ProCAP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return the paper's recipe, for every task; EuroSAT adds mild colour jitter and small rotations."""
-        check_task(task)
         if dataset.lower() == "eurosat":
             return PROCAP_RECIPE.model_copy(update={"colour_jitter": EUROSAT_JITTER, "rotation": EUROSAT_ROTATION})
         return PROCAP_RECIPE

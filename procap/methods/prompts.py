@@ -86,16 +86,19 @@ def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> 
         raise
 
 
+def template_prompts(clip: CLIP, space: LabelSpace, template: str | None = None) -> ClassPrompts:
+    """Tokenize one template filled with each class name; None: that of the data set."""
+    return ClassPrompts(tokenize_classes(clip, space.names(), space.prompts(template)))
+
+
 def context_prompts(clip: CLIP, space: LabelSpace, n_ctx: int, words: str = "{}.") -> ClassPrompts:
     """Tokenize "[SOS] context <words with the class name> [EOS]"; the context is `n_ctx` placeholders of one token."""
-    free = " ".join([PLACEHOLDER] * n_ctx)
-    return ClassPrompts(tokenize_classes(clip, space.names(), space.prompts(f"{free} {words}")))
+    return template_prompts(clip, space, f"{' '.join([PLACEHOLDER] * n_ctx)} {words}")
 
 
 def phrase_prompts(clip: CLIP, space: LabelSpace, phrase: str, n_ctx: int) -> ClassPrompts:
     """Tokenize MaPLe's "[SOS] phrase <class name> . [EOS]", whose first n_ctx tokens learned ones replace."""
-    prefix = phrase_prefix(phrase, n_ctx)
-    return ClassPrompts(tokenize_classes(clip, space.names(), space.prompts(f"{prefix} {{}}.")))
+    return template_prompts(clip, space, f"{phrase_prefix(phrase, n_ctx)} {{}}.")
 
 
 def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
@@ -123,12 +126,14 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
     return Plan(tuple(image_plan)), Plan(tuple(text_plan))
 
 
-def check_depth(clip: CLIP, depth: int) -> None:
-    """Raise UsageError if more layers are to be prompted than a tower has."""
-    for tower, layers in (("text", clip.geometry.text_layers), ("vision", clip.geometry.vision_layers)):
-        if depth > layers:
+def check_blocks(clip: CLIP, most: int, **options: int) -> None:
+    """Raise UsageError if one of `options` counts or names more blocks than the towers of `clip` have for it."""
+    g = clip.geometry
+    for name, value in options.items():
+        if value > most:
             raise UsageError(
-                f"depth = {depth}, but the {tower} tower of {clip.name} has {layers} layers: give at most {layers}"
+                f"{name} = {value}, but {clip.name} has {g.vision_layers} vision and {g.text_layers} text blocks: "
+                f"give at most {most}"
             )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.ivlp import DeepPrompts
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prompts
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -73,7 +73,6 @@ class PromptSRC(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0025, batch 4; 20 epochs averaged around 15 (transfer: 6), few-shot 50 around 30 or 45."""
-        check_task(task)
         epochs, average = 20, (15.0, 1.0)
         if task == "few-shot":
             epochs, average = 50, (45.0, 5.0) if dataset.lower() in LATE_AVERAGE else (30.0, 30.0)
@@ -84,7 +83,6 @@ class PromptSRC(Method):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
-        check_task(task)
         return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

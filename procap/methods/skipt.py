@@ -13,22 +13,20 @@ Shapes: B images, C classes, K chosen classes, E joint embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.errors import UsageError
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout, check_task
-from procap.methods.overrides import WeightOverrides
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.overrides import WeightOverrides, upper_names
+from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
-from procap.plan import BLOCKS, Plan
+from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -84,11 +82,7 @@ class SkipT(Method):
     options: SkipTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: SkipTOptions, generator: torch.Generator) -> None:
-        layers = min(clip.geometry.text_layers, clip.geometry.vision_layers)
-        if options.first_block >= layers:
-            raise UsageError(
-                f"first_block = {options.first_block}, but the towers of {clip.name} have blocks 0 to {layers - 1}"
-            )
+        check_blocks(clip, clip.geometry.layers - 1, first_block=options.first_block)
         super().__init__(clip, space, options, generator)
         self.vision = WeightOverrides(clip.visual, upper_names(clip.visual, options.first_block, ("ln_post", "proj")))
         after = ("ln_final", "text_projection")
@@ -99,7 +93,6 @@ class SkipT(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 2e-5 (text) and 5e-6 (vision), batch 4 of one class, 20 epochs; few-shot 1e-5 and 40 epochs."""
-        check_task(task)
         few_shot, transfer = task == "few-shot", task in TRANSFER_TASKS
         lr, vision_lr = (1e-5, None) if few_shot else (1e-5, 1e-6) if transfer else (2e-5, 5e-6)
         return Recipe(
@@ -115,7 +108,6 @@ class SkipT(Method):
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        check_task(task)
         return {"keep_labels": False}
 
     @classmethod
@@ -123,7 +115,7 @@ class SkipT(Method):
         return float(keep_odds(classes, SkipTOptions.model_validate({})).nan_to_num().sum())
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(template_of(space))))
+        return template_prompts(self.clip, space, template_of(space))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
@@ -184,14 +176,6 @@ def keep_odds(classes: int, options: SkipTOptions) -> Tensor:
     if top < classes:
         density = (density - density.min()) / (density.max() - density.min())
     return torch.cat([torch.ones(top), density])
-
-
-def upper_names(tower: nn.Module, first: int, after: Sequence[str]) -> list[str]:
-    """List the weights of a tower's blocks from `first` on and those of the parts `after` the blocks."""
-    names = [name for name, _ in tower.named_parameters()]
-    blocks = [name for name in names if name.startswith(BLOCKS)]
-    upper = [name for name in blocks if int(name.removeprefix(BLOCKS).partition(".")[0]) >= first]
-    return upper + [name for name in names if name.startswith(tuple(after))]
 
 
 def template_of(space: LabelSpace) -> str:

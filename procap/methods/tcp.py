@@ -18,10 +18,17 @@ from torch import Tensor, nn
 from procap.attention import QuickGELU
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.errors import UsageError
 from procap.initialisation import linear
-from procap.methods.method import Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
+from procap.methods.cocoop import META_NET_NAMES
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.prompts import (
+    ClassPrompts,
+    ContextOptions,
+    check_blocks,
+    context_op,
+    context_prompts,
+    initial_context,
+)
 from procap.plan import NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -65,11 +72,7 @@ class TCP(Method):
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:
-        if options.block >= clip.geometry.text_layers:
-            raise UsageError(
-                f"block = {options.block}, but the text tower of {clip.name} has blocks 0 to "
-                f"{clip.geometry.text_layers - 1}: give one of these"
-            )
+        check_blocks(clip, clip.geometry.text_layers - 1, block=options.block)
         super().__init__(clip, space, options, generator)
         width = clip.geometry.text_width
         self.context = nn.Parameter(initial_context(clip, options.ctx_init, options.n_ctx, generator))
@@ -82,9 +85,8 @@ class TCP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return Adam 0.002 with eps 1e-3, batch 32, 50 epochs; 25 on ImageNet and SUN397."""
-        check_task(task)
         epochs = 25 if dataset.lower() in ("imagenet", "sun397") else 50
-        return Recipe(optimizer="adam", lr=0.002, eps=1e-3, epochs=epochs, batch_size=32)
+        return Recipe(optimizer="adam", lr=0.002, eps=1e-3, epochs=epochs, batch_size=32, test_batch_size=500)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <words of the data set> [EOS]" and encode the reference of every class."""
@@ -113,9 +115,4 @@ class TCP(Method):
         }
 
     def public_names(self) -> dict[str, str]:
-        layers = {"0": "linear1", "2": "linear2"}
-        return {"context": "prompt_learner.ctx"} | {
-            f"meta_net.{index}.{part}": f"prompt_learner.meta_net.{name}.{part}"
-            for index, name in layers.items()
-            for part in ("weight", "bias")
-        }
+        return {"context": "prompt_learner.ctx"} | META_NET_NAMES

@@ -8,6 +8,7 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,12 +19,11 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.errors import UsageError
-from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
-from procap.methods.overrides import WeightOverrides
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.overrides import WeightOverrides, upper_names
+from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
-from procap.plan import BLOCKS, Plan
+from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -55,21 +55,13 @@ class TwoSFS(Method):
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
         g = clip.geometry
         self.stage = LINEAR
-        first = {
-            "vision": (options.first_vision_block, g.vision_layers),
-            "text": (options.first_text_block, g.text_layers),
-        }
-        for tower, (block, layers) in first.items():
-            if block > layers:
-                raise UsageError(
-                    f"first_{tower}_block = {block}, but the {tower} tower of {clip.name} has {layers} blocks: "
-                    f"give at most {layers}, which tunes none of them"
-                )
+        check_blocks(clip, g.vision_layers, first_vision_block=options.first_vision_block)
+        check_blocks(clip, g.text_layers, first_text_block=options.first_text_block)
         super().__init__(clip, space, options, generator)
         # `ln_pre` stays frozen, and by default `ln_post` and `ln_final` as well, as in the public code.
         final = options.final_norms
-        self.vision = WeightOverrides(clip.visual, norm_names(*first["vision"], "ln_post" if final else ""))
-        self.text = WeightOverrides(clip.text, norm_names(*first["text"], "ln_final" if final else ""))
+        self.vision = tuned_norms(clip.visual, options.first_vision_block, ("ln_post",) if final else ())
+        self.text = tuned_norms(clip.text, options.first_text_block, ("ln_final",) if final else ())
         self.rows = nn.Parameter(self.class_features(space))
 
     @classmethod
@@ -78,7 +70,6 @@ class TwoSFS(Method):
 
         The public code has no configuration for transfer; that of the other tasks is used.
         """
-        check_task(task)
         return Recipe(
             optimizer="adamw",
             lr=2e-4,
@@ -107,7 +98,7 @@ class TwoSFS(Method):
                 self.rows.copy_(self.class_features(self.space))
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+        return template_prompts(self.clip, space, self.options.template)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
@@ -147,7 +138,6 @@ class TwoSFS(Method):
         return names
 
 
-def norm_names(first: int, layers: int, final: str = "") -> list[str]:
-    """List the weights of the LayerNorms of blocks `first` to `layers` - 1, and of the one called `final`."""
-    norms = [f"{BLOCKS}{block}.{norm}" for block in range(first, layers) for norm in ("ln_1", "ln_2")]
-    return [f"{norm}.{part}" for norm in [*norms, *filter(None, [final])] for part in ("weight", "bias")]
+def tuned_norms(tower: nn.Module, first: int, after: Sequence[str]) -> WeightOverrides:
+    """Copy the LayerNorms of a tower's blocks from `first` on and those called `after`."""
+    return WeightOverrides(tower, [name for name in upper_names(tower, first, after) if "ln_" in name])

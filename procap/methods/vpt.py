@@ -16,8 +16,8 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout, check_task
-from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, tokenize_classes
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, template_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -40,7 +40,7 @@ class VPT(Method):
     options: VPTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: VPTOptions, generator: torch.Generator) -> None:
-        check_depth(clip, options.depth)
+        check_blocks(clip, clip.geometry.vision_layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
         shape = (options.n_ctx, clip.geometry.vision_width)
         self.tokens = nn.ParameterList(normal(shape, generator) for _ in range(options.depth))
@@ -48,11 +48,10 @@ class VPT(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0025, batch 4, 5 epochs; 50 for few-shot learning, where no public recipe exists."""
-        check_task(task)
         return Recipe(optimizer="sgd", lr=0.0025, epochs=50 if task == "few-shot" else 5, batch_size=4)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+        return template_prompts(self.clip, space, self.options.template)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return deep_plans(self.clip, list(self.tokens), ())

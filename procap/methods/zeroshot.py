@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from procap.classifier import Classifier
-from procap.methods.method import STRICT, Method, Noise, check_task
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import STRICT, Method, Noise
+from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -51,11 +51,10 @@ class ZeroShot(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return a recipe of zero epochs: there is nothing to train."""
-        check_task(task)
         return Recipe(lr=1e-3, epochs=0, batch_size=32)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts()))
+        return template_prompts(self.clip, space)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, NO_CHANGE

@@ -22,8 +22,6 @@ from procap.weights.mini import load_mini
 
 EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
 OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
-COMPARED = ("image_size", "patch_size", "vision_width", "vision_layers", "text_width", "text_layers", "context_length",
-            "vocab_size", "embed_dim", "vision_mlp", "text_mlp")  # fmt: skip
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
@@ -51,7 +49,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
                 f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
             )
         return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path)
-    geometry = _geometry(_config(architecture))
+    geometry = _geometry(_model_configs()[architecture])
     if pretrained == "random":
         return CLIP.random(geometry, seed, name=architecture, pretrained="random")
     if tag := _tag(architecture, pretrained):
@@ -108,7 +106,7 @@ def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
     """List (name, weight tags, note) of everything that `load_clip` accepts by name."""
     rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
     for name in supported_architectures():
-        g = _geometry(_config(name))
+        g = _geometry(_model_configs()[name])
         note = f"{g.image_size} px, patch {g.patch_size}, widths {g.vision_width}/{g.text_width}"
         rows.append((name, _tags(name), note + (", QuickGELU" if g.quick_gelu else "")))
     return rows
@@ -146,8 +144,9 @@ def _build(
     std: tuple[float, ...] = OPENAI_STD,
 ) -> CLIP:
     found = geometry_of(weights, geometry.quick_gelu, path)
-    differ = [f"{key} {getattr(found, key)} instead of {getattr(geometry, key)}" for key in COMPARED
-              if getattr(found, key) != getattr(geometry, key)]  # fmt: skip
+    # The shapes of weights do not tell the number of heads.
+    sizes = {key: (size, vars(geometry)[key]) for key, size in vars(found).items() if not key.endswith("_heads")}
+    differ = [f"{key} {size} instead of {wanted}" for key, (size, wanted) in sizes.items() if size != wanted]
     if differ:
         raise UsageError(f"{path} does not fit {name}: it has {', '.join(differ)}")
     try:
@@ -173,7 +172,7 @@ def _architecture(name: str) -> str | None:
     found = _spelling(name, _model_configs())
     if found is None:
         return None
-    if obstacle := _obstacle(_config(found)):
+    if obstacle := _obstacle(_model_configs()[found]):
         raise UsageError(f"backbone '{found}' {obstacle}: prompts go into plain ViT CLIPs, such as {EXAMPLES}")
     return found
 
@@ -217,10 +216,6 @@ def _obstacle(config: Mapping[str, Any]) -> str | None:
     return f"differs from CLIP in {', '.join(other)}" if other else None
 
 
-def _config(architecture: str) -> Mapping[str, Any]:
-    return _model_configs()[architecture]
-
-
 def _geometry(config: Mapping[str, Any]) -> Geometry:
     vision, text = config["vision_cfg"], config["text_cfg"]
     return Geometry(
@@ -251,7 +246,7 @@ def _tags(architecture: str) -> tuple[str, ...]:
     """List the tags that fit: trained with this activation, on images resized by the shorter side and cropped."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
-    quick_gelu = bool(_config(architecture).get("quick_gelu", False))
+    quick_gelu = bool(_model_configs()[architecture].get("quick_gelu", False))
     entries = {tag: get_pretrained_cfg(architecture, tag) for tag in list_pretrained_tags_by_model(architecture)}
     return tuple(
         tag

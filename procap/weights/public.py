@@ -8,20 +8,19 @@ restores tensors and plain values, and puts an object without behaviour in the p
 from __future__ import annotations
 
 import io
-import pickle
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from procap.errors import UserError
 from procap.weights.files import check_file, read_safetensors
-from procap.weights.torchscript import STORAGES, rebuild_tensor
+from procap.weights.pickles import TensorUnpickler, zip_storages
+from procap.weights.torchscript import is_torchscript
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 """The first object in a file that `torch.save` wrote before it wrote zip files (torch 1.6)."""
@@ -72,75 +71,15 @@ def pack_public(file: PublicFile, format: str) -> bytes:
     return buffer.getvalue()
 
 
-class _Inert:
-    """A placeholder for an object of any other class or the result of a function; all operations on it do nothing."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def _ignore(self, *_: object) -> None:
-        pass
-
-    __setstate__ = __setitem__ = append = extend = add = update = _ignore
-
-
-class _Dict(dict[Any, Any]):
-    """A replacement for OrderedDict that ignores the attributes in a pickle."""
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-GLOBALS: Mapping[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): _Dict,
-    ("torch._utils", "_rebuild_tensor"): rebuild_tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
-    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
-}
-"""What names in a pickle are resolved to, beside storages; any other name gives `_Inert`."""
-
-Load = Callable[[str, torch.dtype, int], Tensor]
-"""Returns the storage of a key as a flat tensor of so many elements."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], load_storage: Load | None = None) -> None:
-        super().__init__(file, encoding="latin1")
-        self._load_storage = load_storage
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("torch", "torch.cuda") and name in STORAGES:
-            return STORAGES[name]
-        return GLOBALS.get((module, name), _Inert)
-
-    def persistent_load(self, pid: Any) -> Any:
-        kind, dtype, key, *rest = pid
-        if kind != "storage" or self._load_storage is None:
-            return _Inert()
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError("a tensor of an unknown type")
-        if len(rest) > 2 and rest[2] is not None:
-            raise ValueError("a view of a storage")
-        return self._load_storage(key, dtype, rest[1])
-
-
 def _read_zip(path: Path) -> Any:
-    storages: dict[str, Tensor] = {}
+    if is_torchscript(path):
+        raise UserError(f"{path} is a TorchScript archive, not a checkpoint of a trainer")
     with zipfile.ZipFile(path) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise UserError(f"{path} is a TorchScript archive, not a checkpoint of a trainer")
         index = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
         if index is None:
             raise UserError(f"{path} is a zip file, but not one of torch.save: it has no data.pkl")
-
-        def load_storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
-            if key not in storages:
-                data = archive.read(f"{index.removesuffix('data.pkl')}data/{key}")
-                storages[key] = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-            return storages[key]
-
         with archive.open(index) as file:
-            return _Unpickler(file, load_storage).load()
+            return TensorUnpickler(file, zip_storages(archive, index.removesuffix("data.pkl"))).load()
 
 
 def _read_legacy(path: Path) -> Any:
@@ -157,12 +96,12 @@ def _read_legacy(path: Path) -> Any:
         return storages[key]
 
     with path.open("rb") as file:
-        if _Unpickler(file).load() != LEGACY_MAGIC:
+        if TensorUnpickler(file).load() != LEGACY_MAGIC:
             raise ValueError("it is no file of torch.save")
         for _ in ("protocol version", "sizes of the machine's types"):
-            _Unpickler(file).load()
-        content = _Unpickler(file, load_storage).load()
-        for key in _Unpickler(file).load():
+            TensorUnpickler(file).load()
+        content = TensorUnpickler(file, load_storage).load()
+        for key in TensorUnpickler(file).load():
             count, storage = int.from_bytes(file.read(8), "little"), storages[key]
             data = bytearray(file.read(storage.nbytes))
             if count != len(storage) or len(data) != storage.nbytes:
