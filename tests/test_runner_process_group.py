@@ -79,7 +79,7 @@ def data(few_digits, tmp_path_factory) -> Path:
     """The digits, and another data set with other class names, to which what is learned is transferred."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "digits").symlink_to(few_digits / "digits")
-    source, counts = builtin_source(find("digits")), {"train": 10, "val": 10, "test": 40}
+    source, counts = builtin_source(find("digits")), {"train": 60, "val": 10, "test": 40}
     names = tuple(f"drawing of {name}" for name in source.classnames)
     pack_source(replace(source, name="scans", classnames=names, counts=counts), folder)
     return folder

@@ -78,7 +78,8 @@ def learned(method, optimizer):
     return [tensor.detach().clone() for tensor in (*method.parameters(), *slots)]
 
 
-RECORDED = [*((name, optimizer, "fp32") for name in TRAINED for optimizer in ("adamw", "sgd")), ("coop", "sgd", "fp16")]
+RECORDED = [(name, "sgd", "fp32") for name in ALL_TRAINED] + [(name, "adamw", "fp32") for name in TRAINED]
+RECORDED += [("coop", "sgd", "fp16")]
 
 
 @pytest.mark.parametrize(("name", "optimizer", "precision"), RECORDED)
