@@ -51,10 +51,19 @@ class Sweep:
     ) -> None:
         """on_event: called with "started", "reported", "lost" (a trial is restarted), "ended", or "settled"."""
         self.settings, self.runtime, self.folder, self._on_event = settings, runtime, folder, on_event
-        self.configurations = folder.load()
+        self.configurations = {key: self._recheck(one) for key, one in folder.load().items()}
         self._store = RemoteResults.of(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
+
+    def _recheck(self, one: Configuration) -> Configuration:
+        """Return a finished configuration as unfinished if results of its runs were removed or damaged since."""
+        try:
+            runs = make_runs(self.settings, one.values, self.runtime.data) if one.state == "finished" else []
+            is_there = all(final_score(run, self.runtime) is not None for run in runs)
+        except (UserError, DataError):
+            is_there = False
+        return one if is_there else one.model_copy(update={"state": "running", "score": None, "scores": {}})
 
     @property
     def is_complete(self) -> bool:

@@ -240,6 +240,17 @@ def test_configurations_that_are_the_same_runs_train_them_once(
     assert len({one.score for one in sweep.configurations.values()}) == len(find_runs(tmp_path)) == 1
 
 
+def test_an_evaluation_that_was_removed_is_made_again(local_ray, where, tmp_path, capsys) -> None:
+    words = ["sweep", *ASKED, "--epochs", "1", "--name", "g", "--param", "lr=0.002,0.1", *where]
+    words += ["--results", str(tmp_path), "--json"]
+    assert main(words) == 0
+    first = printed(capsys)
+    lost = next(tmp_path.rglob("eval/*.json"))
+    lost.unlink()
+    assert main(words) == 0
+    assert lost.exists() and printed(capsys)["configurations"] == first["configurations"]
+
+
 def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys) -> None:
     words = [*ASKED, "--epochs", "3", "--name", "h", "--param", "lr=0.002", "--metric", "held-out", *where]
     assert main(["sweep", *words, "--results", str(tmp_path), "--json"]) == 0
