@@ -49,6 +49,7 @@ from benchmarks.studies.chaos.nodes import TRIAL, Node, Nodes, find_trials
 from benchmarks.studies.chaos.ports import free_port, is_listening
 from benchmarks.studies.record import write_record
 from benchmarks.tables.render import markdown_grid
+from procap.errors import UserError
 from runner.environment import environment, library_defaults
 from runner.remote_results import results_root
 
@@ -273,7 +274,11 @@ class Campaign:
         with suppress(AssertionError):
             wait_for(lambda: not running(), 60)
         result.wrong += [f"still running: {title[:200]}" for title in running()]
-        wanted, found = load_outcomes(self.undisturbed / result.command), load_outcomes(results)
+        try:
+            wanted, found = load_outcomes(self.undisturbed / result.command), load_outcomes(results)
+        except UserError as error:
+            result.wrong.append(f"unreadable: {error}")
+            return
         if result.command == "two processes":
             # Gradients are summed in another order, which rounds differently, so only the counts are compared.
             wanted, found = ({path: ("", counts) for path, (_, counts) in each.items()} for each in (wanted, found))
