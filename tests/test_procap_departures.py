@@ -13,6 +13,7 @@ from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks.results.frame import describe_settings, title_variants
 from procap.methods import ADDED_OPTIONS, build_method, method_class
+from procap.methods.promptsrc import teacher_templates
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 from runner.config import plan_run
@@ -46,6 +47,23 @@ def test_promptsrc_divides_the_divergence_by_images(build):
     pairs, images = terms(build("promptsrc")), terms(build("promptsrc", kl_mean="images"))
     assert images["kl"].item() == pytest.approx(5 * pairs["kl"].item(), rel=1e-5)
     assert all(torch.equal(pairs[name], images[name]) for name in ("ce", "text", "image"))
+
+
+def test_promptsrc_normalises_before_it_averages_the_teacher(build, short_clip, tiny_space):
+    first, last = build("promptsrc", teacher_average="normalise-first"), build("promptsrc")
+    assert torch.equal(first.teacher(), text_bank(short_clip, tiny_space, teacher_templates()))
+    assert not torch.allclose(first.teacher(), last.teacher())
+
+
+def test_adapters_of_coprompt_end_without_a_relu(build):
+    features = torch.randn(3, 48, generator=seeded(1))
+    plain, linear = (build("coprompt", adapter_relu=value).image_adapter(features) for value in (True, False))
+    assert linear.min() < 0 and torch.equal(linear.relu(), plain)
+
+
+def test_a_phrase_as_long_as_the_tokens_leaves_no_words_behind_them(build):
+    kept, none = (build("maple", **options).prompts.ids.argmax(dim=1) for options in ({}, {"ctx_init": "a photo"}))
+    assert torch.equal(kept - none, torch.full_like(kept, 2))
 
 
 def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
@@ -88,8 +106,8 @@ def test_2sfs_tunes_the_last_norms_too(build):
 
 
 CHANGES = {
-    "promptsrc": {"kl_mean": "images"},
-    "coprompt": {"sentence_draw": "class"},
+    "promptsrc": {"kl_mean": "images", "teacher_average": "normalise-first"},
+    "coprompt": {"sentence_draw": "class", "adapter_relu": False},
     "tcp": {"reference_template": "a {}."},
     "mma": {"scale_gradient": False},
     "mmrl": {"inference": "class"},

@@ -44,8 +44,8 @@ METHODS: dict[str, str] = {
 """The built-in methods: module and class of each, imported on first use."""
 
 ADDED_OPTIONS: dict[str, dict[str, Any]] = {
-    "promptsrc": {"kl_mean": "pairs"},
-    "coprompt": {"sentence_draw": "step"},
+    "promptsrc": {"kl_mean": "pairs", "teacher_average": "average-first"},
+    "coprompt": {"sentence_draw": "step", "adapter_relu": True},
     "tcp": {"reference_template": None},
     "mma": {"scale_gradient": True},
     "mmrl": {"inference": "task"},

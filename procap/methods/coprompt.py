@@ -69,6 +69,7 @@ class CoPromptOptions(BaseModel):
     sentence_draw: Literal["step", "class"] = Field(
         "step", description="in a step, draw one number of a sentence for all classes, as the public code, or one each"
     )
+    adapter_relu: bool = Field(True, description="end the adapters in a ReLU, as the public code does")
 
 
 class CoPrompt(Method):
@@ -92,7 +93,7 @@ class CoPrompt(Method):
     def _adapter(self, width: int, generator: torch.Generator) -> nn.Sequential:
         hidden = max(1, width // 4)
         down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
-        return nn.Sequential(down, nn.ReLU(), up, nn.ReLU())
+        return nn.Sequential(down, nn.ReLU(), up, *[nn.ReLU()] * self.options.adapter_relu)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:

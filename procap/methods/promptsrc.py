@@ -55,6 +55,9 @@ class PromptSRCOptions(BaseModel):
     kl_mean: Literal["pairs", "images"] = Field(
         "pairs", description="divide the KL divergence by images times classes, as the public code, or by images"
     )
+    teacher_average: Literal["average-first", "normalise-first"] = Field(
+        "average-first", description="average class features over templates before normalising, as the public code"
+    )
 
 
 class PromptSRC(Method):
@@ -92,8 +95,8 @@ class PromptSRC(Method):
         return self.tokens.plans(self.clip)
 
     def teacher(self) -> Tensor:
-        """Compute the text teacher [C, E]: features averaged over the templates before they are normalised."""
-        return text_bank(self.clip, self.space, teacher_templates(), average="average-first")
+        """Compute the text teacher [C, E]: normalised features, averaged over the templates."""
+        return text_bank(self.clip, self.space, teacher_templates(), average=self.options.teacher_average)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP: class features, image features, logits.
