@@ -10,7 +10,8 @@ from pydantic_core import from_json
 
 from procap.errors import UserError
 from procap.text import LabelSpace
-from runner.config import FrozenModel, RunConfig, describe_invalid
+from runner.config import FrozenModel, RunConfig
+from shards.errors import describe_invalid
 from shards.resolve import base_name
 
 SCHEMA: Literal[1] = 1

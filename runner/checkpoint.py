@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from procap.clip import describe_differences
 from procap.errors import UserError
 from runner.card import SCHEMA, CheckpointCard, describe_no_checkpoint, read_description
-from runner.config import Amount, Count, FrozenModel, describe_invalid
+from runner.config import Amount, Count, FrozenModel
 from runner.meters import MeterState
 from runner.results import EpochLog, write_bytes
+from shards.errors import describe_invalid
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from runner.results import write_bytes, write_json
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import refuse_system_folder
 from shards.errors import DataError, NotFound
-from shards.locks import file_lock
+from shards.files import file_lock
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 

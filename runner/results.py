@@ -29,10 +29,10 @@ from runner.config import (
     RunConfig,
     Target,
     TargetName,
-    describe_invalid,
 )
 from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
+from shards.errors import describe_invalid
 from shards.files import write_file
 
 SCHEMA: Literal[1] = 1

@@ -20,7 +20,7 @@ from procap.errors import UsageError, UserError
 from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
 from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
-from shards.locks import LockHeld, file_lock
+from shards.files import LockHeld, file_lock
 
 WRITING_SECONDS = 60.0
 DEFAULT = EvalSettings()

@@ -20,11 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shards.audit import CheckedImage, Reporter, check_source, find_duplicates, refuse
 from shards.builtin_sources import builtin_source
+from shards.check_source import CheckedImage, Reporter, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
-from shards.files import write_file
-from shards.locks import file_lock
+from shards.files import file_lock, write_file
 from shards.manifest import (
     FILE,
     SAMPLES_FOLDER,
@@ -95,7 +94,7 @@ def pack_source(
         report = check_source(source, workers=workers, on_progress=on_progress)
         if on_note:
             list(map(on_note, report.notes))
-        refuse(source.name, report.problems, on_note)
+        raise_problems(source.name, report.problems, on_note)
     if on_note:
         list(map(on_note, source.notes))
     folder = data_root / source.name
@@ -223,7 +222,7 @@ def _write(
             on_progress(split, done[split], counts[split])
     if on_note:
         list(map(on_note, find_duplicates(_checked_images(partial, counts, per_shard), source.classnames)))
-    refuse(source.name, problems, on_note)
+    raise_problems(source.name, problems, on_note)
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,

@@ -134,7 +134,7 @@ class TrainAugment:
         self.normalise = Normalise(tuple(mean), tuple(std))
         self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
 
-    def vary(self, image: Image, generator: torch.Generator) -> Image:
+    def augment(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""
         if self.augmentation == "randaugment":
             return randaugment(image.resize((self.image_size, self.image_size), Resampling.BICUBIC), generator)
@@ -142,15 +142,15 @@ class TrainAugment:
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.normalise.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
-        image = self.look(image, self.draw(image.width, image.height, generator))
+        image = self.apply_view(image, self.draw_view(image.width, image.height, generator))
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
 
-    def draw(self, width: int, height: int, generator: torch.Generator) -> View:
+    def draw_view(self, width: int, height: int, generator: torch.Generator) -> View:
         """Draw the crop and flip of a random view of a width x height image."""
         box = crop_box(width, height, self.crop_scale, generator)
         return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
 
-    def look(self, image: Image, view: View) -> Image:
+    def apply_view(self, image: Image, view: View) -> Image:
         """Crop, resize and flip an image to the S x S pixels of `view`."""
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
@@ -165,7 +165,7 @@ class TrainAugment:
         """Augment and normalise an image to float32 of shape `shape`."""
         out = torch.empty(self.shape) if out is None else out
         for view in out if self.views > 1 else (out,):
-            self.normalise(self.vary(image, generator), view)
+            self.normalise(self.augment(image, generator), view)
         return out
 
 

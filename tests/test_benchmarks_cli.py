@@ -80,7 +80,7 @@ def test_the_help_of_every_command_has_examples(capsys, command):
 
 WRONG: list[tuple[str, int, str]] = [
     ("data pack ,", 2, "no data set is named"),
-    ("ls runs --results nowhere", 1, "the results folder nowhere is not there"),
+    ("ls runs --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods coop --datasets digits --lr inf", 2, "--lr inf: a finite number is needed"),
     ("trian", 2, "unknown command 'trian': did you mean train"),
     ("train --methods maple --datasets digit", 2, "did you mean digits"),

@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
-from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import (
     eval_settings,
     note_left_out,

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.plan import show_checked_plan
+from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import (
     absent_targets,
     eval_settings,

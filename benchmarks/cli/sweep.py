@@ -226,13 +226,11 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
 
 
 def _note_fields_without_effect(settings: SweepSettings, data: Path) -> None:
-
     for field in fields_without_effect(settings, data):
         note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
 
 
 def _format_title(settings: SweepSettings) -> str:
-
     limits = f", {settings.trials} configurations" if settings.trials is not None else ""
     limits += f", {settings.hours:g} h" if settings.hours is not None else ""
     each = plural(len(settings.seeds), "seed")

@@ -108,15 +108,15 @@ class DeviceTrainStream(TrainStream):
         there = self._on_device.get(i)
         if there is not None:
             height, _, width = there.shape
-            return PreparedImage(i, self.augment.draw(width, height, draws))
+            return PreparedImage(i, self.augment.draw_view(width, height, draws))
         image = self._images.read(i)
-        view = self.augment.draw(image.width, image.height, draws)
+        view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         if fits(image.width, image.height, size) and self._reserve(i, 3 * image.width * image.height):
             return PreparedImage(i, view, _pixels(image), keep=True)
         self._images.keep(i, image)
         if not fits(view.width, view.height, size):
-            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
+            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         return PreparedImage(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
 

@@ -73,11 +73,11 @@ def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
             decode(record.data)
             images.append(CheckedImage(split, record.path, record.label, content_digest(record.data)))
         except ImageError as error:
-            problems.append(unreadable(split, record.path, error))
+            problems.append(describe_unreadable(split, record.path, error))
     return images, problems
 
 
-def unreadable(split: str, path: str, error: Exception) -> str:
+def describe_unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
     return f"{split}: {path} is not a readable image ({error}); replace it".removeprefix(": ")
 
@@ -116,7 +116,7 @@ _SPLITS = ("train", "val", "test", "")
 """All splits; "" is for images that have none yet."""
 
 
-def refuse(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
+def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
     """Raise DataError for problems, if there are any; several are reported one by one, the first LISTED of them."""
     if not problems:
         return
