@@ -87,7 +87,7 @@ def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
     folder = RunFolder(runtime.results / run.path)
     if (training := folder.train()) is None or training.changed_code(run.config):
         return None
-    settings = runtime.evaluation.of(run.config)
+    settings = runtime.evaluation.for_run(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
     current = [result for result in results if result and result.is_current(training, runtime.limit)]
     return [result.accuracy for result in current] if len(current) == len(results) else None

@@ -65,6 +65,6 @@ def read_card(path: Path) -> CheckpointCard | None:
 
 
 def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
-    """Say in one line why `path` is no checkpoint."""
+    """Explain in one line why `path` is no checkpoint."""
     reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
     return UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force")

@@ -192,7 +192,7 @@ class StateFiles:
 
 
 def cannot_resume(path: Path, reason: str) -> UserError:
-    """Say in one line why the saved state at `path` cannot be used."""
+    """Explain in one line why the saved state at `path` cannot be used."""
     return UserError(f"cannot resume from {path}: {reason}; start over with --force")
 
 

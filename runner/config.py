@@ -137,7 +137,7 @@ class EvalSettings(FrozenModel):
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
 
-    def of(self, config: RunConfig) -> EvalSettings:
+    def for_run(self, config: RunConfig) -> EvalSettings:
         """Return these settings for a run, with its own precision as None.
 
         Raises UsageError for samples of a method without Gaussian tokens.
@@ -224,7 +224,7 @@ class RuntimeConfig:
 
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
     features: folder of `runner.features`; None computes image features for every evaluation.
-    accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
+    accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.

@@ -58,13 +58,13 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
-        RemoteResults.of(runtime).pull_run(config.path)
+        RemoteResults.from_runtime(runtime).pull_run(config.path)
     training = _read_training(config, folder, group)
     file = folder.checkpoint_file
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
-    clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
+    clip = load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, not {digest}: "
@@ -96,8 +96,8 @@ def evaluate(
     a whole one; DataError for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
-    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.of(config)
-    store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
+    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
+    store = RemoteResults.from_runtime(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
     training = _read_training(config, folder, group)
     if group.ranks.first:
@@ -191,7 +191,7 @@ def _evaluate(
             backbone = trained.training.backbone_digest
             key = feature_key(manifest, target.split, backbone, transform, precision, device)
             features = FeatureStore(runtime.features, key, read=read_features)
-    graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
+    graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, images, features, graphs)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image

@@ -34,7 +34,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     """
     content = read_public(file)
     sha256 = file_sha256(file)
-    folder, store = RunFolder(runtime.results / config.path), RemoteResults.of(runtime)
+    folder, store = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
     with folder.locked(), synchronized_run(store, config.path, delete=force):
         if force:
             folder.clear()
@@ -44,7 +44,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
         device = resolve_device(runtime.device)
         shards, monitor = open_dataset(runtime.data, config.dataset), ResourceMonitor(device)
-        clip = load_backbone(config, device, Acceleration.of("off", device))
+        clip = load_backbone(config, device, Acceleration.parse("off", device))
         method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
         try:
             load_public_state(method, content.tensors)

@@ -81,7 +81,7 @@ class RemoteResults:
     local: Path
 
     @classmethod
-    def of(cls, runtime: RuntimeConfig) -> RemoteResults:
+    def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.store, runtime.results)
 
     def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:

@@ -80,7 +80,7 @@ class RunFolder:
         return history.counts if history else []
 
     def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
-        """Read the result on a target under `settings`, which `EvalSettings.of` has fitted to the run."""
+        """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
         return self.read_evaluation(self.eval_file(target, settings))
 
     def eval_files(self) -> list[Path]:

@@ -65,7 +65,7 @@ class Setup:
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
     """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
-    acceleration = Acceleration.of(runtime.accelerate, device)
+    acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
         acceleration = replace(acceleration, graphs=False)

@@ -62,7 +62,7 @@ def train(
     group = group or ProcessGroup()
     first = group.ranks.first
     folder = RunFolder(runtime.results / config.path)
-    store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)
+    store = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         store.pull_run(config.path)
         if finished := read_finished(config, runtime, folder, group):

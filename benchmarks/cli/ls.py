@@ -15,7 +15,7 @@ from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, com
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.results.frame import open_results, run_folders
-from benchmarks.suites import suite_named, suite_titles
+from benchmarks.suites import load_suite, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_specs
 from procap.methods.plugins import describe_unexpected
@@ -96,7 +96,7 @@ def _suites() -> Listing:
         row: dict[str, Any] = {"name": name, "title": title, "methods": [], "seeds": []}
         # The title of a plug-in that cannot be used contains the error.
         with suppress(UsageError):
-            suite = suite_named(name)
+            suite = load_suite(name)
             row |= {"name": suite.name, "methods": list(suite.methods), "seeds": list(suite.seeds)}
         rows.append(row)
     shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]

@@ -24,7 +24,7 @@ from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.claims import read_claims
 from benchmarks.report.runs import find_sweeps
-from benchmarks.report.started_suites import find_suites
+from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
@@ -174,7 +174,7 @@ def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
 
 def _claims_tables(results: str, flags: TableFlags) -> tuple[Sequence[Table], int]:
     root, data = open_results(results), data_root(flags.data)
-    started, problems = find_suites(root, data)
+    started, problems = find_started_suites(root, data)
     for name, why in problems:
         note(f"procap: {name} is left out: {why}")
     return [read_claims(root, started, shown=results, data=data)], 1 if problems else 0

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
 from benchmarks.report.claims import read_claims
@@ -23,15 +24,14 @@ from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
 from benchmarks.report.pictures import Picture, draw_picture, load_picture
 from benchmarks.report.runs import find_sweeps, read_runs
-from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_suites, merge_unfinished
+from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_started_suites, merge_unfinished
 from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
+from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
-from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
-from shards.errors import DataError
 
 T = TypeVar("T")
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
@@ -165,7 +165,7 @@ def _find_groups(
     names = {one.name for one in sweeps} | {name for name, _ in problems}
     suites: list[StartedSuite] = []
     if not wanted or not names.issuperset(wanted):
-        suites, unread = find_suites(results, data, [word for word in wanted if word not in names])
+        suites, unread = find_started_suites(results, data, [word for word in wanted if word not in names])
         problems = unread + problems
     if wanted:
         chosen = [name for name, _ in problems if name in wanted or name not in names]
@@ -208,9 +208,7 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T
     try:
         return make()
     except Exception as error:
-        expected = isinstance(error, UserError | DataError | OSError)
-        text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
-        problems.append((name, f"{what}: {text}"))
+        problems.append((name, f"{what}: {describe_failure(error)}"))
         return otherwise
 
 
@@ -222,7 +220,7 @@ def _make_section(
     suite, results = one.suite, one.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
     if one.is_suite and detailed:
-        tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
+        tables += attempt("the table of learned variances", partial(gaussian_token_tables, results), [])
     plots: Plots = {}
     if suite.plots and (len(results.frame) or not one.is_suite):
         plots = attempt("its plots", partial(suite.plots, results), {})

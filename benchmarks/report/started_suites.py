@@ -64,7 +64,7 @@ class StartedSuite:
         return self.results.options
 
 
-def find_suites(
+def find_started_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
 ) -> tuple[list[StartedSuite], list[Problem]]:
     """Find the suites that were started below `results`, or those `wanted`, in order of the paper; and problems."""

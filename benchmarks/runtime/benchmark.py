@@ -173,7 +173,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
         note("plots are left out: matplotlib is not installed")
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
     log_rows(report, runtime)
-    RemoteResults.of(runtime).push_all("runtime")
+    RemoteResults.from_runtime(runtime).push_all("runtime")
     return text
 
 

@@ -143,7 +143,7 @@ class DeviceTrainStream(TrainStream):
         return self._side.run(augment)
 
     def _upload(self, image: PreparedImage) -> Tensor:
-        """[H, 3, W] uint8 on the device."""
+        """Return pixels [H, 3, W] uint8 on the device."""
         if image.pixels is None:
             return self._on_device[image.i]
         pixels = upload(image.pixels, self.device).transpose(1, 2)
@@ -159,5 +159,5 @@ class DeviceTrainStream(TrainStream):
 
 
 def _pixels(image: Image) -> Tensor:
-    """[H, W, 3] uint8."""
+    """Convert an image to [H, W, 3] uint8."""
     return torch.from_numpy(np.array(image))

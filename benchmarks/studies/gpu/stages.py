@@ -62,7 +62,7 @@ class StudySetup:
         settings = make_settings(
             self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, scaling="off", **more
         )
-        return replace(settings, accelerations=Acceleration.of(accelerate, self.device))
+        return replace(settings, accelerations=Acceleration.parse(accelerate, self.device))
 
     def models(self, accelerations: Acceleration) -> Models:
         """Return the CLIP of both modes, loaded once for each set of accelerations that changes it."""
