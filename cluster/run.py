@@ -47,7 +47,7 @@ class TrialReport(FrozenModel):
         return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
 
     @classmethod
-    def of_result(cls, result: Mapping[str, Any]) -> TrialReport:
+    def from_result(cls, result: Mapping[str, Any]) -> TrialReport:
         """Convert back from `to_result`; other keys, which Ray Tune adds, are ignored."""
         return cls.model_validate(result["report"]) if "report" in result else cls()
 

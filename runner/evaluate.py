@@ -32,7 +32,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder
-from runner.setup import check_content, label_space, load_backbone, make_method, warn_of_unknown_names
+from runner.setup import check_content, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
@@ -40,7 +40,6 @@ from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.rng import generator
 from shards.transfer import upload
-from shards.transforms import eval_transform
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _evaluate(
     images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     precision = settings.precision or config.precision
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, settings.resize)
+    transform = clip_transform(clip, settings.resize)
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
     with meter.phase("classes", rated=False), autocast(precision, device):
         space = label_space(manifest, selection.classnames)

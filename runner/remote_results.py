@@ -331,14 +331,14 @@ class SyncedFolder:
 
 
 class CheckpointUploader:
-    """Uploads the folder of a run while it trains, from a background thread so that training does not wait."""
+    """Upload the folder of a run while it trains, from a background thread so that training does not wait."""
 
     def __init__(self, store: RemoteResults, run: str) -> None:
         self.store = store
         self.run = run
         self._thread: threading.Thread | None = None
 
-    def offer(self) -> None:
+    def start(self) -> None:
         """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
         if self.store.url and not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self.upload, name="checkpoint upload", daemon=True)

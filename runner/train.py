@@ -79,7 +79,7 @@ def train(
             return finished
         elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
             return paused
-        with StopRequest(callbacks.asked_to_stop if callbacks else None) as stop:
+        with StopRequest(callbacks.stop_signal if callbacks else None) as stop:
             try:
                 result = _train(config, runtime, folder, store, stop, group, until, callbacks)
             finally:

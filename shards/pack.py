@@ -24,15 +24,7 @@ from shards.builtin_sources import builtin_source
 from shards.check_source import CheckedImage, Reporter, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
 from shards.files import file_lock, write_file
-from shards.manifest import (
-    FILE,
-    SAMPLES_FOLDER,
-    SCHEMA,
-    Manifest,
-    SplitEntry,
-    convention_texts,
-    is_mirror,
-)
+from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
 from shards.names import NAME, has_control, unfit_texts

@@ -218,22 +218,6 @@ def randaugment(image: Image, generator: torch.Generator) -> Image:
     return image
 
 
-def _rotate(image: Image, degrees: float, generator: torch.Generator) -> Image:
-    return image.rotate(_signed(degrees, generator))
-
-
-def _posterize(image: Image, bits: float, generator: torch.Generator) -> Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image, threshold: float, generator: torch.Generator) -> Image:
-    return ImageOps.solarize(image, math.ceil(threshold))
-
-
-def _solarize_add(image: Image, addition: float, generator: torch.Generator) -> Image:
-    return ImageOps.solarize(image.point(lambda value: min(255, int(value + addition))), 128)
-
-
 def _cutout(image: Image, size: float, generator: torch.Generator) -> Image:
     """Cover a square of `size` pixels around a random point, as far as it lies in the image."""
     x, y = (length * torch.rand(1, generator=generator).item() for length in image.size)
@@ -266,10 +250,10 @@ TABLE: tuple[tuple[Operation, float, float], ...] = (
     (lambda image, value, generator: ImageOps.autocontrast(image), 0, 1),
     (lambda image, value, generator: ImageOps.equalize(image), 0, 1),
     (lambda image, value, generator: ImageOps.invert(image), 0, 1),
-    (_rotate, 0, 30),
-    (_posterize, 4, 8),
-    (_solarize, 0, 256),
-    (_solarize_add, 0, 110),
+    (lambda image, value, generator: image.rotate(_signed(value, generator)), 0, 30),
+    (lambda image, value, generator: ImageOps.posterize(image, int(value)), 4, 8),
+    (lambda image, value, generator: ImageOps.solarize(image, math.ceil(value)), 0, 256),
+    (lambda image, value, generator: ImageOps.solarize(image.point(lambda x: min(255, int(x + value))), 128), 0, 110),
     (_enhance(ImageEnhance.Color), 0.1, 1.9),
     (_enhance(ImageEnhance.Contrast), 0.1, 1.9),
     (_enhance(ImageEnhance.Brightness), 0.1, 1.9),

@@ -127,7 +127,7 @@ def stop(uploader):
     uploader.upload()
     os.kill(os.getpid(), signal.SIGSTOP)
 
-CheckpointUploader.offer = stop
+CheckpointUploader.start = stop
 """
 
 

@@ -14,13 +14,7 @@ from typer.core import TyperGroup
 
 from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
-from benchmarks.cli.selection import (
-    eval_settings,
-    note_left_out,
-    runtime_config,
-    suite_changes,
-    trainable_methods,
-)
+from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.packing import find_unpacked
@@ -92,10 +86,7 @@ def suite_command(name: str) -> Any:
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
     text = ALL_TEXT if name == ALL else suite_help(name)
 
-    @command(
-        *(f"procap bench {name} {line}" for line in lines),
-        help=f"{text.strip()}\n\n{RESUME_TEXT}",
-    )
+    @command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
     def run(
         suite: SuiteFlags,
         launch: LaunchFlags,

@@ -84,7 +84,7 @@ def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -
     for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
         if packing.shards and name in GROUPS:
             raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
-        for one in _resolve(name, packing, data_root):
+        for one in _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]:
             if wanted.setdefault(one.name, one).location != one.location:
                 raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
@@ -133,12 +133,6 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve(name: str, packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
-    if is_own_folder(name):
-        return [_from_own_folder(Path(name).expanduser(), packing)]
-    return _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]
-
-
 def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
     """Take a folder by the YAML file beside it, which is guessed if there is none."""
     if packing.changes or packing.shards:
@@ -152,6 +146,8 @@ def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
 
 
 def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
+    if is_own_folder(name):
+        return _from_own_folder(Path(name).expanduser(), packing)
     if name.lower().endswith((".yaml", ".yml")):
         return described(Path(name).expanduser(), packing)
     if os.sep in name:

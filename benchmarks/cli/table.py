@@ -79,8 +79,7 @@ def table(
     suite: Annotated[
         str,
         typer.Argument(
-            metavar="SUITE",
-            help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]",
+            metavar="SUITE", help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]"
         ),
     ] = "",
     results: Results = "results",

@@ -16,7 +16,6 @@ from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import EARLIER_DEFAULTS
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import TrainResult
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from runner.run_folders import RunFolder, find_runs
 from shards.catalogue import Dataset
@@ -106,20 +105,18 @@ def read_state(
         settings = runtime.evaluation.for_run(config)
         results = {target: folder.evaluation(target, settings) for target in targets}
         current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
-        if training.changed_code(config) or (training.files and _has_changed_file(config, training)):
-            # Not done: the training refuses it and says what to do.
+        # A run of other code or files than those here is not done: its training is refused with what to do.
+        if training.changed_code(config):
             current = set()
+        elif training.files:
+            # This imports torch.
+            from runner.setup import changed_file
+
+            current = set() if changed_file(config, training.files) else current
         return RunState("finished", 1.0, [target for target in targets if target not in current])
     progress = folder.progress() if is_started else None
     trained = progress.step / progress.steps if progress and progress.steps else 0.0
     return RunState("resume" if is_started else "new", trained, [*targets])
-
-
-def _has_changed_file(config: RunConfig, training: TrainResult) -> bool:
-    # This imports torch.
-    from runner.setup import changed_file
-
-    return bool(changed_file(config, training.files))
 
 
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:

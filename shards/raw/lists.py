@@ -15,13 +15,7 @@ from typing import Any
 
 from shards.names import first_few, unsafe_path
 from shards.raw.classnames import published_classnames
-from shards.raw.folders import (
-    Images,
-    Listing,
-    RawProblem,
-    is_image_name,
-    list_folder,
-)
+from shards.raw.folders import Images, Listing, RawProblem, is_image_name, list_folder
 from shards.raw.locations import RawLocation, class_folder_names
 
 SPLITS = ("train", "val", "test")

@@ -25,14 +25,7 @@ from shards.files import require_regular
 from shards.names import first_few, unfit_texts, unsafe_path
 from shards.raw.class_folders import ImageList, ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import (
-    Images,
-    Listing,
-    file_sizes,
-    is_image_name,
-    list_folder,
-    missing_files,
-)
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
 from shards.raw.lists import SPLITS, parse_split_lists
 from shards.raw.random_split import split_classes, split_sizes
 from shards.records import Source

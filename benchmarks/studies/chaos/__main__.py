@@ -198,12 +198,7 @@ class Campaign:
         return sorted((rng.uniform(0, 12), rng.choice(kinds)) for _ in range(rng.randint(1, 3)))
 
     def _run_command(
-        self,
-        rng: random.Random,
-        words: list[str],
-        faults: list[tuple[float, str]],
-        attempt: int,
-        result: SeedResult,
+        self, rng: random.Random, words: list[str], faults: list[tuple[float, str]], attempt: int, result: SeedResult
     ) -> tuple[int, str]:
         """Run the command once, and return its exit code and stderr.
 

@@ -272,12 +272,12 @@ def list_input(setup: StudySetup) -> Iterator[Part]:
 
 def _decode(setup: StudySetup, workers: int, seconds: float) -> dict[str, Any]:
     from benchmarks.runtime.data import load_case_data
+    from runner.setup import clip_transform
     from shards.loader import evaluation_batches
-    from shards.transforms import eval_transform
 
     data = load_case_data("digits" if setup.quick else "photographs-37", data_root(""), setup.out / "data")
     clip = setup.models(Acceleration())["fast"]
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    transform = clip_transform(clip)
     began, images = time.perf_counter(), 0
     for pixels, _, _ in evaluation_batches(data.test.images, transform, 100, workers):
         images += len(pixels)
