@@ -27,7 +27,7 @@ from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import available_cores, available_memory, resolve_device
+from runner.environment import available_cores, available_memory, count_gpus, resolve_device
 
 if TYPE_CHECKING:
     from cluster.tune_runner import TrialListener
@@ -132,7 +132,7 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
     """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
     fit = min(available_cores(), available_memory() // RUN_BYTES)
-    count = 0 if device == "cpu" else _count_gpus()
+    count = 0 if device == "cpu" else count_gpus()
     if device.startswith("cuda:"):
         count = min(count, 1)
     gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
@@ -151,9 +151,3 @@ def visible_gpu(device: str) -> str | None:
     if not colon:
         return None
     return visible.split(",")[int(number)].strip() if visible else number
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -67,10 +67,16 @@ def resolve_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= gpus:
+    if device.type == "cuda" and (device.index or 0) >= (gpus := count_gpus()):
         raise UsageError(f"device '{name}' does not exist, torch sees {gpus} GPUs: use --device cpu or auto")
     return device
+
+
+def count_gpus() -> int:
+    """Count the GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:

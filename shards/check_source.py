@@ -18,7 +18,8 @@ PART = 250
 LISTED = 100
 """Broken images that are listed one by one."""
 
-Progress = Callable[[str, int, int], None]
+SplitProgress = Callable[[str, int, int], None]
+"""Called with a split, its images that are done, and all of them."""
 Reporter = Callable[[str], None]
 
 
@@ -44,7 +45,7 @@ def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def check_source(source: Source, *, workers: int = 1, on_progress: Progress | None = None) -> SourceReport:
+def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> SourceReport:
     """Decode every image of a source without writing anything."""
     ranges = [
         (split, start, min(start + PART, count))

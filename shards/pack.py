@@ -14,14 +14,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from shards.builtin_sources import builtin_source
-from shards.check_source import CheckedImage, Reporter, check_source, find_duplicates, raise_problems
+from shards.check_source import CheckedImage, Reporter, SplitProgress, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
 from shards.files import file_lock, write_file
 from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
@@ -33,9 +33,6 @@ from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.shard_writer import ShardTask, finished_file, pack_shard, read_finished
-
-PackProgress = Callable[[str, int, int], None]
-"""Called with a split, its images that are done, and all of them, after each shard."""
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -60,7 +57,7 @@ def pack_source(
     force: bool = False,
     per_shard: int = PER_SHARD,
     workers: int = 1,
-    on_progress: PackProgress | None = None,
+    on_progress: SplitProgress | None = None,
     on_note: Reporter | None = None,
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
@@ -163,7 +160,7 @@ def _write(
     partial: Path,
     per_shard: int,
     workers: int,
-    on_progress: PackProgress | None,
+    on_progress: SplitProgress | None,
     on_note: Reporter | None,
 ) -> Manifest:
     """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""

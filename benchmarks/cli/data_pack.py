@@ -14,7 +14,7 @@ from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datas
 from benchmarks.cli.dry_run import data_states
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
+from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.environment import available_cores
@@ -30,7 +30,6 @@ from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
 from shards.urls import redact
 
-SPLITS = ("train", "val", "test")
 CLASSES_SHOWN = 40
 
 
@@ -136,7 +135,7 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
                 for text in source.notes:
                     report_note(text)
                 raise_problems(one.name, source.problems, report_note)
-                counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in SPLITS)
+                counts = format_counts(source.counts)
                 size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
             state = states[one.name] if is_packed(root, one.name) else state
         except DataError as error:

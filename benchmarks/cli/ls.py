@@ -13,7 +13,7 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, note, plural, quote, show, show_json
+from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import load_suite, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
@@ -122,9 +122,16 @@ def _datasets(root: Path) -> Listing:
         row = {"images": dict(dataset.counts), "packed": name in packed, "complete": whole}
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
-        counts = "/".join(f"{dataset.counts[s]:,}" if s in dataset.counts else "-" for s in ("train", "val", "test"))
         state = "no" if name not in packed else "yes" if whole else "in part"
-        shown.append((dataset.name, dataset.classes, counts, state, dataset.variant or dataset.description))
+        shown.append(
+            (
+                dataset.name,
+                dataset.classes,
+                format_counts(dataset.counts),
+                state,
+                dataset.variant or dataset.description,
+            )
+        )
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 

@@ -13,8 +13,20 @@ from functools import cache
 import numpy as np
 
 from shards.world.counter_rng import Draws, Floats
+from shards.world.distance_fields import (
+    PALETTE,
+    SHAPES,
+    Picture,
+    cover,
+    flat,
+    grid,
+    nearby,
+    over,
+    polygons,
+    rotate,
+    spread,
+)
 from shards.world.distortions import Look, backdrop, draw_pose
-from shards.world.fields import PALETTE, SHAPES, Picture, cover, flat, grid, nearby, over, polygons, rotate, spread
 from shards.world.textures import texture
 from shards.world.tiles import TILES
 
