@@ -77,8 +77,8 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
 
 
 def test_the_precision_of_the_training_is_the_default(config, runtime):
-    assert EvalSettings(precision="fp32").of(config) == EvalSettings()
-    settings = EvalSettings(precision="fp32").of(config.model_copy(update={"precision": "fp16"}))
+    assert EvalSettings(precision="fp32").for_run(config) == EvalSettings()
+    settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
     assert (settings.label, settings.flags) == ("fp32", ["--eval-precision", "fp32"])
     written = RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
     evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))

@@ -61,7 +61,7 @@ def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float)
             in_time = not is_last or time.perf_counter() - began < budget
             row = _measure_modes(models, name, count, sizes.batch, 1 if is_last else sizes.rounds, in_time)
             if not is_last:
-                row["from_json"] = _compare_with_plain(models, name, count, sizes)
+                row["of_plain"] = _compare_with_plain(models, name, count, sizes)
             rows.append({"method": name, "classes": count, **row})
             note(f"{time.perf_counter() - began:6.0f} s  {rows[-1]}")
             gc.collect()
@@ -193,7 +193,7 @@ def format_tables(found: dict[str, Any]) -> str:
             cells = [cell for count in counts for cell in _mode_cells(rows.get((name, count), {}).get(kind))]
             if kind == "eval":
                 first, plain = rows[name, counts[0]], rows.get((PLAIN, counts[0]))
-                cells += [f"{first['from_json']:.2f}", f"{_counted(plain) / _counted(first):.2f}" if plain else "-"]
+                cells += [f"{first['of_plain']:.2f}", f"{_counted(plain) / _counted(first):.2f}" if plain else "-"]
             lines.append(f"| `{name}` | {' | '.join(cells)} |")
         lines.append("")
     cpu = found["environment"]["cpu"]
