@@ -36,9 +36,6 @@ TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
-    from benchmarks.runtime.measure import silence_profiler
-
-    silence_profiler()
     device = resolve_device(runtime.device)
     settings = make_settings(runtime, device, **flags_of_options(suite.options))
     if not force and (folder := _find_measured(settings, runtime.results, device)):

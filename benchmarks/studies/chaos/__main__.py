@@ -390,7 +390,6 @@ def format_report(report: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds that are not recorded yet; writes chaos.json and chaos.md after each."""
-    library_defaults()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100, help="in all, those recorded in --out included")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of chaos.json and chaos.md")
