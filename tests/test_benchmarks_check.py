@@ -233,7 +233,7 @@ def test_points_of_curves_that_are_the_published_ones_pass_and_others_exit_with_
 
 
 def test_the_accuracies_of_the_pictures_pass_or_exit_with_4(tmp_path):
-    suite = suite_named("qualitative")
+    suite = load_suite("qualitative")
     for off, code in ((0.0, 0), (6.0, 4)):
         for run in suite.plan(suite.options(PAPER)):
             [target] = run.spec.targets

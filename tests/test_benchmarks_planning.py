@@ -200,7 +200,7 @@ def test_maple_style_has_the_tokens_that_are_chosen():
         settings = make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=option)
         assert dict(list_cases("fp32", settings))["maple"].options["n_ctx"] == tokens
         flags = SuiteFlags(profile="paper", option=option)
-        runs = plan_suite(suite_named("qualitative"), flags, RuntimeFlags(), Path("data")).runs
+        runs = plan_suite(load_suite("qualitative"), flags, RuntimeFlags(), Path("data")).runs
         [found] = {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"}
         assert found == tokens
     assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}

@@ -92,10 +92,12 @@ def table(
     """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
+    tables: Sequence[Table]
+    code = 0
     if suite == PUBLISHED:
         if given := command_line(selection, flags):
             raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
-        tables, code = published_tables(), 0
+        tables = published_tables()
     elif suite == CLAIMS:
         if given := command_line(selection, replace(flags, data="")):
             raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
@@ -103,7 +105,7 @@ def table(
     elif suite in ("", CALIBRATION):
         if given := command_line(replace(flags, data="")):
             raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
-        tables, code = _tables_of_runs(selection, results, calibration=bool(suite)), 0
+        tables = _tables_of_runs(selection, results, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}

@@ -117,11 +117,6 @@ def _make_works(
     models: Models, name: str, classes: int, batch: int, kind: Kind, modes: Sequence[ModeName]
 ) -> dict[ModeName, Work]:
     """Make the work of `modes`, on the same parameters."""
-    import torch
-    from torch.nn.functional import normalize
-
-    from benchmarks.runtime.data import synthetic_case
-
     method, images, _ = synthetic_case(models["fast"], name, classes, batch)
     if name in TEACHERS:
         made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
