@@ -50,7 +50,7 @@ from benchmarks.studies.chaos.ports import free_port, is_listening
 from benchmarks.studies.record import write_record
 from benchmarks.tables.render import markdown_grid
 from procap.errors import UserError
-from runner.environment import environment, library_defaults
+from runner.environment import environment
 from runner.remote_results import results_root
 
 COMMON = ["--datasets", "digits", "--methods", "maple"]
