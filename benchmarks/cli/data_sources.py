@@ -142,14 +142,14 @@ def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
         note(f"{file} describes {folder}")
     else:
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}")
-    return described(file, packing, text)
+    return dataset_from_file(file, packing, text)
 
 
 def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
     if is_own_folder(name):
         return _from_own_folder(Path(name).expanduser(), packing)
     if name.lower().endswith((".yaml", ".yml")):
-        return described(Path(name).expanduser(), packing)
+        return dataset_from_file(Path(name).expanduser(), packing)
     if os.sep in name:
         raise UsageError(f"there is no folder {name}; name a folder of images, a YAML file, or a data set")
     dataset = resolve_dataset(name, data_root)
@@ -168,7 +168,7 @@ def _from_builtin(dataset: Dataset) -> DatasetToPack:
     return DatasetToPack(dataset.name, lambda: builtin_source(dataset))
 
 
-def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
+def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
     """Take the data set of a YAML file, or of its `text` if it is not written."""
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
