@@ -23,6 +23,7 @@ from procap.errors import UsageError, UserError
 from procap.methods.plugins import METHODS_GROUP, SUITES_GROUP, find_plugins, write_package
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
 from shards.masking import SECRET_NAME, has_secret, is_secret_option
+from shards.remote import warn_of_stall
 from shards.urls import is_url
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def connect(url: str) -> JobSubmissionClient:
     from ray.job_submission import JobSubmissionClient
 
     # Ray prefers this variable to its argument.
-    with translate_errors(url), environment_variable("RAY_API_SERVER_ADDRESS", url):
+    with warn_of_stall(url), translate_errors(url), environment_variable("RAY_API_SERVER_ADDRESS", url):
         return JobSubmissionClient(url)
 
 

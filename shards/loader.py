@@ -11,7 +11,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from shards.errors import DataUsageError
 from shards.reader import Split
 from shards.rng import generator, stream_seed
+from shards.thread_pool import thread_pool
 from shards.transfer import prefetch
 from shards.transforms import EvalTransform, TrainAugment
 
@@ -247,7 +248,6 @@ def prepare_batches(
 
     With workers, threads prepare up to `BATCHES_AHEAD` later batches; what one of them raises is raised here, in order.
     """
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="images") if workers else None
 
     def start(share: list[T]) -> tuple[list[T], Tensor, list[Future[object]]]:
         images = torch.empty(len(share), *shape)
@@ -258,11 +258,8 @@ def prepare_batches(
             prepare(*pair)
         return share, images, []
 
-    try:
+    with thread_pool(workers, "images") as pool:
         for share, images, futures in prefetch(shares, start, BATCHES_AHEAD if workers else 0):
             for future in futures:
                 future.result()
             yield share, images
-    finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.files import file_lock, file_sha256, replace_at_end, require_regular
+from shards.files import file_sha256, replace_at_end, require_regular
+from shards.locks import file_lock
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 # Extra packages by scheme, for the message if one is missing.
@@ -182,7 +183,8 @@ class RemoteFolder:
             files, path = filesystem(root)
             found = _call(files, "find", path, detail=True)
         names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in found.items() if name != path}
-        return {name: tag for name, tag in names.items() if not any(part[:1] == "." for part in name.split("/"))}
+        # An empty part, as in `folder//etc/x`, would make a path that begins at the root.
+        return {name: tag for name, tag in names.items() if all(part[:1] not in ("", ".") for part in name.split("/"))}
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read many small files at once; those that do not exist are left out."""
@@ -251,7 +253,14 @@ def _attempt(location: str, action: Callable[[Callable[[], None]], T], retry: bo
 
 @contextmanager
 def reach(location: str, what: str = "") -> Iterator[Callable[..., None]]:
-    """Translate errors, and warn once after `STALL_SECONDS` without progress.
+    """Translate errors, and warn as `warn_of_stall` does."""
+    with warn_of_stall(location, what) as alive, translate_errors(location):
+        yield alive
+
+
+@contextmanager
+def warn_of_stall(location: str, what: str = "") -> Iterator[Callable[..., None]]:
+    """Warn once after `STALL_SECONDS` without progress.
 
     The block gets a function to call on progress; after `alive(waiting=False)` no answer is expected until the next
     call.
@@ -272,8 +281,7 @@ def reach(location: str, what: str = "") -> Iterator[Callable[..., None]]:
     if is_url(location):
         threading.Thread(target=watch, daemon=True, name="stall").start()
     try:
-        with translate_errors(location):
-            yield alive
+        yield alive
     finally:
         done.set()
 

@@ -12,7 +12,7 @@ import hashlib
 import io
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -22,6 +22,7 @@ from shards.errors import DataError
 from shards.manifest import Shard
 from shards.remote import open_stream, reach, translate_errors
 from shards.tar import IMAGES, SAMPLE_KEY
+from shards.thread_pool import thread_pool
 from shards.urls import redact
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def stream_images(
     images: dict[int, bytes] = {}
     ahead: deque[Future[dict[int, bytes]]] = deque()
     waiting = iter(wanted.items())
-    pool = ThreadPoolExecutor(SHARDS_AHEAD, thread_name_prefix="shards")
-    try:
+    with thread_pool(SHARDS_AHEAD, "shards") as pool:
+        assert pool
         for i in order:
             position = int(positions[i])
             while position not in images:
@@ -96,8 +97,6 @@ def stream_images(
                     ahead.append(pool.submit(_read_shard, shards[number], positions_there))
                 images |= ahead.popleft().result()
             yield images.pop(position)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _read_shard(shard: tuple[str, Shard], wanted: set[int]) -> dict[int, bytes]:
@@ -161,7 +160,7 @@ class _VerifiedStream(io.RawIOBase):
 
 
 def _raise_data_error(error: Exception) -> bool:
-    """Raise an error of a pipeline stage as it is if it is a DataError, else as one."""
+    """Handler of pipeline stages: let DataErrors through and turn any other error into one."""
     if isinstance(error, DataError):
         raise error
     place = next((redact(arg) for arg in error.args[1:] if isinstance(arg, str)), "a shard")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -240,6 +243,25 @@ def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.startswith(f"procap: error: no Ray cluster at http://127.0.0.1:{port}: name its dashboard")
     assert error.count("\n") == 1
+
+
+def test_a_dashboard_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shards.remote.STALL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        def hang_up() -> None:
+            connection, _ = silent.accept()
+            time.sleep(1.0)
+            connection.close()
+            silent.close()
+
+        threading.Thread(target=hang_up).start()
+        with pytest.warns(UserWarning, match=f"waiting for http://{address}"):
+            assert main(["submit", "--installed", "--address", address, "--", "ls", "methods"]) == 1
+    assert "no Ray cluster at" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,16 @@ def submit(
     `ray job logs -f ID` and `ray job stop ID` do the rest.
     """
     from cluster.address import dashboard_url
-    from cluster.submit import check_command, collect_sources, connect, job_environment, make_request, translate_errors
+    from cluster.submit import (
+        check_command,
+        collect_sources,
+        connect,
+        job_environment,
+        make_request,
+        translate_errors,
+    )
     from runner.run_collection import SUITE_FILE_VARIABLE
+    from shards.remote import warn_of_stall
 
     words = words[1:] if words[0] == "procap" else words
     if words[:1] == ["submit"]:
@@ -79,7 +87,7 @@ def submit(
             show(json.dumps({"address": url, **request, "sent": sent}, indent=None if output.json else 2))
             return 0
         client = connect(url)
-        with translate_errors(url):
+        with warn_of_stall(url), translate_errors(url):
             job = client.submit_job(**request)
     plug_ins = sorted({*sources.methods, *sources.suites})
     more = f" with the plug-ins {', '.join(plug_ins)}" if plug_ins else ""
@@ -92,17 +100,17 @@ def submit(
 
 def _follow(client: JobSubmissionClient, job: str, url: str, output: OutputFlags) -> int:
     from cluster.submit import exit_code, follow, translate_errors
-    from runner.stop_signals import Interrupted
+    from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
     # With --json stdout is reserved for the JSON line at the end.
     stream = sys.stderr if output.json else sys.stdout
     try:
-        with translate_errors(url):
+        with translate_errors(url), sigterm_as_interrupt() as terminated:
             details = follow(client, job, lambda text: print(text, end="", file=stream, flush=True))
     except KeyboardInterrupt:
         flag = f"--address {shlex.quote(url)}"
         running = f"job {job} keeps running: `ray job logs -f {flag} {job}`, `ray job stop {flag} {job}`"
-        raise Interrupted(signal.SIGINT, running) from None
+        raise Interrupted(terminated[0] if terminated else signal.SIGINT, running) from None
     code = exit_code(details)
     reason = f": {details.message}" if details.driver_exit_code is None and code and details.message else ""
     note(f"job {job}: {details.status.value.lower()}, exit code {code}{' '.join(reason.split())[:500]}")

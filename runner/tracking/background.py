@@ -135,7 +135,7 @@ def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
     """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
     off = runtime.tracking_uri == "off"
     store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
-    return _shared_exporter(store, RemoteResults.from_runtime(runtime), runtime.log_checkpoints)
+    return _shared_exporter(store, RemoteResults.of(runtime), runtime.log_checkpoints)
 
 
 class CollectionTracker:
@@ -166,12 +166,15 @@ class CollectionTracker:
         *,
         wait: bool = True,
     ) -> None:
-        """Mark the collection as ended. failed: reasons by run. wait: return when it is exported or cannot be."""
+        """Mark the collection as ended. failed: reasons by run. wait: return when it is exported or cannot be.
+
+        A collection that a signal has interrupted is not waited for.
+        """
         self.update((), metrics)
         with self._lock:
             self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}))
             self._write()
-        if wait:
+        if wait and status != "interrupted":
             self._exporter.flush()
 
     def _replace(self, **changes: object) -> None:

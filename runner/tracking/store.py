@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
-from shards.files import LockHeld, file_lock
+from shards.locks import LockHeld, file_lock
 from shards.masking import mask
+from shards.remote import warn_of_stall
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -110,7 +111,8 @@ class TrackingStore:
                     socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
             except (OSError, ValueError) as error:
                 raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
-        _ = self.experiment_id  # Connects.
+        with warn_of_stall(self.address if self.is_server else ""):
+            _ = self.experiment_id  # Connects.
         return self
 
     def search(self, where: str) -> Iterator[Run]:

@@ -24,6 +24,7 @@ from shards.device.images import DeviceCrops, augments_on_device
 from shards.device.pillow_resize import fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
 from shards.reader import Split
+from shards.thread_pool import thread_pool
 from shards.transfer import SideStream, prefetch, upload
 from shards.transforms import TrainAugment, View
 
@@ -81,16 +82,12 @@ class DeviceTrainStream(TrainStream):
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images") if self.workers else None
-        try:
+        with thread_pool(self.workers, "images") as pool:
             prepared = prefetch(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
             with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
                 for take in issued:
                     images, labels = take()
                     yield images, labels
-        finally:
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
 
     def _prepare(self, pool: ThreadPoolExecutor | None, epoch: int, batch: list[int]) -> tuple[list[int], Prepared]:
         """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
@@ -108,15 +105,15 @@ class DeviceTrainStream(TrainStream):
         there = self._on_device.get(i)
         if there is not None:
             height, _, width = there.shape
-            return PreparedImage(i, self.augment.draw_view(width, height, draws))
+            return PreparedImage(i, self.augment.draw(width, height, draws))
         image = self._images.read(i)
-        view = self.augment.draw_view(image.width, image.height, draws)
+        view = self.augment.draw(image.width, image.height, draws)
         size = self.augment.image_size
         if fits(image.width, image.height, size) and self._reserve(i, 3 * image.width * image.height):
             return PreparedImage(i, view, _pixels(image), keep=True)
         self._images.keep(i, image)
         if not fits(view.width, view.height, size):
-            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
+            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         return PreparedImage(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
 
@@ -143,7 +140,7 @@ class DeviceTrainStream(TrainStream):
         return self._side.run(augment)
 
     def _upload(self, image: PreparedImage) -> Tensor:
-        """Return pixels [H, 3, W] uint8 on the device."""
+        """[H, 3, W] uint8 on the device."""
         if image.pixels is None:
             return self._on_device[image.i]
         pixels = upload(image.pixels, self.device).transpose(1, 2)
@@ -159,5 +156,5 @@ class DeviceTrainStream(TrainStream):
 
 
 def _pixels(image: Image) -> Tensor:
-    """Convert an image to [H, W, 3] uint8."""
+    """[H, W, 3] uint8."""
     return torch.from_numpy(np.array(image))
