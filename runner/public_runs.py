@@ -6,9 +6,11 @@ import warnings
 from pathlib import Path
 
 from procap.errors import UserError
+from procap.methods.method import Method
 from procap.methods.public import layout_of, load_public_state, public_state
 from procap.weights.public import PublicFile, pack_public, read_public
 from runner.acceleration import Acceleration
+from runner.card import CheckpointCard
 from runner.checkpoint import check_finite, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.environment import environment, resolve_device
@@ -32,25 +34,15 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     A run that was imported from the same file is returned as it is. `force` deletes what is in the run's folder.
     Raises UserError if the file is damaged or does not fit `config`, or if there is another run already.
     """
-    content = read_public(file)
-    sha256 = file_sha256(file)
-    folder, store = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
+    content, method, card = load_public_run(config, runtime, file)
+    folder, store = RunFolder(runtime.results / config.path), RemoteResults.of(runtime)
     with folder.locked(), synchronized_run(store, config.path, delete=force):
         if force:
             folder.clear()
-        elif (existing := folder.train()) and existing.imported and existing.imported.sha256 == sha256:
+        elif existing := find_imported(config, runtime, file):
             return existing
-        elif folder.config_file.exists():
-            raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
-        device = resolve_device(runtime.device)
-        shards, monitor = open_dataset(runtime.data, config.dataset), ResourceMonitor(device)
-        clip = load_backbone(config, device, Acceleration.parse("off", device))
-        method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
-        try:
-            load_public_state(method, content.tensors)
-            check_finite(method.state_dict(), "in the file")
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from error
+        device = method.clip.device
+        monitor = ResourceMonitor(device)
         if content.epoch is not None and content.epoch != config.recipe.epochs:
             warnings.warn(
                 f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
@@ -75,12 +67,36 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
             environment=environment(device),
-            imported=ImportedFile(name=file.name, sha256=sha256, epoch=content.epoch),
+            imported=ImportedFile(name=file.name, sha256=file_sha256(file), epoch=content.epoch),
         )
         write_json(folder.config_file, config)
         write_json(folder.train_file, result)
     exporter_for(runtime).post(config.path)
     return result
+
+
+def find_imported(config: RunConfig, runtime: RuntimeConfig, file: Path) -> TrainResult | None:
+    """Find the run that was imported from `file`. Raises UserError if there is another run."""
+    sha256, folder = file_sha256(file), RunFolder(runtime.results / config.path)
+    if (existing := folder.train()) and existing.imported and existing.imported.sha256 == sha256:
+        return existing
+    if folder.config_file.exists():
+        raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
+    return None
+
+
+def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tuple[PublicFile, Method, CheckpointCard]:
+    """Load a file into the method of a run. Raises UserError if it is damaged or does not fit `config`."""
+    content, device = read_public(file), resolve_device(runtime.device)
+    shards = open_dataset(runtime.data, config.dataset)
+    clip = load_backbone(config, device, Acceleration.of("off", device))
+    method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
+    try:
+        load_public_state(method, content.tensors)
+        check_finite(method.state_dict(), "in the file")
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    return content, method, card
 
 
 def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str = "dassl") -> Path:

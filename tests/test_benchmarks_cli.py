@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_the_help_of_every_command_has_examples(capsys, command):
 
 WRONG: list[tuple[str, int, str]] = [
     ("data pack ,", 2, "no data set is named"),
-    ("ls runs --results nowhere", 1, "no results folder at nowhere"),
+    ("ls runs --results nowhere", 1, "the results folder nowhere is not there"),
     ("train --methods coop --datasets digits --lr inf", 2, "--lr inf: a finite number is needed"),
     ("trian", 2, "unknown command 'trian': did you mean train"),
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
@@ -125,12 +126,14 @@ WRONG: list[tuple[str, int, str]] = [
     ("table --format xml", 2, "unknown format 'xml'"),
     ("data pack shape", 2, "did you mean shapes"),
     ("data check all", 1, "nothing is packed in"),
-    ("data pack ./nowhere", 2, "there is no folder ./nowhere"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("ui --port 99999", 2, "--port"),
     ("demo --out a-file", 1, "a-file is a file"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "a-file is a file; name a folder"),
+    ("train --methods zeroshot --datasets digits --results a-file/x", 2, "a-file is a file; name a folder"),
+    ("sweep --methods coop --datasets digits --param lr=0.1,0.2 --gpus 99", 2, "--gpus 99: on this machine"),
+    ("bench base-to-novel --datasets digits --launcher ray --address 127.0.0.1:9", 1, "no Ray cluster at 127.0.0.1:9"),
 ]
 
 
@@ -145,6 +148,23 @@ def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_pa
         assert given == code, err
         assert len(lines) == 1 and message in lines[0], err
         assert "Traceback" not in err and (not out or (mode and "Nothing was written." in out))
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint", "test images", "training data"])
+def test_a_dry_run_of_an_evaluation_finds_what_the_evaluation_refuses(capsys, tmp_path, shards, damaged):
+    data, results = tmp_path / "data", tmp_path / "results"
+    shutil.copytree(shards, data)
+    words = ["--methods", "zeroshot", "--datasets", "digits", "--data", data, "--results", results]
+    assert run(capsys, "train", *words)[0] == 0
+    file = {"checkpoint": next(results.rglob("*.safetensors")), "test images": data / "digits/test/0.tar"}.get(damaged)
+    if file:
+        file.write_bytes(file.read_bytes()[:-512])
+    else:
+        manifest = data / "digits/manifest.json"
+        manifest.write_text(manifest.read_text().replace("a photo", "the photo"))
+    (code, _, err), (planned, out, same) = (run(capsys, "eval", *words, *mode) for mode in ([], ["--dry-run"]))
+    assert code == planned == 1 and err.splitlines()[-1] == same.splitlines()[-1], err + same
+    assert not out or "Nothing was written." in out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -163,6 +183,7 @@ def test_a_results_folder_that_cannot_be_written(capsys, tmp_path, shards):
         "data pack shapes --data /sys/x --dry-run",
         "train --methods zeroshot --datasets digits --results {link}/x",
         "train --methods zeroshot --datasets digits --dry-run --results /",
+        "train --methods zeroshot --datasets digits --results local:///proc/x",
     ],
 )
 def test_root_writes_to_no_folder_of_the_system(capsys, tmp_path, shards, monkeypatch, line):

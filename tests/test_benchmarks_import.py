@@ -97,10 +97,13 @@ def learned(n_ctx: int = 2) -> dict[str, torch.Tensor]:
 
 def test_wrong_imports_are_one_line_each_and_write_nothing(capsys, flags, tmp_path):
     def fail(file: str, *more: str) -> str:
-        capsys.readouterr()
-        assert main(["import", file, *flags, *more]) in (1, 2)
-        *_, line = capsys.readouterr().err.splitlines()
-        return line
+        lines = []
+        for mode in ([], ["--dry-run"]):
+            capsys.readouterr()
+            assert main(["import", file, *flags, *more, *mode]) in (1, 2)
+            lines.append(capsys.readouterr().err.splitlines()[-1])
+        assert lines[0] == lines[1]
+        return lines[0]
 
     def save(name: str, **content: object) -> str:
         torch.save(content, tmp_path / name)

@@ -12,9 +12,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
-from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.plan import show_checked_plan
+from benchmarks.cli.selection import (
+    eval_settings,
+    note_left_out,
+    runtime_config,
+    suite_changes,
+    trainable_methods,
+)
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.packing import find_unpacked
@@ -23,15 +29,15 @@ from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.results.published.tables import table1_methods
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
-from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images
+from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text, suite_titles
+from benchmarks.suites.checks import check_engine, check_options, check_setup, check_targets, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, join_recorded, merge_runs
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
-from cluster.launcher import local_capacity
+from cluster.launcher import check_launcher
 from procap.errors import MissingWeights, UsageError, UserError, unknown_name
 from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
@@ -84,9 +90,12 @@ def group() -> None:
 def suite_command(name: str) -> Any:
     """Make the command of one suite, or of all; its help is the docstring of the suite's file."""
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
-    text = ALL_TEXT if name == ALL else suite_help(name)
+    text = ALL_TEXT if name == ALL else suite_text(name)
 
-    @command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
+    @command(
+        *(f"procap bench {name} {line}" for line in lines),
+        help=f"{text.strip()}\n\n{RESUME_TEXT}",
+    )
     def run(
         suite: SuiteFlags,
         launch: LaunchFlags,
@@ -119,17 +128,17 @@ def bench(
     features = cache_home() / "features" if flags.quick else None
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit, features=features, evaluation=settings)
     several = name == ALL
-    suites = [load_suite(one) for one in (PAPER_SUITES if several else [name])]
+    suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
     plans = plan_suites(suites, flags, runtime_flags, runtime.data)
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for run in runs:
-        settings.for_run(run.config)
+        settings.of(run.config)
     if flags.methods in METHOD_GROUPS:
         note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_ignored_flags(plan, flags)
-    remote = RemoteResults.from_runtime(runtime)
+    remote = RemoteResults.of(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
@@ -138,9 +147,10 @@ def bench(
         forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
 
         def check() -> None:
+            check_launcher(launcher, runtime.device)
             if launcher.kind == "local":
-                local_capacity(launcher, runtime.device)
                 find_unpacked((run.config.dataset for run in open_runs), runtime.data)
+                check_targets((Target.parse_unchecked(one) for run in open_runs for one in run.targets), runtime.data)
                 check_setup((run.config for run in open_runs), runtime)
 
         with _hint_at_profile(flags):
@@ -250,7 +260,7 @@ def plan_suite(
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.
     every = PAPER_SUITES if several and not flags.methods else ()
-    others = [method for name in every for method in load_suite(name).methods]
+    others = [method for name in every for method in suite_named(name).methods]
     parsed = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
     given = {method: own for method, own in parsed.items() if method in methods}
     if "methods" in changes:
@@ -265,7 +275,7 @@ def plan_suite(
         data=data,
         **changes,
     )
-    return SuitePlan.make(suite, _without_prescribed(suite, options, several=several))
+    return SuitePlan.of(suite, _without_prescribed(suite, options, several=several))
 
 
 def _without_prescribed(suite: Suite, options: SuiteOptions, *, several: bool) -> SuiteOptions:

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.dry_run import show_checked_plan
+from benchmarks.cli.plan import show_checked_plan
 from benchmarks.cli.selection import (
     absent_targets,
     eval_settings,
@@ -22,8 +22,8 @@ from benchmarks.cli.selection import (
     selected_runs,
 )
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_weights
+from benchmarks.console.packing import ensure_packed
+from benchmarks.suites.checks import check_targets, check_weights
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
@@ -85,7 +85,7 @@ def evaluate(
             note_missing_halves((config for config, _ in found), runtime.data)
         for config, _ in found:
             # Refuse impossible settings before any run is evaluated.
-            settings.for_run(config)
+            settings.of(config)
         return found
 
     train_flags = (
@@ -184,7 +184,7 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
     if group.broadcast_object(RunFolder(runtime.results / config.path).train_file.exists()):
         return
     if group.ranks.first:
-        RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
+        RemoteResults.of(runtime).pull_run(config.path, weights=False)
     ensure_packed([config.dataset], runtime.data)
     train(config, runtime, group=group)
 
@@ -192,11 +192,11 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
 def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_command: str, *, force: bool) -> bool:
     """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
     folder = RunFolder(runtime.results / config.path)
-    RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
+    RemoteResults.of(runtime).pull_run(config.path, weights=False)
     if config.recipe.epochs and not folder.train_file.exists():
         state = "has not finished" if folder.progress_file.exists() else "was not trained"
         raise UserError(f"{folder.path} {state}; train it first: {train_command}")
-    existing = None if force else folder.evaluation(target, runtime.evaluation.for_run(config))
+    existing = None if force else folder.evaluation(target, runtime.evaluation.of(config))
     return existing is None or existing.limit not in (None, runtime.limit)
 
 
@@ -205,6 +205,9 @@ def _check_plan(
 ) -> None:
     """Raise what would stop the evaluations before the first image."""
     from runner.acceleration import Acceleration
+    from runner.checkpoint import read_checkpoint
+    from runner.distributed.collectives import ProcessGroup
+    from runner.evaluate import find_result, load_trained
 
     needed = [
         (config, at, target)
@@ -213,15 +216,27 @@ def _check_plan(
         if _is_needed(config, at, target, train_command, force=force)
     ]
     for _, at, target in needed:
-        Acceleration.parse(at.accelerate, resolve_device(at.device))
-        find_unpacked([target.dataset], at.data)
+        Acceleration.of(at.accelerate, resolve_device(at.device))
+        check_targets([target], at.data)
     check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
+    for config, at, targets in work:
+        for target in targets if RunFolder(at.results / config.path).train_file.exists() else ():
+            find_result(config, target, at, force=force, group=ProcessGroup())
+    kinds: set[tuple[str | None, ...]] = set()
+    for config, at in {config.path: (config, at) for config, at, _ in needed if at.store is None}.values():
+        folder, kind = RunFolder(at.results / config.path), (config.method, config.backbone, config.pretrained)
+        if training := folder.train():
+            # Loading a run of each kind finds weights that do not fit; reading the others finds altered files.
+            read_checkpoint(folder.checkpoint_file, training.checkpoint_sha256)
+            if kind not in kinds:
+                load_trained(config, at)
+            kinds.add(kind)
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     """Find the run of a folder, given as a path or as its name below the results."""
     if runtime.store and not run.is_absolute():
-        RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
+        RemoteResults.of(runtime).pull_run(run.as_posix())
     folder = run.expanduser()
     config, results = locate_run(folder if folder.exists() else runtime.results / run)
     store = runtime.store if results == runtime.results.resolve() else None

@@ -11,10 +11,11 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import ensure_packed, find_unpacked
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from runner.tracking.background import exporter_for
+from shards.resolve import is_packed
 
 
 @flags.command(
@@ -53,9 +54,16 @@ def import_checkpoint(
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
-        return 0
-    from runner.public_runs import import_run
+    from runner.public_runs import find_imported, import_run, load_public_run
 
+    if mode.dry_run:
+        find_unpacked((config.dataset for config in runs), runtime.data)
+        for config, path in files.items():
+            if is_packed(runtime.data, config.dataset):
+                load_public_run(config, runtime, path)
+            if not mode.force:
+                find_imported(config, runtime, path)
+        return 0
     failures, done = Failures(len(runs), verbose=output.verbose), {}
     for config, path in files.items():
         with failures.collect(config.path):

@@ -194,8 +194,9 @@ def runtime_config(
     engine = engine or EngineFlags()
     data = data_root(flags.data)
     results, store = results_root(flags.results, cache_home())
-    if results.exists() and not results.is_dir():
-        raise UsageError(f"--results {results} is a file; name a folder")
+    nearest = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"--results {nearest} is a file; name a folder")
     return RuntimeConfig(
         data=data,
         results=results,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.console.output import note
+from benchmarks.console.packing import find_unpacked
 from procap.errors import UsageError, UserError
 from runner.acceleration import Acceleration
-from runner.config import RunConfig, RuntimeConfig
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import Ranks
 from shards.errors import DataUsageError
 from shards.fewshot import check_classes, check_shots, select_labels
@@ -59,7 +60,7 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
     from runner.setup import set_up
 
     device = resolve_device(runtime.device)
-    acceleration = Acceleration.parse(runtime.accelerate, device)
+    acceleration = Acceleration.of(runtime.accelerate, device)
     each = {(config.method, config.backbone, config.pretrained): config for config in configs}
     for config in each.values():
         if is_packed(runtime.data, config.dataset) and not is_mirror(runtime.data):
@@ -107,6 +108,15 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
             check_classes(shards, classes)
         elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
             raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
+
+
+def check_targets(targets: Iterable[Target], data: Path) -> None:
+    """Raise DataError for a target whose data set is not packed here, or whose shards are missing or cut short."""
+    wanted = dict.fromkeys(targets)
+    find_unpacked((target.dataset for target in wanted), data)
+    for target in wanted:
+        if is_packed(data, target.dataset):
+            open_dataset(data, target.dataset).require(target.split)
 
 
 def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
