@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
@@ -24,7 +24,7 @@ from procap.errors import UsageError, UserError
 from runner.config import FrozenModel, RuntimeConfig, plan_run
 from runner.results import read_document, write_json
 from runner.run_collection import COLLECTION_NAME
-from shards.files import LockHeld, file_lock
+from shards.locks import LockHeld, file_lock
 
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
@@ -93,6 +93,9 @@ class SweepSettings(FrozenModel):
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
+RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", description="of a run below the results")]
+
+
 class Configuration(FrozenModel):
     """Values of the varied fields, and the outcome of the runs with these values.
 
@@ -101,13 +104,20 @@ class Configuration(FrozenModel):
 
     number: int = Field(description="in order of their start, from 0")
     values: Values
-    runs: tuple[str, ...] = Field(default=(), description="their paths below the results")
+    runs: tuple[RunPath, ...] = ()
     state: State = "running"
-    scores: dict[str, float] = Field(default_factory=dict, description="of each run, in percent")
+    scores: dict[RunPath, float] = Field(default_factory=dict, description="of each run, in percent")
     score: float | None = Field(default=None, description="mean over the runs")
     curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: int = Field(default=0, description="of its runs in all")
     failures: dict[str, str] = Field(default_factory=dict, description="the error of each run that failed")
+
+    @field_validator("values")
+    @classmethod
+    def _check_values(cls, values: Values) -> Values:
+        """Refuse NaN and infinity, which have no key."""
+        key_of(values)
+        return values
 
     @property
     def key(self) -> str:
@@ -267,6 +277,15 @@ def longest(settings: SweepSettings, data: Path | None) -> int:
     values = next(examples(settings))
     runs = [run for method in settings.methods for run in make_runs(settings, {**values, "method": method}, data)]
     return max(run.config.recipe.epochs for run in runs)
+
+
+def is_possible(settings: SweepSettings, values: Values) -> bool:
+    """Whether values are of the varied fields, and among the listed ones or numbers."""
+    domains = settings.domains
+    return values.keys() == domains.keys() and all(
+        value in domains[field] if isinstance(domains[field], list) else isinstance(value, int | float)
+        for field, value in values.items()
+    )
 
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:

@@ -24,6 +24,7 @@ from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks
 from shards.errors import DataError
+from shards.masking import mask
 from shards.pack import pack_missing
 from shards.reader import open_dataset
 
@@ -101,9 +102,9 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                with watch_stop_request() as stop_signal:
-                    watched = replace(callbacks, stop_signal=stop_signal)
-                    train(run.config, self.runtime, group=self.group, until=until, callbacks=watched)
+                with watch_stop_request() as asked:
+                    own = replace(callbacks, asked_to_stop=asked)
+                    train(run.config, self.runtime, group=self.group, until=until, callbacks=own)
                 return
             except RunHeld:
                 if self.group.size > 1:
@@ -150,8 +151,8 @@ def attempt(work: Callable[[], TrialReport]) -> TrialReport:
         raise
     # Errors of the user or the environment are reported in one line, all others with a traceback.
     except (UserError, DataError, OSError) as error:
-        why = " ".join(str(error).split())
+        why = " ".join(mask(str(error)).split())
     except Exception as error:
-        why = describe_unexpected(error)
-        trace = traceback.format_exc()
+        why = mask(describe_unexpected(error))
+        trace = mask(traceback.format_exc())
     return TrialReport(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())

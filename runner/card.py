@@ -10,8 +10,8 @@ from pydantic_core import from_json
 
 from procap.errors import UserError
 from procap.text import LabelSpace
-from runner.config import FrozenModel, RunConfig
-from shards.errors import describe_invalid
+from runner.config import FrozenModel, RunConfig, describe_invalid
+from shards.files import require_regular
 from shards.resolve import base_name
 
 SCHEMA: Literal[1] = 1
@@ -52,6 +52,7 @@ def read_description(header: bytes) -> str:
 def read_card(path: Path) -> CheckpointCard | None:
     """Read the card of a checkpoint; None if there is no file. Raises UserError if it is no checkpoint."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length) if length <= MAX_HEADER else b""
@@ -65,6 +66,6 @@ def read_card(path: Path) -> CheckpointCard | None:
 
 
 def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
-    """Explain in one line why `path` is no checkpoint."""
+    """Say in one line why `path` is no checkpoint."""
     reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
     return UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force")

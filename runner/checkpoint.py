@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from procap.clip import describe_differences
 from procap.errors import UserError
+from procap.recipe import Recipe
 from runner.card import SCHEMA, CheckpointCard, describe_no_checkpoint, read_description
-from runner.config import Amount, Count, FrozenModel
+from runner.config import Amount, Count, FrozenModel, describe_invalid
 from runner.meters import MeterState
 from runner.results import EpochLog, write_bytes
-from shards.errors import describe_invalid
+from shards.files import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Te
 def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
     """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot read the checkpoint {path}: {reason}; train again with --force") from error
@@ -161,7 +162,7 @@ class StateFiles:
         """
         for path in self._newest_first():
             try:
-                data = path.read_bytes()
+                data = read_file(path)
                 if hashlib.sha256(data).hexdigest()[:16] != path.stem[-16:]:
                     raise ValueError("its hash is not the one in its name")
                 tensors, text = unpack_tensors(data)
@@ -192,7 +193,7 @@ class StateFiles:
 
 
 def cannot_resume(path: Path, reason: str) -> UserError:
-    """Explain in one line why the saved state at `path` cannot be used."""
+    """Say in one line why the saved state at `path` cannot be used."""
     return UserError(f"cannot resume from {path}: {reason}; start over with --force")
 
 
@@ -239,20 +240,27 @@ def optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     }
 
 
-def load_learned(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
+def load_learned(method: nn.Module, tensors: Mapping[str, Tensor], recipe: Recipe, source: Path) -> dict[str, Tensor]:
     """Load the learned tensors of a saved state and return the optimizer's slots.
 
-    Raises UserError naming a tensor that does not fit `method`, or that no saved state has.
+    Raises UserError naming a tensor that does not fit `method` or its recipe, is missing, or that no saved state has.
     """
     learned, slots = split_training_tensors(tensors)
     load_into(method, learned, source)
-    if unknown := [name for name in tensors if not name.startswith(("param/", "optim/", "scaler/", "average/"))]:
-        raise cannot_resume(source, f"it has an unknown tensor {unknown[0]!r}")
-    shapes = {name: parameter.shape for name, parameter in method.named_parameters()}
+    for name, value in tensors.items():
+        is_scaler = name in SCALER_STATE and value.numel() == 1
+        if not (is_scaler or name.startswith(("param/", "optim/", "average/"))):
+            raise cannot_resume(source, f"it has an unknown tensor {name!r}")
+    shapes = {name: parameter.shape for name, parameter in method.named_parameters() if parameter.requires_grad}
+    of_sgd = ["momentum_buffer"] if recipe.momentum else []
+    expected = of_sgd if recipe.optimizer == "sgd" else ["exp_avg", "exp_avg_sq", "step"]
     for key, value in slots.items():
-        shape = shapes.get(key.rpartition("/")[0])
-        if shape is None or value.shape not in (shape, ()):
+        name, _, slot = key.rpartition("/")
+        if name not in shapes or slot not in expected or value.shape != (() if slot == "step" else shapes[name]):
             raise cannot_resume(source, f"the optimizer's {key!r} {list(value.shape)} fits no learned tensor")
+    # A training that was stopped while it waited for its first images has none.
+    if slots and (missing := [key for name in shapes for slot in expected if (key := f"{name}/{slot}") not in slots]):
+        raise cannot_resume(source, f"the optimizer's {missing[0]!r} is missing")
     return slots
 
 

@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.methods.method import Method
-from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
+from runner.checkpoint import (
+    fill_optimizer,
+    fill_scaler,
+    load_learned,
+    optimizer_slots,
+    training_tensors,
+)
 from runner.config import RunConfig
 from runner.engine import Engine, learned_parameters
 
@@ -154,7 +160,7 @@ class DeepSpeedEngine(Engine):
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` of any engine returned. Raises UserError naming `source` if it is of another method."""
-        slots = load_learned(self.method, tensors, source)
+        slots = load_learned(self.method, tensors, self.objective.config.recipe, source)
         fill_scaler(self.scaler, tensors)
         if not self.stage:
             fill_optimizer(self.method, self.optimizer, slots)

@@ -22,7 +22,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
-from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
+from runner.checkpoint import (
+    fill_optimizer,
+    fill_scaler,
+    load_learned,
+    optimizer_slots,
+    training_tensors,
+)
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
 
@@ -210,7 +216,7 @@ class Engine:
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
-        slots = load_learned(self.method, tensors, source)
+        slots = load_learned(self.method, tensors, self.objective.config.recipe, source)
         fill_optimizer(self.method, self.optimizer, slots)
         fill_scaler(self.scaler, tensors)
 

@@ -35,7 +35,7 @@ from runner.results import write_bytes, write_json
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import refuse_system_folder
 from shards.errors import DataError, NotFound
-from shards.files import file_lock
+from shards.locks import file_lock
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 
@@ -66,7 +66,9 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
         return folder, None
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")
-    filesystem(url)
+    _, path = filesystem(url)
+    if scheme(url) == "local":
+        refuse_system_folder("--results", Path(path))
     return cache / "results" / cache_name(url), url
 
 
@@ -81,7 +83,7 @@ class RemoteResults:
     local: Path
 
     @classmethod
-    def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
+    def of(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.store, runtime.results)
 
     def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
@@ -331,14 +333,14 @@ class SyncedFolder:
 
 
 class CheckpointUploader:
-    """Upload the folder of a run while it trains, from a background thread so that training does not wait."""
+    """Uploads the folder of a run while it trains, from a background thread so that training does not wait."""
 
     def __init__(self, store: RemoteResults, run: str) -> None:
         self.store = store
         self.run = run
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def offer(self) -> None:
         """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
         if self.store.url and not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self.upload, name="checkpoint upload", daemon=True)

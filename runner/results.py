@@ -19,11 +19,22 @@ from procap.errors import UsageError, UserError
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
 from runner.calibration import Calibration
-from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
+from runner.config import (
+    Amount,
+    Bytes,
+    Count,
+    EvalSettings,
+    FrozenModel,
+    Rate,
+    RunConfig,
+    Target,
+    TargetName,
+    describe_invalid,
+)
 from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
-from shards.errors import describe_invalid
-from shards.files import write_file
+from shards.files import read_file, write_file
+from shards.names import has_control
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -246,6 +257,8 @@ class EvalResult(FrozenModel):
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
         counts = self.per_class
+        if wrong_text := next(filter(has_control, (self.target, self.variant, *(counts.names or ()))), None):
+            raise ValueError(f"{wrong_text!r:.200} holds control characters")
         if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
             raise ValueError(
                 f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
@@ -341,7 +354,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     Raises UserError, which says `repair`, if it is broken: nothing is converted, so that `true` is no number.
     """
     try:
-        return model.model_validate_json(path.read_bytes(), strict=True)
+        return model.model_validate_json(read_file(path), strict=True)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from procap.errors import UserError
+from runner.config import FrozenModel
 from runner.results import read_document, write_json
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
@@ -22,10 +23,11 @@ COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 
-class Collection(BaseModel):
-    """`collection.json`. A run may belong to several collections; its files lie in none of them."""
+Moment = Annotated[int, Field(ge=0, lt=10**14, description="milliseconds since 1970")]
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class Collection(FrozenModel):
+    """`collection.json`. A run may belong to several collections; its files lie in none of them."""
 
     schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
     kind: Literal["suite", "sweep"]
@@ -35,9 +37,9 @@ class Collection(BaseModel):
     status: Status = "running"
     metrics: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
     failed: dict[str, str] = Field(default_factory=dict, description="reasons, of runs whose last attempt failed")
-    started: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
+    started: Moment = Field(default_factory=lambda: time.time_ns() // 1_000_000)
     file: str = Field(default="", description="of a user's own suite, an absolute path")
-    ended: int | None = Field(default=None, description="milliseconds since 1970; None while it is running")
+    ended: Moment | None = Field(default=None, description="None while it is running")
 
     @property
     def tag(self) -> str:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from shards.errors import DataError, DataUsageError, describe_invalid, unknown_name
-from shards.files import require_regular, write_file
+from shards.errors import DataError, DataUsageError, unknown_name
+from shards.files import read_file, write_file
 from shards.manifest import SAMPLES_FOLDER, lines_digest
 from shards.reader import ShardSet, Split
 
@@ -276,13 +276,15 @@ def write_samples(file: Path, samples: FewShotSamples) -> None:
 def read_samples(file: Path) -> FewShotSamples:
     """Read what `write_samples` wrote. Raises DataError for anything else, altered content included."""
     try:
-        require_regular(file)
-        content = _SamplesFile.model_validate_json(file.read_bytes())
+        content = _SamplesFile.model_validate_json(read_file(file))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
-        what = f"no few-shot samples as `procap data few-shot --out` writes them ({describe_invalid(error)})"
-        raise DataError(f"{file} holds {what}") from None
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{file} holds no few-shot samples as `procap data few-shot --out` writes them ({where}: {first['msg']})"
+        ) from None
     samples = FewShotSamples(**{field.name: getattr(content, field.name) for field in fields(FewShotSamples)})
     if samples.digest != content.digest:
         raise DataError(f"{file} was altered: its paths have digest {samples.digest}, not {content.digest}")

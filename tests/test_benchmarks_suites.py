@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -11,10 +12,12 @@ from command_line import run
 from benchmarks.cli import execution
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import SUITES, load_suite
+from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.outputs import short_names
+from benchmarks.suites.planning import find_suite
 from cluster.launcher import launch
-from runner.run_collection import read_collection, read_collections
+from procap.errors import UsageError
+from runner.run_collection import Collection, read_collection, read_collections, write_collection
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -71,6 +74,25 @@ def twice(options, method):
 SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
               tables=base_to_novel_tables)
 """
+
+
+def test_the_file_that_results_name_is_run_if_it_is_the_users_and_not_among_them(tmp_path, monkeypatch):
+    """Results can come from other people, and a suite is code."""
+    results, file = tmp_path / "results", tmp_path / "mine.py"
+    file.write_text(OWN)
+    write_collection(results, Collection(kind="suite", name="mine", file=str(file)))
+    assert find_suite("mine", results).name == "mine"
+    if os.geteuid() == 0:
+        os.chown(file, 7, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 1)
+    with pytest.raises(UsageError, match="which belongs to another user: name its file"):
+        find_suite("mine", results)
+    file.rename(results / "mine.py")
+    monkeypatch.chdir(results)
+    write_collection(results, Collection(kind="suite", name="mine", file="/proc/self/cwd/mine.py"))
+    with pytest.raises(UsageError, match="which lies among the results: name its file"):
+        find_suite("mine", results)
 
 
 def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
@@ -301,7 +323,7 @@ def test_names_of_files_and_metrics_of_a_suite_are_valid_and_distinct(name, tmp_
 
     from benchmarks.results.suite import PICTURES
 
-    suite = load_suite(name)
+    suite = suite_named(name)
     done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
     reserved = {"collection.json", "tracking.json", PICTURES}
     names = [table.name for table in suite.tables(done)]

@@ -52,7 +52,7 @@ def test_numbers_with_an_exponent_are_numbers(write: Write) -> None:
     ("text", "message"),
     [
         ("metods: coop", "mine.yaml: No such option: --metods"),
-        ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
+        ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is there twice"),
         ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
         ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
         ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
@@ -61,6 +61,7 @@ def test_numbers_with_an_exponent_are_numbers(write: Write) -> None:
         ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
         ("param: {betas: [[1e999, 0.9]]}", "two decay rates from 0 up to"),
         ("param: {lr: [1", "is no YAML in line"),
+        ('results: "a\\nb"', "has a control character"),
         ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
         ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
     ],

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags, command_line
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import OutputStream, csv_text
+from benchmarks.console.output import OutputStream, csv_text, note, show
 from runner.config import RunConfig, plan_run
 from shards.errors import DataUsageError
 from shards.image_files import find_images
@@ -42,7 +42,7 @@ def test_control_characters_in_an_argument_are_refused(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["PROCAP_DATA", "MLFLOW_TRACKING_URI", "folder"])
+@pytest.mark.parametrize("name", ["HOME", "PROCAP_DATA", "MLFLOW_TRACKING_URI", "folder"])
 def test_control_characters_in_the_environment_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,8 +134,11 @@ def test_a_terminal_gets_what_its_encoding_has(encoding: str, shown: str) -> Non
     assert terminal.buffer.getvalue().decode(encoding) == shown  # type: ignore[attr-defined]
 
 
-def test_messages_cannot_control_the_terminal() -> None:
+def test_messages_and_results_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert one_line("a\n b \x1b[2J \u202e c") == r"a b \x1b[2J \u202e c"
+    show("a\n b \x1b[2J\x9b")
+    note("c\r\td")
+    assert capsys.readouterr() == ("a\n b \\x1b[2J\\x9b\n", "c\\r\td\n")
 
 
 @pytest.mark.parametrize("field", ["dataset", "method", "backbone"])

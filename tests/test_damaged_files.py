@@ -20,11 +20,20 @@ from hypothesis import strategies as st
 from made_results import put_run, put_score
 
 from benchmarks.cli import main
+from benchmarks.report.describe import describe_state
+from benchmarks.report.runs import find_sweeps
+from benchmarks.report.started_suites import find_suites
 from benchmarks.results import load
+from benchmarks.results.profiles import MINI
+from benchmarks.suites import suite_named
+from benchmarks.suites.planning import SuitePlan
+from benchmarks.tables.render import render
+from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from procap.errors import UserError
 from runner.checkpoint import StateFiles, TrainState, decode_checkpoint, pack_tensors
-from runner.config import Target
+from runner.config import RunConfig, Target
 from runner.results import Progress, ValidationCount, ValidationHistory, write_json
+from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.errors import DataError
 from shards.fewshot import FewShotSamples, read_samples, write_samples
@@ -135,6 +144,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
     sweep += "option: {init: random}\nrecipe_field: {epochs: 2}\ntracking: off\n"
 
+    sweeps, collection = put_sweep(results, config), put_suite(results)
+
     def read_state(content: bytes) -> None:
         shutil.rmtree(state.parent)
         name = f"step-00000005-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
@@ -174,6 +185,9 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         "evaluation": (evaluation, json_damage, read_evaluation),
         "progress": (run.progress_file, json_damage, run.progress),
         "validation": (run.validation_file, json_damage, run.validation),
+        "collection": (collection, json_damage, lambda: read_suite(results)),
+        "settings of a sweep": (sweeps / "sweep.json", json_damage, lambda: read_sweep(results)),
+        "configurations": (sweeps / "configurations.json", json_damage, lambda: read_sweep(results)),
         "own data set": (of_text("pets.yaml", own), yaml_damage, lambda: read_description(folder / "pets.yaml")),
         "sweep": (of_text("mine.yaml", sweep), yaml_damage, lambda: plan_sweep(folder / "mine.yaml")),
     }
@@ -191,8 +205,49 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 KINDS = (
     "manifest", "mirror", "samples", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
-    "own data set", "sweep",
+    "collection", "settings of a sweep", "configurations", "own data set", "sweep",
 )  # fmt: skip
+
+
+def put_suite(results: Path) -> Path:
+    """Record a suite, and return its file."""
+    suite = suite_named("base-to-novel")
+    options = suite.options(MINI, datasets=("digits",), methods=("coop",), seeds=(1,))
+    collection = write_collection(results, SuitePlan.of(suite, options).collection)
+    return results / collection.path / "collection.json"
+
+
+def read_suite(results: Path) -> None:
+    found, problems = find_suites(results)
+    if problems:
+        raise UserError(problems[0][1])
+    assert all(map(describe_state, found))
+
+
+def put_sweep(results: Path, config: RunConfig) -> Path:
+    """A sweep of one configuration, and return its folder."""
+    settings = SweepSettings(
+        name="rates", space={"recipe.lr": [0.1, 0.2], "n_ctx": {"uniform": [1.0, 9.0]}}, methods=("coop",),
+        datasets=("digits",), seeds=(1,), search="random", trials=2,
+    )  # fmt: skip
+    folder = SweepFolder(results / "sweeps/rates")
+    write_json(folder.path / "sweep.json", settings)
+    tried = Configuration(
+        number=0, values={"recipe.lr": 0.1, "n_ctx": 2.5}, runs=(config.path,), state="finished",
+        scores={config.path: 50.0}, score=50.0, curve={1: 40.0}, epochs=2,
+    )  # fmt: skip
+    folder.save([tried])
+    write_collection(results, Collection(kind="sweep", name="rates", runs=(config.path,)))
+    return folder.path
+
+
+def read_sweep(results: Path) -> None:
+    found, problems = find_sweeps(results)
+    if problems:
+        raise UserError(problems[0][1])
+    for one in found:
+        [table] = one.suite.tables(one.results)
+        render(table, "md")
 
 
 def plan_sweep(file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -109,6 +110,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"config_hash": "00000000"}, "is of run '00000000'"),
         ({"backbone_digest": "0" * 16}, "other weights"),
         ({"more\x1b[31m": 1}, r"more\\x1b"),
+        ({"per_class__names": ["red\x1b[31m"]}, r"'red\\x1b\[31m' holds control characters"),
+        ({"variant": "a\nb"}, "holds control characters"),
     ],
     TRAIN: [
         ({"config_hash": "00000000"}, "is of run '00000000'"),
@@ -161,8 +164,17 @@ FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
     ),
     "nested metadata": (lambda one, _: put_card(one.path, {"a": [1]}), "no description of this program"),
     "card of a list": (lambda one, _: put_card(one.path, "[]"), "should be an object"),
+    **{f"a pipe in place of {name}": (lambda one, _, name=name: put_pipe(one.path / name), "no regular file")
+       for name in (EVAL, TRAIN, CHECKPOINT, CONFIG)},
+    "a link to a device": (lambda one, _: put_pipe(one.path / EVAL, "/dev/zero"), "no regular file"),
     "card that is nested deeply": (lambda one, _: put_card(one.path, "[" * 10**5), "recursion limit"),
 }  # fmt: skip
+
+
+def put_pipe(file: Path, device: str = "") -> None:
+    """Replace a file by a pipe or a link to a device: reading one might never end."""
+    file.unlink()
+    file.symlink_to(device) if device else os.mkfifo(file)
 
 
 def put_card(folder: Path, card: object) -> None:
@@ -187,8 +199,8 @@ def test_a_run_that_is_there_twice_counts_once_if_equal_and_is_an_error_if_not(r
         main(["table", "--results", str(root)])
     assert capsys.readouterr().out == expected
     change(copy / TRAIN, seconds=9.0)
-    for command in ("table", "report"):
-        assert main([command, "--results", str(root)]) == 1
+    for command in ("table", "report", "table base-to-novel"):
+        assert main([*command.split(), "--results", str(root)]) == 1
         err = capsys.readouterr().err
         assert f"{runs[0].path} and {copy} are the same run" in err and err.count("\n") == 1
 
@@ -198,11 +210,15 @@ def paused(few_digits, short_checkpoint, tmp_path_factory) -> tuple[RunConfig, R
     """A training that pauses after the first of two epochs."""
     config = plan_run(
         method="coop", dataset="digits", backbone=str(short_checkpoint), shots=1,
-        overrides={"epochs": 2, "batch_size": 5},
+        overrides={"epochs": 2, "batch_size": 5, "optimizer": "adamw"},
     )  # fmt: skip
     runtime = make_runtime(few_digits, tmp_path_factory.mktemp("paused"))
     train(config, runtime, until=1)
     return config, runtime
+
+
+def slot(tensors: dict) -> str:
+    return next(name for name in tensors if name.startswith("optim/"))
 
 
 def set_state(**fields: Any) -> Callable[[dict, dict], None]:
@@ -222,6 +238,10 @@ STATES: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "type": (lambda tensors, _: tensors.update({n: v.half() for n, v in tensors.items() if "param/" in n}), "float16"),
     "NaN": (lambda tensors, _: next(iter(tensors.values())).view(-1)[:1].fill_(torch.nan), "not finite"),
     "unknown tensor": (lambda tensors, _: tensors.update(more=torch.zeros(1)), "unknown tensor 'more'"),
+    "slot of another shape": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3)}), "fits no learned"),
+    "slot that is not there": (lambda tensors, _: tensors.pop(slot(tensors)), "is missing"),
+    "unknown slot": (lambda tensors, _: tensors.update({f"{slot(tensors)}2": torch.zeros(3)}), "fits no learned"),
+    "scale of the gradients": (lambda tensors, _: tensors.update({"scaler/scale": torch.zeros(3)}), "'scaler/scale'"),
     "slot of no tensor": (lambda tensors, _: tensors.update({"optim/a/b": torch.zeros(3)}), "fits no learned tensor"),
 }  # fmt: skip
 

@@ -343,6 +343,16 @@ def test_a_folder_and_a_file_url_are_the_folder_itself(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_key_of_a_bucket_that_would_leave_the_results_is_left_out(s3, tmp_path):
+    url, store = f"s3://{s3.bucket}/{tmp_path.name}", tmp_path / "here"
+    RemoteFolder(url).write(f"/{tmp_path}/outside/seed1-0123abcd/train.json", b"{}")
+    RemoteFolder(url).write(f"../..{tmp_path}/outside/config.json", b"{}")
+    write(RemoteResults(url, tmp_path / "other"), finished(b"prompts"))
+    RemoteResults(url, tmp_path / "other").push_run(RUN)
+    RemoteResults(url, store).pull_all()
+    assert (store / RUN / "train.json").exists() and not (tmp_path / "outside").exists()
+
+
 def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path):
     with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
         results_root("https://x/y", tmp_path)

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.console.errors import describe_failure
+from benchmarks.console.errors import one_line
 from benchmarks.console.output import note
+from procap.errors import UserError
+from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import own_device, resolve_device
 from runner.stop_signals import Interrupted
+from shards.errors import DataError
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
@@ -40,7 +43,9 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            self.reasons[name] = describe_failure(error).removeprefix(f"{name} ")
+            expected = isinstance(error, UserError | DataError | OSError)
+            reason = one_line(str(error)) if expected else describe_unexpected(error)
+            self.reasons[name] = reason.removeprefix(f"{name} ")
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()

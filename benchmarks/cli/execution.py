@@ -60,7 +60,7 @@ def execute(
             note("one run at a time, in this process (--max-concurrent N for more)")
         if force:
             # Once, in the driver, so that a restarted run resumes.
-            remote = RemoteResults.from_runtime(runtime)
+            remote = RemoteResults.of(runtime)
             for run in runs:
                 folder = RunFolder(runtime.results / run.path)
                 with folder.locked():

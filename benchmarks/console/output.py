@@ -21,6 +21,7 @@ SOME_FAILED = 3
 
 NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--|[+-]?(?:inf|nan)", re.IGNORECASE)
 """A number in a table, and what stands for one that is missing."""
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 ASCII = {
     **{
         "→": "->",
@@ -113,7 +114,7 @@ def write_error_file(message: str) -> None:
 def note(line: str = "") -> None:
     """Print a message to stderr that is not a result."""
     if is_first_rank():
-        print(line, file=sys.stderr, flush=True)
+        print(escape_control(line), file=sys.stderr, flush=True)
 
 
 def note_failures(done: int, failed: Mapping[str, str]) -> int:
@@ -129,7 +130,12 @@ def note_failures(done: int, failed: Mapping[str, str]) -> int:
 def show(text: str) -> None:
     """Print a result."""
     if is_first_rank():
-        print(text, flush=True)
+        print(escape_control(text), flush=True)
+
+
+def escape_control(text: str) -> str:
+    """Escape characters that control a terminal: texts in files of results can come from outside."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def show_json(document: Any) -> None:
@@ -160,11 +166,6 @@ def csv_text(text: str) -> str:
     """Return a cell of a CSV file: what a spreadsheet would run as a formula begins with a quote, numbers do not."""
     is_formula = text[:1] in tuple("=@+-\t\r") and not NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Format the images of train, val and test as `1,000/200/500`, with a dash for a split that does not exist."""
-    return "/".join(f"{counts[split]:,}" if split in counts else "-" for split in ("train", "val", "test"))
 
 
 def plural(count: int, noun: str) -> str:

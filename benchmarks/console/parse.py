@@ -17,7 +17,8 @@ from shards.masking import is_secret_option
 from shards.names import has_control
 from shards.urls import is_url, redact
 
-PLACES = ("PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+PLACES = ("HOME", "PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI",
+          "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
 """Environment variables that name folders and stores."""
 URL_FLAGS = ("--data", "--results", "--tracking", "--from", "--address")
 METHOD_GROUPS = ("all", "table1")

@@ -15,11 +15,11 @@ from benchmarks.results.profiles import Profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from benchmarks.suites.suite import Suite
-from benchmarks.sweeps.plot import plot_sweep
+from benchmarks.sweeps.figure import plot_sweep
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Column, Row, Table
-from cluster.configuration import SWEEPS, Configuration, SweepFolder, SweepSettings
+from cluster.configuration import SWEEPS, Configuration, SweepFolder, SweepSettings, is_possible
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig
@@ -81,6 +81,8 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
             if collection is None or settings is None:
                 raise UserError(f"{searched.path / 'sweep.json'} is missing")
             configurations = list(searched.load().values())
+            if any(not is_possible(settings, one.values) for one in configurations):
+                raise UserError(f"{searched.path / 'configurations.json'} has other values than the sweep searches")
         except UserError as error:
             problems.append((folder.name, str(error)))
             continue

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, merge_unfinished
 from benchmarks.results.metrics import Metric
+from benchmarks.results.runtime import explain_broken_report
 from benchmarks.tables.runtime import newest_measurement
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
@@ -23,6 +24,7 @@ COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts",
 KINDS = {"train": "Training", "eval": "Evaluation", "other": "Other"}
 
 
+@explain_broken_report()
 def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
     """Read one row per suite and training (`kind` train), evaluation (eval) or further job (other: runtime)."""
     import pandas as pd
@@ -30,7 +32,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for one in suites:
         evaluated = one.results.frame.groupby("path").target.unique().to_dict()
-        settings = {run.path: one.results.options.eval_settings.for_run(run.spec.config) for run in one.results.runs}
+        settings = {run.path: one.results.options.eval_settings.of(run.spec.config) for run in one.results.runs}
         for path in one.results.paths:
             folder = RunFolder(one.results.results / path)
             # Unreadable files are listed as problems of their run.
@@ -48,7 +50,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
         other = one.results.pictures if one.results.runs or not one.is_suite else newest_measurement(one.results) or {}
         if "seconds" in other:
             rows.append((one.name, "other", one.name, "", other["seconds"], other.get("environment") or {}, None, 1))
-    jobs = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"watts": float})
+    jobs = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"watts": float, "seconds": float})
     gpus = [bool(environment.get("gpu")) for environment in jobs.environment]
     return jobs.assign(gpu=pd.array(gpus, bool), machine=list(map(describe_machine, jobs.environment)))
 

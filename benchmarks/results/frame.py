@@ -87,7 +87,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
     weights than the run has now.
     """
-    root = open_results(results)
+    root = find_results(results)
     wanted = None
     if suite is not None:
         collection = read_collection(root / COLLECTIONS / "suite" / suite)
@@ -97,18 +97,13 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     return read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation)
 
 
-def open_results(results: str | Path, *, weights: bool = False) -> Path:
-    """Return the local folder of `results`; for a URL, a copy of its documents, and with `weights` of its checkpoints.
-
-    Raises UserError if there is none.
-    """
+def find_results(results: str | Path) -> Path:
+    """Return the local folder of `results`; for a URL, a copy of its documents without weights."""
     from runner.remote_results import RemoteResults, results_root
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
-    RemoteResults(url, folder).pull_all(weights=weights)
-    if not folder.is_dir():
-        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
+    RemoteResults(url, folder).pull_all()
     return folder
 
 
@@ -116,6 +111,8 @@ def read_frame(
     results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
     """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
+    if not results.is_dir():
+        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     records: list[dict[str, Any]] = []
     for folder, config in run_folders(results):
         if wanted(config) and (training := folder.train()):

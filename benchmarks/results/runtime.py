@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results.frame import TITLES
+from procap.errors import UserError
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
 METHOD_TITLES = {**TITLES, "zeroshot": "zero-shot CLIP", "maple": "MaPLe-style", "procap-off": "ProCAP, all off"}
+
+
+@contextmanager
+def explain_broken_report() -> Iterator[None]:
+    """Turn errors about fields of a report that are missing or of a wrong type into a UserError."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"a runtime.json or pictures.json of the results is damaged ({reason}): move it away, and repeat its suite"
+        ) from error
 
 
 def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -18,6 +18,8 @@ from procap.errors import UserError
 from runner.config import Target
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
+from shards.files import read_file
+from shards.names import NAME
 from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             for target in run.spec.targets:
                 try:
-                    settings = options.eval_settings.for_run(config)
+                    settings = options.eval_settings.of(config)
                     training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target), settings)
                     if training is None or result is None:
                         continue
@@ -103,10 +105,11 @@ class SuiteResults:
     def pictures(self) -> dict[str, Any]:
         """The contents of PICTURES if it is of exactly the planned runs, in their order; else empty."""
         try:
-            record = json.loads((self.folder / PICTURES).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            record = json.loads(read_file(self.folder / PICTURES))
+            is_current = record["runs"] == self.paths and all(map(NAME.fullmatch, record["pictures"]))
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return {}
-        return record if isinstance(record, dict) and record.get("runs") == self.paths else {}
+        return record if is_current else {}
 
     @cached_property
     def planned(self) -> list[tuple[str, str]]:

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import Profile, find_profile
 from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
 from procap.errors import UserError
 from procap.methods import METHODS
-from runner.config import EvalSettings, RunConfig, Target, plan_run
+from runner.config import EvalSettings, RunConfig, Target, describe_invalid, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -74,6 +76,8 @@ class SuiteOptions:
     shots: 0 is all. classes: those trained on, in suites that offer a choice. evaluation: the fields of `EvalSettings`
     that differ from the default.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     profile: Profile
     datasets: tuple[str, ...]
@@ -155,21 +159,24 @@ class SuiteOptions:
             for name, value in own.items()
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
         return json.loads(json.dumps({"profile": self.profile.name, **values}))
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
-        """Convert back from `to_json`. Raises UserError for anything else."""
+    def of_plain(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
+        """Convert back from `plain`. Raises UserError for anything else."""
         try:
-            lists = {name: tuple(values[name]) for name in ("datasets", "methods", "seeds", "shots") if name in values}
-            return cls(**{**values, "profile": find_profile(values["profile"]), **lists}, data=data)
-        except (KeyError, TypeError) as error:
+            profile = find_profile(str(values["profile"]))
+            options = TypeAdapter(cls).validate_python({**values, "profile": profile, "data": data})
+            EvalSettings.model_validate(options.evaluation)
+        except (KeyError, ValidationError) as error:
+            reason = describe_invalid(error) if isinstance(error, ValidationError) else f"{error} is missing"
             raise UserError(
-                f"a collection whose settings are no options of a suite ({error}); run the suite again"
+                f"a collection whose settings are no options of a suite ({reason}); run the suite again"
             ) from error
+        return options
 
 
 @dataclass(frozen=True)

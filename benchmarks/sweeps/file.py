@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.errors import COMMAND_LINE_ERROR, one_line
+from benchmarks.console.parse import check_arguments
 from procap.errors import UsageError
 from runner.run_collection import COLLECTION_NAME
 
@@ -22,6 +23,7 @@ def merge_file(context: Any, file: Path, typed: set[str]) -> dict[str, Any]:
     context: typer's. Raises UsageError for a file that is not there or not YAML, unknown keys and wrong values.
     """
     words = _to_flags(read_yaml(file))
+    check_arguments(words, {})
     try:
         read = context.command.make_context(context.info_name, words).params
     except COMMAND_LINE_ERROR as error:
@@ -43,10 +45,14 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
     """Read a mapping. Raises UsageError for a file that cannot be read, is no YAML, or has a key twice."""
     import yaml
 
-    from shards.raw.description import StrictLoader
+    class Loader(yaml.SafeLoader):
+        """SafeLoader that reads 1e-5 as a number, as YAML 1.2 does, and refuses duplicate keys."""
 
-    class Loader(StrictLoader):
-        """Reads 1e-5 as a number, as YAML 1.2 does."""
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.results.frame import title_method
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE
+from benchmarks.results.runtime import explain_broken_report
 from benchmarks.results.statistics import sign_flip_p, student_test
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.runtime import newest_measurement, reference_rows
@@ -120,6 +121,7 @@ def read_scores(suite: SuiteResults) -> pd.DataFrame:
     return _make_frame({column: own for column, own in cells.items() if column not in incomplete})
 
 
+@explain_broken_report()
 def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
     """Read median, lowest and highest (in place of seeds) of repeated measurements in reference mode.
 

@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.runtime import load_runtime_reports
+from benchmarks.results.runtime import explain_broken_report, load_runtime_reports
 from benchmarks.results.suite import BACKBONE, SuiteResults
 from benchmarks.tables.render import render
 from benchmarks.tables.rows import published_title
-from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_runtime_notes
+from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_notes
 from benchmarks.tables.table import Column, Row, Table
 from runner.results import write_bytes
 
@@ -70,9 +70,7 @@ def report_tables(report: Measurement) -> list[Table]:
     datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
     rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
     rows += [row for dataset in {one.dataset: None for one in published.runtime()} for row in _published_rows(dataset)]
-    tables = [
-        Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_runtime_notes(report)), wide=True)
-    ]
+    tables = [Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_notes(report)), wide=True)]
     if report["scaling"]:
         sizes = []
         for one in report["scaling"]:
@@ -91,6 +89,7 @@ def report_tables(report: Measurement) -> list[Table]:
     return [*tables, Table("phases", "Seconds of the measured steps", ("Case",), columns, phases)]
 
 
+@explain_broken_report()
 def runtime_tables(suite: SuiteResults) -> list[Table]:
     """Make measurements and ratios; no table if these methods were not measured on these data sets."""
     report = newest_measurement(suite)
@@ -101,7 +100,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         rows += _published_rows(dataset) if suite.in_paper else ()
         rows += _measured_rows(report, dataset, printed_accuracies(suite, report, dataset))
     others = ("GFLOP/s", "MB:", "Phases:", *(() if suite.in_paper else ("published:",)))
-    notes = tuple(note for note in list_runtime_notes(report) if not note.startswith(others))
+    notes = tuple(note for note in list_notes(report) if not note.startswith(others))
     if suite.in_paper and (why := suite.why_incomparable or why_unlike(report)):
         notes += (f"These results do not compare with published ones, which are rows of their own: {why}.",)
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
@@ -119,6 +118,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     return tables
 
 
+@explain_broken_report()
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
     """Find the newest measurement of every data set and method of the suite, with its backbone, classes and options."""
     from procap.weights.loading import canonical_name
@@ -186,7 +186,7 @@ def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, 
     found: dict[str, list[dict[str, Any]]] = {}
     for row in report["rows"]:
         if row["dataset"] == dataset:
-            found.setdefault(f"{row['mode']} {row['precision']}" if several else row["mode"], []).append(row)
+            found.setdefault(f"{row['mode']} {row['precision']}" if several else str(row["mode"]), []).append(row)
     return found
 
 
@@ -214,7 +214,7 @@ def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, floa
         for row in rows:
             seconds = _metric(row["train_seconds"])
             limited = row["test_images"] < row["test_images_all"]
-            accuracy = None if row["accuracy"] is None else Metric(row["accuracy"], seeds=(1,), limited=limited)
+            accuracy = None if row["accuracy"] is None else Metric(1.0 * row["accuracy"], seeds=(1,), limited=limited)
             if accuracy and not limited:
                 accuracy = replace(accuracy, published=(printed or {}).get(row["method"]))
             counted = (("flops_per_second", 1e-9), ("share_of_peak", 100))
@@ -227,7 +227,7 @@ def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, floa
                 *(_metric(row["peak_bytes"][part], 1e-6) for part in ("train", "eval")),
                 *(_metric(row[name][part], factor) for part in ("train", "eval") for name, factor in counted),
             )
-            yield Row((name, row["title"], mode), cells, group=name)
+            yield Row((name, str(row["title"]), mode), cells, group=name)
 
 
 def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:

@@ -145,7 +145,7 @@ def mask_values(named: Mapping[str, str]) -> dict[str, str]:
 
 def _documents(path: Path) -> list[Path]:
     files = [*path.glob("*"), *path.glob("eval/*.json")]
-    return sorted(file for file in files if file.suffix in DOCUMENTS and not file.name.startswith("."))
+    return sorted(file for file in files if file.suffix in DOCUMENTS and file.name[0] != "." and file.is_file())
 
 
 def _hash_files(path: Path, parents: Mapping[str, str]) -> str:

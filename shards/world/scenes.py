@@ -13,7 +13,8 @@ from functools import cache
 import numpy as np
 
 from shards.world.counter_rng import Draws, Floats
-from shards.world.distance_fields import (
+from shards.world.distortions import Look, backdrop, draw_pose
+from shards.world.fields import (
     PALETTE,
     SHAPES,
     Picture,
@@ -26,7 +27,6 @@ from shards.world.distance_fields import (
     rotate,
     spread,
 )
-from shards.world.distortions import Look, backdrop, draw_pose
 from shards.world.textures import texture
 from shards.world.tiles import TILES
 

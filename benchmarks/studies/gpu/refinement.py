@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.runtime.measure import synchronize, time_in_turns
 from procap.cross_attention import CrossAttention
@@ -101,6 +100,8 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
 
 def _count_kernels(step: Callable[[], object], device: torch.device) -> int:
     """Count the kernels that a step launches."""
+    from torch.profiler import ProfilerActivity, profile
+
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)

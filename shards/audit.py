@@ -18,8 +18,7 @@ PART = 250
 LISTED = 100
 """Broken images that are listed one by one."""
 
-SplitProgress = Callable[[str, int, int], None]
-"""Called with a split, its images that are done, and all of them."""
+Progress = Callable[[str, int, int], None]
 Reporter = Callable[[str], None]
 
 
@@ -45,7 +44,7 @@ def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> SourceReport:
+def check_source(source: Source, *, workers: int = 1, on_progress: Progress | None = None) -> SourceReport:
     """Decode every image of a source without writing anything."""
     ranges = [
         (split, start, min(start + PART, count))
@@ -74,11 +73,11 @@ def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
             decode(record.data)
             images.append(CheckedImage(split, record.path, record.label, content_digest(record.data)))
         except ImageError as error:
-            problems.append(describe_unreadable(split, record.path, error))
+            problems.append(unreadable(split, record.path, error))
     return images, problems
 
 
-def describe_unreadable(split: str, path: str, error: Exception) -> str:
+def unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
     return f"{split}: {path} is not a readable image ({error}); replace it".removeprefix(": ")
 
@@ -117,7 +116,7 @@ _SPLITS = ("train", "val", "test", "")
 """All splits; "" is for images that have none yet."""
 
 
-def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
+def refuse(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
     """Raise DataError for problems, if there are any; several are reported one by one, the first LISTED of them."""
     if not problems:
         return
