@@ -92,10 +92,11 @@ def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
 def test_the_runtime_comparison_measures_procap_without_components_between_maple_and_procap(tmp_path):
     settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, methods="zeroshot,maple,procap")
     cases = dict(list_cases("fp32", settings))
-    assert [*cases] == ["zeroshot", "maple", "procap-off", "procap"]
-    options = cases["procap-off"].options
-    assert cases["procap-off"].method == "procap" and options["deep_tokens"] == "independent"
-    assert not any(options[name] for name in COMPONENTS) and cases["procap-off"].recipe == cases["procap"].recipe
+    assert [*cases] == ["zeroshot", "maple", "procap-off", "procap-off-one-set", "procap"]
+    for name, tokens in (("procap-off", "independent"), ("procap-off-one-set", "refined")):
+        options = cases[name].options
+        assert cases[name].method == "procap" and options["deep_tokens"] == tokens
+        assert not any(options[part] for part in COMPONENTS) and cases[name].recipe == cases["procap"].recipe
     alone = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, methods="procap")
     assert [name for name, _ in list_cases("fp32", alone)] == ["procap"]
 

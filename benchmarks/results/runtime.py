@@ -13,7 +13,13 @@ from procap.errors import UserError
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
-METHOD_TITLES = {**TITLES, "zeroshot": "zero-shot CLIP", "maple": "MaPLe-style", "procap-off": "ProCAP, all off"}
+METHOD_TITLES = {
+    **TITLES,
+    "zeroshot": "zero-shot CLIP",
+    "maple": "MaPLe-style",
+    "procap-off": "ProCAP, all off",
+    "procap-off-one-set": "ProCAP, all off, one token set",
+}
 
 
 @contextmanager

@@ -24,8 +24,11 @@ SHOTS, SEED = 16, 1
 METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
-COMPONENTS_OFF = "procap-off"
-"""The name of ProCAP without its components in a report; it is MaPLe-style as well, by the paper's ablation."""
+COMPONENTS_OFF: dict[str, dict[str, Any]] = {"procap-off": {}, "procap-off-one-set": {"deep_tokens": "refined"}}
+"""ProCAP without its components by its names in a report: a token set for each layer, or one for all.
+
+Both are MaPLe-style as well, by the paper's ablation.
+"""
 CLASS_CHOICES = ("base", "all")
 """The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -187,6 +190,9 @@ def list_cases(precision: str, settings: Settings, **data: Any) -> list[tuple[st
     cases = [(method, run_config(method, precision, settings, **data)) for method in settings.methods]
     if {"maple", "procap"} <= set(settings.methods):
         full = dict(cases)["procap"]
-        plain = full.model_copy(update={"options": {**full.options, **ALL_OFF}})
-        cases.insert(settings.methods.index("procap"), (COMPONENTS_OFF, plain))
+        position = settings.methods.index("procap")
+        cases[position:position] = [
+            (name, full.model_copy(update={"options": {**full.options, **ALL_OFF, **more}}))
+            for name, more in COMPONENTS_OFF.items()
+        ]
     return cases

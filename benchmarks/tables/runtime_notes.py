@@ -37,7 +37,11 @@ def list_notes(report: dict[str, Any]) -> list[str]:
         f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
         f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
         f"same order; MaPLe-style has {tokens} tokens{', as ProCAP has by default' * (tokens == 4)}."
-        + (" ProCAP, all off: without its components, and with tokens of its own for each layer." if plain else ""),
+        + (
+            " ProCAP, all off: without its components, with tokens of its own for each layer or one set for all."
+            if plain
+            else ""
+        ),
         *note_options(settings.get("options", {})),
         "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
         "images decoded in every epoch. fast: the same numbers up to rounding without that work.",
