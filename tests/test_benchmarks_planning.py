@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -283,6 +284,12 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
     out, err = capsys.readouterr()
     assert "--methods all leaves out coprompt, whose training needs --option coprompt.sentences=..." in err
     assert "/mma/" in out and "/coprompt/" not in out
+
+
+def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_ones(capsys):
+    line = "train --methods maple,coop --datasets shapes --option maple.depth=3 --dry-run"
+    assert main(line.split()) == 0
+    assert re.findall(r"new +(MaPLe.*?|CoOp.*?)  ", capsys.readouterr().out) == ["MaPLe (depth 3)", "CoOp"]
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.results import load
+from benchmarks.results.frame import title_variants
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
@@ -245,6 +247,13 @@ def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_pat
     assert max(len(row.labels[1]) for row in table.rows) < 60
     changes = [note for note in table.notes if note.startswith("Not the published recipe")]
     assert any("recipe 2)" in note for note in changes) and any("lr 0.5 instead of 0.0035" in note for note in changes)
+
+
+def test_shots_that_vary_are_named_in_every_title():
+    found = [("4", "mini", "fp32"), ("4", "ViT-B/16", "fp32"), ("8", "mini", "bf16")]
+    settings = [{"shots": shots, "backbone": name, "precision": precision} for shots, name, precision in found]
+    titles = title_variants(SimpleNamespace(method=["coop"] * 3, settings=settings))
+    assert titles == ["CoOp (shots 4)", "CoOp (shots 4, backbone ViT-B/16)", "CoOp (shots 8, precision bf16)"]
 
 
 def test_an_unfinished_run_has_no_number(tmp_path):

@@ -9,15 +9,16 @@ from typing import Any
 
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
-from benchmarks.results.frame import describe_settings, title_variants
+from benchmarks.results.frame import describe_settings, title_method, title_variants
 from benchmarks.suites.checks import note_small_classes
 from benchmarks.suites.planning import count_images, read_state
 from procap.errors import UsageError, UserError
+from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
-from shards.resolve import is_packed, resolve_dataset
+from shards.resolve import base_name, is_packed, resolve_dataset
 
 
 def show_checked_plan(
@@ -77,6 +78,7 @@ def show_plan(
         show(f"weights of {name}: {place}")
     settings = [describe_settings(config) for config, _, _ in work]
     titles = title_variants(SimpleNamespace(method=[config.method for config, _, _ in work], settings=settings))
+    titles = [_name_options(title, config) for title, (config, _, _) in zip(titles, work, strict=True)]
     rows: list[tuple[Any, ...]] = []
     for run, title in zip(runs, titles, strict=True):
         names = " ".join(f"{one['target']}{'=done' if one['done'] else ''}" for one in run["targets"])
@@ -93,6 +95,17 @@ def show_plan(
         show("\n" + "\n".join(forecast))
     if output.json:
         show_json({"data": data, "weights": weights, "runs": runs})
+
+
+def _name_options(title: str, config: RunConfig) -> str:
+    """Add the options that differ from the published ones to the title of a method without other variants."""
+    if title != title_method(config.method):
+        return title
+    task = "few-shot" if config.classes == "all" else "base-to-novel"
+    published = method_class(config.method).task_options(task, config.shots, base_name(config.dataset))
+    usual = method_options(config.method, published).model_dump(mode="json")
+    changed = [f"{name} {value}" for name, value in config.options.items() if value != usual[name]]
+    return f"{title} ({', '.join(changed)})" if changed else title
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:

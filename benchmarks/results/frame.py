@@ -272,8 +272,8 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
 
-    Where more than MOST_NAMED settings of a method vary, only values that are not the most frequent ones are named, and
-    more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
+    Where more than MOST_NAMED settings of a method vary, only shots and values that are not the most frequent ones are
+    named, and more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
     frame: anything with the columns `method` and `settings`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
@@ -286,7 +286,11 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     for _, method, settings in keys:
         own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
         is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
-        varied = [one for one in settings if own[one[0]] and not (is_long and one[1] == own[one[0]])]
+        varied = [
+            (name, value)
+            for name, value in settings
+            if own[name] and not (is_long and name != "shots" and value == own[name])
+        ]
         fields = tuple(one for one in varied if one[0].startswith("recipe."))
         if len(fields) > MOST_NAMED:
             known = recipes.setdefault(method, [])
