@@ -251,6 +251,8 @@ def load_learned(method: nn.Module, tensors: Mapping[str, Tensor], recipe: Recip
         is_scaler = name in SCALER_STATE and value.numel() == 1
         if not (is_scaler or name.startswith(("param/", "optim/", "average/"))):
             raise cannot_resume(source, f"it has an unknown tensor {name!r}")
+        if name.startswith(("optim/", "average/")) and value.dtype != torch.float32:
+            raise cannot_resume(source, f"{name!r} is {value.dtype}, expected torch.float32")
     shapes = {name: parameter.shape for name, parameter in method.named_parameters() if parameter.requires_grad}
     of_sgd = ["momentum_buffer"] if recipe.momentum else []
     expected = of_sgd if recipe.optimizer == "sgd" else ["exp_avg", "exp_avg_sq", "step"]

@@ -94,7 +94,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
     *(
-        (f"{command} --methods maple --datasets digits --option depth=99", 2, "depth = 99, but mini has 12 vision and 12 text blocks")
+        (f"{command} --methods maple --datasets digits --option depth=99", 2, "depth = 99, but mini has 12 vision")
         for command in ("train", "bench base-to-novel", "sweep --param lr=0.1,0.01")
     ),
     (

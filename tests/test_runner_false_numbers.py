@@ -240,6 +240,7 @@ STATES: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "unknown tensor": (lambda tensors, _: tensors.update(more=torch.zeros(1)), "unknown tensor 'more'"),
     "slot of another shape": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3)}), "fits no learned"),
     "slot that is not there": (lambda tensors, _: tensors.pop(slot(tensors)), "is missing"),
+    "slot of another type": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3).half()}), "float16"),
     "unknown slot": (lambda tensors, _: tensors.update({f"{slot(tensors)}2": torch.zeros(3)}), "fits no learned"),
     "scale of the gradients": (lambda tensors, _: tensors.update({"scaler/scale": torch.zeros(3)}), "'scaler/scale'"),
     "slot of no tensor": (lambda tensors, _: tensors.update({"optim/a/b": torch.zeros(3)}), "fits no learned tensor"),
