@@ -32,14 +32,18 @@ def raise_error(name: str, reason: str) -> None:
 
 
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
-    """Yield named files, then images of folders by name, and of tar files in their order; others are left out.
+    """Iterate over named files, then images of folders by name, and of tar files in their order; others are left out.
 
     on_error: called for a path without images, a broken tar file, and a name with control characters. Raises
-    DataUsageError for paths that do not exist, before it yields the first image.
+    DataUsageError for paths that do not exist, when it is called.
     """
     if missing := [str(path) for path in paths if not path.exists()]:
         verb = "does" if len(missing) == 1 else "do"
         raise DataUsageError(f"{', '.join(missing)} {verb} not exist: name images, folders of images, or tar files")
+    return _read_images(paths, on_error)
+
+
+def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedImage]:
     for path in paths:
         found = False
         if path.is_dir():

@@ -126,6 +126,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("table --format xml", 2, "unknown format 'xml'"),
     ("data pack shape", 2, "did you mean shapes"),
     ("data check all", 1, "nothing is packed in"),
+    ("data pack ./nowhere", 2, "there is no folder ./nowhere"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("ui --port 99999", 2, "--port"),

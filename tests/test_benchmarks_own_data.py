@@ -34,6 +34,7 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     put_dirt(images)
     code, out, err = run(capsys, "data", "pack", images, "--dry-run", *at)
     assert code == 0 and "my-birds" in out and "22/8/12" in out and not (tmp_path / "My Birds.yaml").exists()
+    assert f"images were not opened; to check them too: procap data check '{images}'" in err
     code, out, err = run(capsys, "data", "pack", images, *at)
     assert code == 0, err
     assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)
@@ -88,7 +89,8 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
             put_classes(root / folder, each=2 if more == "few" else 10)
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
-    written = yaml.safe_load((tmp_path / "birds.yaml").read_text())
+    written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())
+    assert all(f"\n{key}: " in text for key in written), "a line for each key"
     assert {key: written[key] for key in keys} == keys
     assert ("split" in written) == (layout not in ("table with splits",) and "{s:" not in layout)
     assert set(open_dataset(tmp_path / "data", "birds").manifest.splits) >= {"train", "test"}
@@ -120,13 +122,15 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     assert "classes are unequal: 1 (" in err and "2 classes have 1 image" in err
 
 
-def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys):
+def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys, monkeypatch):
     for split in ("train", "test"):
         put_classes(tmp_path / "birds" / split, each=2)
     put(tmp_path / "birds" / "test" / "Ara" / "02.png", (77, 7, 7))
-    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--workers", "1")
-    assert code == 0
-    assert "procap: warning: 8 test images are in train too, byte for byte (test/Ara/00.png = train/Ara/00.png" in err
+    monkeypatch.chdir(tmp_path)
+    for command in ("pack", "check"):  # The folder is checked also once it is packed.
+        code, _, err = run(capsys, "data", command, "./birds", "--data", tmp_path / "data", "--workers", "1")
+        assert code == 0, err
+        assert "warning: 8 test images are in train too, byte for byte (test/Ara/00.png = train/Ara/00.png" in err
 
 
 @pytest.mark.parametrize(
@@ -196,6 +200,8 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert "trio:base:test" in out and "solo:all:test" in out and "novel" not in out
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
+    assert main(["ls", "runs", "--results", str(tmp_path), "--datasets", "solo"]) == 0
+    assert re.search(r"zeroshot +solo +base +16 +1 +100\.00 +- +- ", capsys.readouterr().out)
     assert main(["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets", "solo:novel,trio:all"]) == 3
     out, err = capsys.readouterr()
     assert out.count("trio:all:test") == 2 and err.count("solo has 1 class, and none in its novel half") == 1
@@ -211,8 +217,8 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     assert "quartet:base:test" in out and not re.search("shapes|tiles|digits", out)
     for name in ("cross-dataset", "domain-generalization"):
         assert f"{name} is left out: it needs other data sets than 'quartet'" in err
-    assert "runtime is left out: --shots 16: the largest class of 'quartet' has 3 training images" in err
-    assert "give --shots 3 or fewer, or full, for the other suites: runtime always has 16" in err
+    always = "it always trains on 16 images per class: the largest class of 'quartet' has 3 training images\n"
+    assert f"runtime is left out: {always}" in err
     assert main(["bench", "base-to-novel", "--datasets", "quartet", *one[:2], *one[4:], *at]) == 1
     assert capsys.readouterr().err.strip().endswith("; --profile mini, on generated or own data, needs none")
     assert main(["ls", "datasets", "--data", str(one_class)]) == 0

@@ -16,7 +16,9 @@ from benchmarks.cli import main
 from runner.config import Target
 from runner.predict import ImageClassifier
 from runner.run_folders import find_runs
+from shards.errors import DataUsageError
 from shards.fewshot import evaluation_split
+from shards.image_files import find_images
 from shards.reader import open_dataset
 
 
@@ -107,6 +109,11 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     assert main(["predict", str(run.path), str(path), "--out", str(out)]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
+    with pytest.raises(DataUsageError, match="missing does not exist"):
+        find_images([tmp_path / "missing"])
 
 
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):

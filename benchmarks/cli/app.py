@@ -86,7 +86,7 @@ COMMANDS = {
     ),
     "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, beside the paper's or alone."),
-    "report": ("benchmarks.cli.report:report", "Write one HTML page of every suite."),
+    "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
     "track": ("benchmarks.cli.app:track", "Export results to MLflow."),
     "ui": ("benchmarks.cli.ui:ui", "Compare runs in MLflow, on this machine."),
 }

@@ -48,14 +48,15 @@ def check(
 
     A folder or YAML file of your images is read as a whole without packing it, and all findings are listed at once.
     """
-    if own := [name for name in names or () if is_own(name) and not is_packed(data_root(data), name)]:
+    root = data_root(data)
+    if own := [name for name in names or () if is_own(name) and (os.sep in name or not is_packed(root, name))]:
         if raw or len(own) < len(names or ()):
             raise UsageError("check own images alone, without --raw and names of data sets")
         return _check_own(own, workers or available_cores(), output)
     given = split_names(",".join(names or ())) or ["all"]
     if raw:
         return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or available_cores(), output)
-    return _check_packed(given, data_root(data), workers or available_cores(), output)
+    return _check_packed(given, root, workers or available_cores(), output)
 
 
 def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:

@@ -143,6 +143,9 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             state = "cannot be packed"
         rows.append((one.name, state, counts, size))
     show(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
+    files = {Path(one.location): one for one in wanted if one.is_own}
+    if own := [quote(file.with_suffix("") if one.guessed else file) for file, one in files.items()]:
+        note(f"images were not opened; to check them too: procap data check {' '.join(own)}")
     for reason in failed.values():
         note(f"procap: error: {one_line(reason)}")
     if output.json:

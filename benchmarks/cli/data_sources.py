@@ -153,13 +153,15 @@ def _guessed(folder: Path, packing: PackFlags) -> DatasetToPack:
     if not text:
         note(f"{file} describes {folder}")
     else:
-        note(f"{file} would be:\n{indent(text.rstrip(), '  ')}")
+        note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}")
     return described(file, packing, text)
 
 
 def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
     if name.lower().endswith((".yaml", ".yml")):
         return described(Path(name).expanduser(), packing)
+    if os.sep in name:
+        raise UsageError(f"there is no folder {name}; name a folder of images, a YAML file, or a data set")
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")

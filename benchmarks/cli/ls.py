@@ -185,7 +185,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         state = "broken"
     base, novel, accuracy = (accuracies.get(classes) for classes in ("base", "novel", config.classes))
     if config.classes == "base":
-        accuracy = None if base is None or novel is None else harmonic_mean(base, novel)
+        accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
     row |= {"state": state, "date": datetime.fromtimestamp(written.stat().st_mtime).isoformat(" ", "minutes")}
     row |= {"accuracy": accuracy, "base": base, "novel": novel}
     return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}

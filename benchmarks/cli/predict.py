@@ -57,17 +57,17 @@ def predict(
     from runner.predict import ImageClassifier
     from shards.image_files import find_images
 
-    classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
-    classes = classifier.classnames
-    if config.classes != "all" and not names:
-        known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
-        note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
     failed: dict[str, str] = {}
 
     def on_error(name: str, reason: str) -> None:
         failed[name] = one_line(reason)
 
     images = find_images(paths, on_error)
+    classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+    classes = classifier.classnames
+    if config.classes != "all" and not names:
+        known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
+        note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
     if dry_run:
         count = sum(1 for _ in images)
         show(f"{plural(count, 'image')} to classify with {config.path}, into {out or 'stdout'}. Nothing was written.")

@@ -160,7 +160,8 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
             try:
                 check_shots(open_dataset(data_root("") if options.data is None else options.data, name), SHOTS)
             except DataUsageError as error:
-                return f"{error}, for the other suites: {suite.name} always has {SHOTS}"
+                reason = str(error).partition(": ")[2].partition(";")[0]
+                return f"it always trains on {SHOTS} images per class: {reason}"
             continue
         others = sorted({target.dataset for target in targets} - {name, *options.datasets})
         if others and several:

@@ -51,7 +51,9 @@ def find_description(folder: Path) -> tuple[Path, str]:
     keys, what = guess_keys(folder)
     keys = {"name": _name_set(folder.name), "template": "a photo of a {}."} | keys
     Description.model_validate(keys)
-    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    # With None, PyYAML writes a mapping of texts alone on one line, also the outermost.
+    flow = None if any(isinstance(value, dict) for value in keys.values()) else False
+    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120)
     return file, HEADER.format(folder=folder.name, what=what) + text
 
 
