@@ -24,7 +24,7 @@ from procap.errors import UsageError, UserError
 from runner.config import FrozenModel, RuntimeConfig, plan_run
 from runner.results import read_document, write_json
 from runner.run_collection import COLLECTION_NAME
-from shards.locks import LockHeld, file_lock
+from shards.files import LockHeld, file_lock
 
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"

@@ -102,9 +102,9 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                with watch_stop_request() as asked:
-                    own = replace(callbacks, asked_to_stop=asked)
-                    train(run.config, self.runtime, group=self.group, until=until, callbacks=own)
+                with watch_stop_request() as stop_signal:
+                    watched = replace(callbacks, stop_signal=stop_signal)
+                    train(run.config, self.runtime, group=self.group, until=until, callbacks=watched)
                 return
             except RunHeld:
                 if self.group.size > 1:

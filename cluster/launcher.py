@@ -28,7 +28,7 @@ from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import available_cores, available_memory, resolve_device
+from runner.environment import available_cores, available_memory, count_gpus, resolve_device
 
 if TYPE_CHECKING:
     from cluster.tune_runner import TrialListener
@@ -96,7 +96,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     # Report a missing device once, before any run starts.
     resolve_device(device)
     local = local_capacity(launcher, device)
-    Acceleration.of(paths.runtime.accelerate, resolve_device(local.device(device)))
+    Acceleration.parse(paths.runtime.accelerate, resolve_device(local.device(device)))
     if local.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
         yield local
         return
@@ -141,7 +141,7 @@ def check_launcher(launcher: Launcher, device: str) -> None:
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
     """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
     fit = min(available_cores(), available_memory() // RUN_BYTES)
-    count = 0 if device == "cpu" else _count_gpus()
+    count = 0 if device == "cpu" else count_gpus()
     if device.startswith("cuda:"):
         count = min(count, 1)
     gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
@@ -160,9 +160,3 @@ def visible_gpu(device: str) -> str | None:
     if not colon:
         return None
     return visible.split(",")[int(number)].strip() if visible else number
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -151,11 +151,10 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
 def _watch_head(address: str, closed: threading.Event) -> None:
     """End this process with a reason when the head of the cluster is lost. Ray itself would end it without one."""
     limit = 0.8 * float(os.environ.get(HEAD_TIMEOUT, 60))
-    host, _, port = address.rpartition(":")
     last = time.monotonic()
     while not closed.wait(1.0):
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+            _connect_once(address)
             last = time.monotonic()
         except OSError:
             if time.monotonic() > last + limit and not closed.is_set():
@@ -189,14 +188,19 @@ def _init(address: str, options: dict[str, Any]) -> None:
 
 def check_listening(address: str) -> None:
     """Raise UserError if nothing listens at the address: Ray itself would try for five minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        # "auto": Ray itself looks for a cluster on this machine.
+    if address == "auto":
+        # Ray itself looks for a cluster on this machine.
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        _connect_once(address)
     except OSError as error:
         raise _unreachable(address, (error.strerror or str(error)).lower()) from None
+
+
+def _connect_once(address: str) -> None:
+    """Open and close a TCP connection to HOST:PORT. Raises OSError if nothing listens there."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _unreachable(address: str, reason: str) -> UserError:

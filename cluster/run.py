@@ -47,7 +47,7 @@ class TrialReport(FrozenModel):
         return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
 
     @classmethod
-    def of_result(cls, result: Mapping[str, Any]) -> TrialReport:
+    def from_result(cls, result: Mapping[str, Any]) -> TrialReport:
         """Convert back from `to_result`; other keys, which Ray Tune adds, are ignored."""
         return cls.model_validate(result["report"]) if "report" in result else cls()
 
@@ -87,7 +87,7 @@ def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
     folder = RunFolder(runtime.results / run.path)
     if (training := folder.train()) is None or training.changed_code(run.config):
         return None
-    settings = runtime.evaluation.of(run.config)
+    settings = runtime.evaluation.for_run(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
     current = [result for result in results if result and result.is_current(training, runtime.limit)]
     return [result.accuracy for result in current] if len(current) == len(results) else None

@@ -52,7 +52,7 @@ class Sweep:
         """on_event: called with "started", "reported", "lost" (a trial is restarted), "ended", or "settled"."""
         self.settings, self.runtime, self.folder, self._on_event = settings, runtime, folder, on_event
         self.configurations = {key: self._recheck(one) for key, one in folder.load().items()}
-        self._store = RemoteResults.of(runtime)
+        self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
 

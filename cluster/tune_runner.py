@@ -149,12 +149,12 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            report = TrialReport.of_result(result)
+            report = TrialReport.from_result(result)
             if report.state in ("running", "waiting"):
                 listener.reported(trial.trial_id, trial.config, report)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            listener.ended(trial.trial_id, trial.config, TrialReport.of_result(trial.last_result))
+            listener.ended(trial.trial_id, trial.config, TrialReport.from_result(trial.last_result))
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
             # Ray would wait silently and for ever for nodes on which a trial fits.

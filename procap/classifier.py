@@ -39,8 +39,6 @@ class Classifier:
     A snapshot: training the method further does not change it. Works under autocast, never records gradients.
     """
 
-    depends_on_image = False
-
     def __init__(self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor) -> None:
         """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100)."""
         self.clip = clip
@@ -68,8 +66,6 @@ class SampledClassifier:
 
     They serve as logits, because their softmax is that mean. The image tower runs once for each classifier.
     """
-
-    depends_on_image = False
 
     def __init__(self, classifiers: Sequence[Classifier]) -> None:
         self.classifiers = tuple(classifiers)

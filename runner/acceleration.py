@@ -38,7 +38,7 @@ class Acceleration:
     images: bool = False
 
     @classmethod
-    def of(cls, text: str, device: torch.device) -> Acceleration:
+    def parse(cls, text: str, device: torch.device) -> Acceleration:
         """Parse `auto` (all that are possible on a GPU), `off` or some of `NAMES` with commas between, for `device`."""
         gpu = device.type == "cuda"
         if text == "auto":

@@ -10,7 +10,8 @@ from pydantic_core import from_json
 
 from procap.errors import UserError
 from procap.text import LabelSpace
-from runner.config import FrozenModel, RunConfig, describe_invalid
+from runner.config import FrozenModel, RunConfig
+from shards.errors import describe_invalid
 from shards.files import require_regular
 from shards.resolve import base_name
 
@@ -66,6 +67,6 @@ def read_card(path: Path) -> CheckpointCard | None:
 
 
 def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
-    """Say in one line why `path` is no checkpoint."""
+    """Explain in one line why `path` is no checkpoint."""
     reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
     return UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force")

@@ -22,9 +22,10 @@ from procap.clip import describe_differences
 from procap.errors import UserError
 from procap.recipe import Recipe
 from runner.card import SCHEMA, CheckpointCard, describe_no_checkpoint, read_description
-from runner.config import Amount, Count, FrozenModel, describe_invalid
+from runner.config import Amount, Count, FrozenModel
 from runner.meters import MeterState
 from runner.results import EpochLog, write_bytes
+from shards.errors import describe_invalid
 from shards.files import read_file
 
 logger = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class StateFiles:
 
 
 def cannot_resume(path: Path, reason: str) -> UserError:
-    """Say in one line why the saved state at `path` cannot be used."""
+    """Explain in one line why the saved state at `path` cannot be used."""
     return UserError(f"cannot resume from {path}: {reason}; start over with --force")
 
 

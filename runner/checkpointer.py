@@ -118,7 +118,7 @@ class Checkpointer:
         self._save_seconds = self._saved_time - began
         if self.group.ranks.first:
             with self.meter.phase("checkpoint", rated=False):
-                self.uploader.offer()
+                self.uploader.start()
 
     def stop(self, signum: int) -> NoReturn:
         """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from procap.methods import ADDED_OPTIONS
 from procap.recipe import ADDED_FIELDS, Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
+from shards.errors import describe_invalid
 from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
 
@@ -137,7 +137,7 @@ class EvalSettings(FrozenModel):
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
 
-    def of(self, config: RunConfig) -> EvalSettings:
+    def for_run(self, config: RunConfig) -> EvalSettings:
         """Return these settings for a run, with its own precision as None.
 
         Raises UsageError for samples of a method without Gaussian tokens.
@@ -224,7 +224,7 @@ class RuntimeConfig:
 
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
     features: folder of `runner.features`; None computes image features for every evaluation.
-    accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
+    accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
@@ -337,16 +337,6 @@ def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
         raise explain_validation_error(error, RunConfig, "run") from error
 
 
-def describe_invalid(error: ValidationError) -> str:
-    """Describe the first problem of a stored document in one line: where it is, the value there, and the reason."""
-    first = error.errors()[0]
-    parts = [str(part) for part in first["loc"]]
-    where = ".".join(part if part.isprintable() else repr(part) for part in parts) or "the file"
-    message = first["msg"].removeprefix("Value error, ")
-    given = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
-    return f"{where}{given}: {message[:1].lower()}{message[1:]}"
-
-
 def explain_validation_error(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
     """Format a pydantic error on one line: the first wrong field, its value, and the nearest known name."""
     first, *others = error.errors()
@@ -359,7 +349,4 @@ def explain_validation_error(error: ValidationError, model: type[BaseModel], wha
         return UsageError(f"{unknown_name(f'{what} field', path[-1], model.model_fields)}{more}")
     if first["type"] == "missing":
         return UsageError(f"{what}: {'.'.join(path)} is missing{more}")
-    message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], BaseModel) else f" = {first['input']!r}"
-    where = f"{what}: {'.'.join(path)}{given}" if path else what
-    return UsageError(f"{where}: {message[:1].lower()}{message[1:]}{more}")
+    return UsageError(f"{what}: {describe_invalid(error, root='')}{more}")

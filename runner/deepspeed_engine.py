@@ -28,13 +28,7 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.methods.method import Method
-from runner.checkpoint import (
-    fill_optimizer,
-    fill_scaler,
-    load_learned,
-    optimizer_slots,
-    training_tensors,
-)
+from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
 from runner.config import RunConfig
 from runner.engine import Engine, learned_parameters
 

@@ -22,13 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
-from runner.checkpoint import (
-    fill_optimizer,
-    fill_scaler,
-    load_learned,
-    optimizer_slots,
-    training_tensors,
-)
+from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
 

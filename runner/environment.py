@@ -36,6 +36,8 @@ LIBRARY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # The profiler would print messages of its own.
+    "KINETO_LOG_LEVEL": "99",
 }
 
 SOURCE_VARIABLE = "PROCAP_SOURCE"
@@ -67,10 +69,16 @@ def resolve_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= gpus:
+    if device.type == "cuda" and (device.index or 0) >= (gpus := count_gpus()):
         raise UsageError(f"device '{name}' does not exist, torch sees {gpus} GPUs: use --device cpu or auto")
     return device
+
+
+def count_gpus() -> int:
+    """Count the GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:

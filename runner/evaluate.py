@@ -32,7 +32,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder
-from runner.setup import check_content, label_space, load_backbone, make_method, warn_of_unknown_names
+from runner.setup import check_content, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
@@ -40,7 +40,6 @@ from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.rng import generator
 from shards.transfer import upload
-from shards.transforms import eval_transform
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
-        RemoteResults.of(runtime).pull_run(config.path)
+        RemoteResults.from_runtime(runtime).pull_run(config.path)
     training = _read_training(config, folder, group)
     file = folder.checkpoint_file
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
-    clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
+    clip = load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, not {digest}: "
@@ -96,8 +95,8 @@ def evaluate(
     a whole one; DataError for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
-    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.of(config)
-    store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
+    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
+    store = RemoteResults.from_runtime(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
     existing = find_result(config, target, runtime, force=force, group=group)
     if group.ranks.first:
@@ -123,7 +122,7 @@ def find_result(
     config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool, group: ProcessGroup
 ) -> EvalResult | None:
     """Find the existing result that `evaluate` returns; None if it evaluates. Raises what `evaluate` raises before."""
-    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.of(config)
+    folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
     training = _read_training(config, folder, group)
     if target.dataset == config.dataset:
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
@@ -190,7 +189,7 @@ def _evaluate(
     images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     precision = settings.precision or config.precision
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, settings.resize)
+    transform = clip_transform(clip, settings.resize)
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
     with meter.phase("classes", rated=False), autocast(precision, device):
         space = label_space(manifest, selection.classnames)
@@ -202,7 +201,7 @@ def _evaluate(
             backbone = trained.training.backbone_digest
             key = feature_key(manifest, target.split, backbone, transform, precision, device)
             features = FeatureStore(runtime.features, key, read=read_features)
-    graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
+    graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, images, features, graphs)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image

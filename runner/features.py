@@ -25,8 +25,7 @@ from torch import Tensor
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.checkpoint import pack_tensors, unpack_tensors
-from shards.files import write_file
-from shards.locks import file_lock
+from shards.files import file_lock, write_file
 from shards.manifest import Manifest
 from shards.transforms import EvalTransform
 

@@ -64,7 +64,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckCase:
     """A short training of a method on the base classes of a data set, below temporary results."""
 
     config: RunConfig
@@ -73,7 +73,7 @@ class Case:
     @classmethod
     def plan(
         cls, name: str, runtime: RuntimeConfig, *, dataset: str, backbone: str, options: Mapping[str, Any]
-    ) -> Case:
+    ) -> CheckCase:
         """Plan two epochs in the method's own recipe, with batches that two processes can share."""
         overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none"}
         config = plan_run(
@@ -139,7 +139,7 @@ class Case:
         _require(not missing, f"no gradient reaches {', '.join(missing)}: use or freeze them (requires_grad_(False))")
         return terms, {name: parameter.grad for name, parameter in learned.items() if parameter.grad is not None}
 
-    def elsewhere(self, name: str) -> RuntimeConfig:
+    def with_results(self, name: str) -> RuntimeConfig:
         """Return the runtime with a results folder of its own."""
         return replace(self.runtime, results=self.runtime.results / name)
 
@@ -165,8 +165,8 @@ def _global_generators(seed: int, what: str) -> Iterator[None]:
     _require(not moved, f"{what} draws from {' and '.join(moved)} global generator (as torch.randn does): {remedy}")
 
 
-def check_class(case: Case) -> str:
-    """The class has what every command shows, and options and recipes are valid."""
+def check_class(case: CheckCase) -> str:
+    """Check that the class has what every command shows, and that options and recipes are valid."""
     kind = method_class(case.config.method)
     _require(bool(kind.summary), "summary is empty: one line for procap ls methods")
     _require(not kind.colour or bool(COLOUR.fullmatch(kind.colour)), f"colour {kind.colour!r} is not like #0072b2")
@@ -185,8 +185,8 @@ def check_class(case: Case) -> str:
     return ""
 
 
-def check_start(case: Case) -> str:
-    """Equal seeds give equal initial tensors, none of which belongs to CLIP."""
+def check_start(case: CheckCase) -> str:
+    """Check that equal seeds give equal initial tensors, none of which belongs to CLIP."""
     with _global_generators(1, "__init__()"):
         one = case.make_method()
     with _global_generators(2, "__init__()"):
@@ -199,8 +199,8 @@ def check_start(case: Case) -> str:
     return f"{sum(parameter.numel() for parameter in one.parameters()):,} parameters"
 
 
-def check_shapes(case: Case) -> str:
-    """Loss terms are finite numbers, class prompts and logits have a row and a column per class."""
+def check_shapes(case: CheckCase) -> str:
+    """Check that loss terms are finite numbers, and that logits have a column per class."""
     method, images = case.make_method(), case.batch[0]
     terms, _ = case.step(method)
     for space in map(case.space, ("base", "novel", "all")):
@@ -211,8 +211,8 @@ def check_shapes(case: Case) -> str:
     return f"loss terms: {', '.join(terms)}"
 
 
-def check_gradients(case: Case) -> str:
-    """Every learned tensor gets a finite gradient, and CLIP none."""
+def check_gradients(case: CheckCase) -> str:
+    """Check that every learned tensor gets a finite gradient, and CLIP none."""
     method = case.make_method()
     _, gradients = case.step(method)
     wrong = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
@@ -223,8 +223,8 @@ def check_gradients(case: Case) -> str:
     return f"zero in the first step: {', '.join(zero)}" if zero else ""
 
 
-def check_determinism(case: Case) -> str:
-    """The same step gives the same terms and gradients, whatever the global generators of random numbers are."""
+def check_determinism(case: CheckCase) -> str:
+    """Check that a step gives the same terms and gradients for any state of the global random generators."""
     results = []
     for seed in (1, 2):
         method = case.make_method()
@@ -241,8 +241,8 @@ def check_determinism(case: Case) -> str:
     return ""
 
 
-def check_training(case: Case) -> str:
-    """Two epochs in the method's recipe change what it learns."""
+def check_training(case: CheckCase) -> str:
+    """Check that two epochs in the method's recipe change what it learns."""
     start = case.make_method().state_dict()
     result = case.training
     tensors, _ = read_checkpoint(RunFolder(case.runtime.results / case.config.path).checkpoint_file)
@@ -252,9 +252,9 @@ def check_training(case: Case) -> str:
     return f"loss {' -> '.join(losses)}" + (f"; unchanged: {', '.join(same)}" if same else "")
 
 
-def check_resume(case: Case) -> str:
-    """A training that was paused after an epoch ends with the bits of one that was not."""
-    runtime = case.elsewhere("resumed")
+def check_resume(case: CheckCase) -> str:
+    """Check that a training that was paused after an epoch ends with the bits of one that was not."""
+    runtime = case.with_results("resumed")
     train(case.config, runtime, until=1)
     again = train(case.config, runtime)
     assert isinstance(again, TrainResult)
@@ -276,9 +276,9 @@ def check_resume(case: Case) -> str:
     return ""
 
 
-def check_processes(case: Case) -> str:
-    """Two processes train to the losses and weights of one."""
-    one, runtime = case.training, case.elsewhere("two")
+def check_processes(case: CheckCase) -> str:
+    """Check that two processes train to the losses and weights of one."""
+    one, runtime = case.training, case.with_results("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -317,8 +317,8 @@ def _train_rank(rank: int, port: int, config: RunConfig, runtime: RuntimeConfig)
     return ""
 
 
-def check_novel_classes(case: Case) -> str:
-    """The trained run is evaluated on base and novel classes."""
+def check_novel_classes(case: CheckCase) -> str:
+    """Check that the trained run can be evaluated on base and novel classes."""
     _ = case.training
     found = []
     for half in ("base", "novel"):
@@ -327,7 +327,7 @@ def check_novel_classes(case: Case) -> str:
     return ", ".join(found)
 
 
-def check_speed(case: Case) -> str:
+def check_speed(case: CheckCase) -> str:
     """Measure the classifier's images per second against those of plain CLIP, in turns."""
     method, images = case.make_method(), case.batch[0].repeat(4, 1, 1, 1)
     plain = build_method("zeroshot", method.clip, method.space, {}, generator(0, "init"))
@@ -345,7 +345,7 @@ def check_speed(case: Case) -> str:
     return f"{theirs / mine:.2f} of plain CLIP's images per second"
 
 
-CHECKS: Mapping[str, Callable[[Case], str]] = {
+CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
     "class": check_class,
     "start": check_start,
     "shapes": check_shapes,
@@ -359,7 +359,7 @@ CHECKS: Mapping[str, Callable[[Case], str]] = {
 }
 
 
-def check_method(case: Case, names: Iterable[str] = ()) -> Iterator[CheckResult]:
+def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckResult]:
     """Carry out the checks one after the other, all of `CHECKS` by default; an error fails its check alone."""
     with tempfile.TemporaryDirectory(prefix="procap-check-") as folder:
         case = replace(case, runtime=replace(case.runtime, results=Path(folder)))

@@ -26,12 +26,11 @@ from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import TrainedRun, load_trained
 from runner.run_folders import locate_run
-from runner.setup import warn_of_unknown_names
+from runner.setup import clip_transform, warn_of_unknown_names
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.transfer import to_device
-from shards.transforms import eval_transform
 
 
 class ImageClassifier:
@@ -44,7 +43,7 @@ class ImageClassifier:
         self.classnames = space.names()
         warn_of_unknown_names(clip, self.classnames)
         self.batch_size = run.config.recipe.test_batch_size
-        self.transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+        self.transform = clip_transform(clip)
         with autocast(run.config.precision, clip.device):
             self._classifier = run.method.classifier(space)
 

@@ -35,7 +35,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     Raises UserError if the file is damaged or does not fit `config`, or if there is another run already.
     """
     content, method, card = load_public_run(config, runtime, file)
-    folder, store = RunFolder(runtime.results / config.path), RemoteResults.of(runtime)
+    folder, store = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
     with folder.locked(), synchronized_run(store, config.path, delete=force):
         if force:
             folder.clear()
@@ -89,7 +89,7 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
     """Load a file into the method of a run. Raises UserError if it is damaged or does not fit `config`."""
     content, device = read_public(file), resolve_device(runtime.device)
     shards = open_dataset(runtime.data, config.dataset)
-    clip = load_backbone(config, device, Acceleration.of("off", device))
+    clip = load_backbone(config, device, Acceleration.parse("off", device))
     method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)

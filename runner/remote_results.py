@@ -35,7 +35,7 @@ from runner.results import write_bytes, write_json
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import refuse_system_folder
 from shards.errors import DataError, NotFound
-from shards.locks import file_lock
+from shards.files import file_lock
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 
@@ -83,7 +83,7 @@ class RemoteResults:
     local: Path
 
     @classmethod
-    def of(cls, runtime: RuntimeConfig) -> RemoteResults:
+    def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.store, runtime.results)
 
     def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
@@ -333,14 +333,14 @@ class SyncedFolder:
 
 
 class CheckpointUploader:
-    """Uploads the folder of a run while it trains, from a background thread so that training does not wait."""
+    """Upload the folder of a run while it trains, from a background thread so that training does not wait."""
 
     def __init__(self, store: RemoteResults, run: str) -> None:
         self.store = store
         self.run = run
         self._thread: threading.Thread | None = None
 
-    def offer(self) -> None:
+    def start(self) -> None:
         """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
         if self.store.url and not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self.upload, name="checkpoint upload", daemon=True)

@@ -19,20 +19,10 @@ from procap.errors import UsageError, UserError
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
 from runner.calibration import Calibration
-from runner.config import (
-    Amount,
-    Bytes,
-    Count,
-    EvalSettings,
-    FrozenModel,
-    Rate,
-    RunConfig,
-    Target,
-    TargetName,
-    describe_invalid,
-)
+from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
+from shards.errors import describe_invalid
 from shards.files import read_file, write_file
 from shards.names import has_control
 

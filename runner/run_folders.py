@@ -20,8 +20,7 @@ from procap.errors import UsageError, UserError
 from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
 from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
-from shards.files import read_file
-from shards.locks import LockHeld, file_lock
+from shards.files import LockHeld, file_lock, read_file
 
 WRITING_SECONDS = 60.0
 DEFAULT = EvalSettings()
@@ -81,7 +80,7 @@ class RunFolder:
         return history.counts if history else []
 
     def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
-        """Read the result on a target under `settings`, which `EvalSettings.of` has fitted to the run."""
+        """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
         return self.read_evaluation(self.eval_file(target, settings))
 
     def eval_files(self) -> list[Path]:

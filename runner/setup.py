@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from shards.manifest import FILE, Manifest
 from shards.reader import ShardSet, Split, open_dataset
 from shards.resolve import base_name
 from shards.rng import generator
-from shards.transforms import TrainAugment
+from shards.transforms import EvalTransform, TrainAugment, eval_transform
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Setup:
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
     """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
-    acceleration = Acceleration.of(runtime.accelerate, device)
+    acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
         acceleration = replace(acceleration, graphs=False)
@@ -237,6 +237,11 @@ def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
     size, mean, std = clip.geometry.image_size, clip.image_mean, clip.image_std
     names = ("crop_scale", "flip", "colour_jitter", "rotation", "augmentation")
     return TrainAugment(size, mean, std, views=views, **{name: getattr(recipe, name) for name in names})
+
+
+def clip_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
+    """Make the test transform at the backbone's image size and normalisation."""
+    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize)
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

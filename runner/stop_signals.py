@@ -35,12 +35,12 @@ class StopRequest:
 
     A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. The first one also ends
     a wait, see `interruptible`: at once without a launcher, else after GROUP_WAIT_SECONDS.
-    asked: returns a signal that arrived elsewhere, for a training outside the main thread.
+    stop_signal: returns a signal that arrived elsewhere, for a training outside the main thread.
     """
 
-    def __init__(self, asked: Callable[[], int | None] | None = None) -> None:
+    def __init__(self, stop_signal: Callable[[], int | None] | None = None) -> None:
         self._signum: int | None = None
-        self._asked = asked
+        self._stop_signal = stop_signal
         self._before: dict[int, Any] = {}
         self._arrived = 0.0
         self._is_waiting = False
@@ -48,7 +48,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -56,9 +56,9 @@ class StopRequest:
 
     @property
     def signum(self) -> int | None:
-        return self._signum or (self._asked() if self._asked else None)
+        return self._signum or (self._stop_signal() if self._stop_signal else None)
 
-    def _ask(self, signum: int, frame: FrameType | None) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._signum is None:
             self._signum, self._arrived = signum, time.monotonic()
             if _is_launched():

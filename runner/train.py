@@ -62,7 +62,7 @@ def train(
     group = group or ProcessGroup()
     first = group.ranks.first
     folder = RunFolder(runtime.results / config.path)
-    store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)
+    store = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         store.pull_run(config.path)
         if finished := read_finished(config, runtime, folder, group):
@@ -79,7 +79,7 @@ def train(
             return finished
         elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
             return paused
-        with StopRequest(callbacks.asked_to_stop if callbacks else None) as stop:
+        with StopRequest(callbacks.stop_signal if callbacks else None) as stop:
             try:
                 result = _train(config, runtime, folder, store, stop, group, until, callbacks)
             finally:

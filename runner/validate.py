@@ -15,11 +15,10 @@ from runner.environment import num_decoders
 from runner.inference import Inference
 from runner.predictions import Predictions
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
-from runner.setup import label_space
+from runner.setup import clip_transform, label_space
 from runner.stop_signals import StopRequest
 from shards.fewshot import evaluation_split
 from shards.reader import Split, open_dataset
-from shards.transforms import eval_transform
 
 SPLITS = ("val", "train")
 """Splits that may be validated: hyper-parameters chosen on test images would make the test accuracy too high."""
@@ -32,12 +31,12 @@ class Callbacks:
     targets: validated at the end of every epoch. Raises UsageError for a test split.
     on_epoch_end: called by rank 0 at the end of every epoch, when its counts are on disk; for the run's last epoch when
         the run has finished. An exception ends the training, after the state of that epoch was saved.
-    asked_to_stop: called at every step; returns a signal to stop for, as if it had arrived in this process.
+    stop_signal: called at every step; returns a signal to stop for, as if it had arrived in this process.
     """
 
     targets: tuple[Target, ...] = ()
     on_epoch_end: Callable[[EpochLog], None] | None = None
-    asked_to_stop: Callable[[], int | None] | None = None
+    stop_signal: Callable[[], int | None] | None = None
 
     def __post_init__(self) -> None:
         for target in self.targets:
@@ -54,11 +53,7 @@ class Validator:
     """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
 
     def __init__(
-        self,
-        callbacks: Callbacks | None,
-        checkpointer: Checkpointer,
-        runtime: RuntimeConfig,
-        stop: StopRequest,
+        self, callbacks: Callbacks | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest
     ) -> None:
         self.has_callbacks = callbacks is not None
         self.callbacks = callbacks or Callbacks()
@@ -119,7 +114,7 @@ class Validator:
             Inference(clip, classifier, images, store=None, graphs=None),
             Predictions(images.labels),
         )
-        transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+        transform = clip_transform(clip)
         batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
         for pixels, indices in self.stop.iterate(batches, config.path, together=self.group.size > 1):
             with autocast(config.precision, clip.device):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shards.check_source import SplitProgress
 from shards.errors import DataError
 from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
 from shards.manifest_checks import hash_problem, list_problem, path_problem, read_paths, size_problem
 from shards.mirror import is_mirror
-from shards.names import NAMED
-from shards.pack import PackProgress
+from shards.names import MOST_NAMED
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import TarIndex, sample_key, scan_tar
@@ -54,7 +54,7 @@ Task = tuple[Path, str, Shard, Split | None, list[bytes]]
 
 
 def check_dataset(
-    data_root: Path, name: str, *, workers: int = 1, on_progress: PackProgress | None = None
+    data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
 ) -> DatasetReport:
     """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
     folder = data_root / name
@@ -96,8 +96,8 @@ def check_dataset(
             on_progress(split, done[split], entries[split].count)
     reports = []
     for split, entry in entries.items():
-        problems[split] += undecodable[split][:NAMED]
-        if more := len(undecodable[split][NAMED:]):
+        problems[split] += undecodable[split][:MOST_NAMED]
+        if more := len(undecodable[split][MOST_NAMED:]):
             problems[split].append(f"'{name}' {split}: {more} more images are unreadable")
         found = sum((folder / shard.file).is_file() for shard in entry.shards)
         report = SplitReport(split, entry.count, readable[split], len(entry.shards), found, tuple(problems[split]))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class DataError(Exception):
@@ -32,3 +37,17 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[s
     near = difflib.get_close_matches(name.lower(), choices, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return DataUsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known or choices)}")
+
+
+def describe_invalid(error: ValidationError, root: str = "the file") -> str:
+    """Describe the first problem of a document in one line: where it is, the value there, and the reason.
+
+    root: stands for the place of a problem of the whole document.
+    """
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    # Keys of a file can hold any character, and any number of them.
+    where = ".".join(part if part.isprintable() else repr(part) for part in parts)[:200] or root
+    message = first["msg"].removeprefix("Value error, ")
+    given = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
+    return f"{where}{given}{': ' * bool(where)}{message[:1].lower()}{message[1:]}"

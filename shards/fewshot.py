@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from shards.errors import DataError, DataUsageError, unknown_name
+from shards.errors import DataError, DataUsageError, describe_invalid, unknown_name
 from shards.files import read_file, write_file
 from shards.manifest import SAMPLES_FOLDER, lines_digest
 from shards.reader import ShardSet, Split
@@ -280,11 +280,8 @@ def read_samples(file: Path) -> FewShotSamples:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
-            f"{file} holds no few-shot samples as `procap data few-shot --out` writes them ({where}: {first['msg']})"
-        ) from None
+        what = f"no few-shot samples as `procap data few-shot --out` writes them ({describe_invalid(error)})"
+        raise DataError(f"{file} holds {what}") from None
     samples = FewShotSamples(**{field.name: getattr(content, field.name) for field in fields(FewShotSamples)})
     if samples.digest != content.digest:
         raise DataError(f"{file} was altered: its paths have digest {samples.digest}, not {content.digest}")

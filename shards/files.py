@@ -1,4 +1,4 @@
-"""Write local files whole or not at all, and hash them."""
+"""Write local files whole or not at all, lock them between processes, and hash them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import glob
 import hashlib
 import os
+import platform
 import stat
 import threading
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 
 # A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
 ABANDONED_SECONDS = 3600.0
+NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS)
+"""What file systems without locks answer; some network disks have none."""
 
 
 @contextmanager
@@ -91,3 +94,46 @@ def file_sha256(file: Path) -> str:
     """Compute the SHA-256 of a whole file, in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class LockHeld(Exception):
+    """Another process or thread holds a lock; `owner` is its process and machine, or "unknown"."""
+
+    def __init__(self, file: Path, owner: str) -> None:
+        super().__init__(f"{file} is held by another process ({owner})")
+        self.owner = owner
+
+
+@contextmanager
+def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False, required: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on `file` between processes of one machine; a process that dies releases it.
+
+    The file is created with its folder and then names its holder. On a file system without locks the block runs
+    unlocked: refusing to work there would help less. timeout: seconds to wait for the lock; 0 tries once, -1 waits
+    forever. remove: delete the file at the end. required: False also runs unlocked where the file cannot be created.
+    Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
+    """
+    from filelock import FileLock, Timeout
+
+    # A soft lock, filelock's fallback, would outlive a killed process.
+    lock = FileLock(file, timeout=timeout, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        owner = ""
+        with suppress(OSError):
+            owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
+        raise LockHeld(file, owner or "unknown") from None
+    except OSError as error:
+        if required and error.errno not in NO_LOCKS:
+            raise
+    try:
+        # The owner is information only: a full disk must not stop the holder here.
+        with suppress(OSError):
+            file.write_text(f"pid {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        yield
+    finally:
+        if remove:
+            # Safe before the release: filelock's waiters check that their file still has a name and open a new one.
+            file.unlink(missing_ok=True)
+        lock.release()

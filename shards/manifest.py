@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shards.errors import DataError
+from shards.errors import DataError, describe_invalid
 from shards.files import read_regular
 from shards.names import NAME, has_control, unfit_texts
 
@@ -162,12 +162,7 @@ def parse_manifest(text: str, file: str, wanted: str, mend: str) -> Manifest:
             raise DataError(f"{file} has schema {version!r:.40}, this version reads schema {SCHEMA}; {mend}")
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        found = f", not {first['input']!r:.80}" if isinstance(first["input"], str | int | float) else ""
-        # Keys of the file can hold any character.
-        where = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
-        what = first["msg"].removeprefix("Value error, ") + (found if first["type"] != "json_invalid" else "")
-        raise DataError(f"{file} is damaged ({where}{': ' * bool(where)}{what}); {mend}") from None
+        raise DataError(f"{file} is damaged ({describe_invalid(error, root='')}); {mend}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error}); {mend}") from None
     if manifest.dataset != wanted:

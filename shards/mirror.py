@@ -11,13 +11,12 @@ import json
 import os
 import time
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.files import open_regular, read_regular, write_file
+from shards.files import file_lock, open_regular, read_regular, write_file
 from shards.hash_cache import HashCache
-from shards.locks import file_lock
 from shards.manifest import FILE, MANIFEST_LIMIT, MIRROR_FILE, Shard, convention_texts, is_mirror, parse_manifest
 from shards.names import NAME
 from shards.remote import download, read_bytes
@@ -92,10 +91,8 @@ def refresh(root: Path, name: str) -> None:
     if not NAME.fullmatch(name):
         raise DataUsageError(f"'{name}' cannot be the name of a data set")
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
-    with ExitStack() as stack:
-        # A copy on a read-only disk has no writers to wait for.
-        with suppress(OSError):
-            stack.enter_context(file_lock(root / f".{name}.lock"))
+    # A copy on a read-only disk has no writers to wait for.
+    with file_lock(root / f".{name}.lock", required=False):
         last = None
         with suppress(OSError, ValueError):
             last = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
@@ -138,9 +135,7 @@ def open_shard(folder: Path, shard: Shard) -> int:
     if not cache.is_verified(shard):
         stat = fetch_file(folder, shard.file, shard.sha256, shard.size)
         # A mirror on a read-only disk is hashed by every process.
-        with ExitStack() as stack:
-            with suppress(OSError):
-                stack.enter_context(file_lock(folder / ".verified.lock"))
+        with file_lock(folder / ".verified.lock", required=False):
             cache = HashCache(folder)
             cache.add(shard, stat)
             cache.save()

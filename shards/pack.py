@@ -14,26 +14,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from shards.audit import CheckedImage, Reporter, check_source, find_duplicates, refuse
 from shards.builtin_sources import builtin_source
+from shards.check_source import CheckedImage, Reporter, SplitProgress, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
-from shards.files import write_file
-from shards.locks import file_lock
-from shards.manifest import (
-    FILE,
-    SAMPLES_FOLDER,
-    SCHEMA,
-    Manifest,
-    SplitEntry,
-    convention_texts,
-    is_mirror,
-)
+from shards.files import file_lock, write_file
+from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
 from shards.names import NAME, has_control, unfit_texts
@@ -42,9 +33,6 @@ from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.shard_writer import ShardTask, finished_file, pack_shard, read_finished
-
-PackProgress = Callable[[str, int, int], None]
-"""Called with a split, its images that are done, and all of them, after each shard."""
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -69,7 +57,7 @@ def pack_source(
     force: bool = False,
     per_shard: int = PER_SHARD,
     workers: int = 1,
-    on_progress: PackProgress | None = None,
+    on_progress: SplitProgress | None = None,
     on_note: Reporter | None = None,
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
@@ -95,7 +83,7 @@ def pack_source(
         report = check_source(source, workers=workers, on_progress=on_progress)
         if on_note:
             list(map(on_note, report.notes))
-        refuse(source.name, report.problems, on_note)
+        raise_problems(source.name, report.problems, on_note)
     if on_note:
         list(map(on_note, source.notes))
     folder = data_root / source.name
@@ -172,7 +160,7 @@ def _write(
     partial: Path,
     per_shard: int,
     workers: int,
-    on_progress: PackProgress | None,
+    on_progress: SplitProgress | None,
     on_note: Reporter | None,
 ) -> Manifest:
     """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""
@@ -223,7 +211,7 @@ def _write(
             on_progress(split, done[split], counts[split])
     if on_note:
         list(map(on_note, find_duplicates(_checked_images(partial, counts, per_shard), source.classnames)))
-    refuse(source.name, problems, on_note)
+    raise_problems(source.name, problems, on_note)
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,

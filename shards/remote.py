@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.files import file_sha256, replace_at_end, require_regular
-from shards.locks import file_lock
+from shards.files import file_lock, file_sha256, replace_at_end, require_regular
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 # Extra packages by scheme, for the message if one is missing.

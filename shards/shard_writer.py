@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from shards.audit import content_digest, unreadable
+from shards.check_source import content_digest, describe_unreadable
 from shards.errors import DataError
 from shards.files import file_sha256, replace_at_end, write_file
 from shards.images import ImageError, decode, shrink
@@ -22,7 +22,7 @@ from shards.records import ImageRecord, Part
 from shards.tar import image_offset, sample_key, tar_sample
 
 
-class Finished(BaseModel):
+class FinishedShard(BaseModel):
     """The content of a finished shard: one column per fact, with an entry per image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,9 +59,9 @@ def finished_file(partial: Path, split: str, number: int) -> Path:
     return partial / "finished" / split / f"{number}.json"
 
 
-def read_finished(partial: Path, split: str, number: int) -> Finished:
+def read_finished(partial: Path, split: str, number: int) -> FinishedShard:
     """Read the content of a finished shard. Raises OSError or ValueError if there is no valid file."""
-    return Finished.model_validate_json(finished_file(partial, split, number).read_bytes())
+    return FinishedShard.model_validate_json(finished_file(partial, split, number).read_bytes())
 
 
 def pack_shard(task: ShardTask) -> list[str]:
@@ -95,7 +95,7 @@ def _is_finished(task: ShardTask, stamp: str) -> bool:
         return False
 
 
-def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Finished:
+def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> FinishedShard:
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
@@ -111,7 +111,7 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
             try:
                 data, extension = _check_image(task, record)
             except ImageError as error:
-                problems.append(unreadable(task.split, record.path, error))
+                problems.append(describe_unreadable(task.split, record.path, error))
                 continue
             try:
                 sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
@@ -125,7 +125,7 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
         raise DataError(f"{where}: its source gave {len(paths)} images, its list says {wanted} {from_image}")
     name = f"{task.split}/{task.number}.tar"
     shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(paths))
-    return Finished(
+    return FinishedShard(
         stamp=stamp,
         shard=shard,
         offset=tuple(offsets),

@@ -160,7 +160,7 @@ class _VerifiedStream(io.RawIOBase):
 
 
 def _raise_data_error(error: Exception) -> bool:
-    """Handler of pipeline stages: let DataErrors through and turn any other error into one."""
+    """Raise an error of a pipeline stage as it is if it is a DataError, else as one."""
     if isinstance(error, DataError):
         raise error
     place = next((redact(arg) for arg in error.args[1:] if isinstance(arg, str)), "a shard")

@@ -39,7 +39,7 @@ PICKLED = frozenset(("pyd", "pickle", "pkl", "pth", "pt"))
 # Largest header or side member, in bytes; a larger one is refused before it is read.
 HEADER_LIMIT = 2**20
 METADATA = re.compile(r"__[^/]*__(\.|/|$)")
-NAMED = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
+MEMBER_NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
 
 
 SAMPLE_KEY = re.compile(r"s[0-9]{7,18}")
@@ -141,7 +141,7 @@ def _find_members(stream: _TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]
             name = member.name.removeprefix("./")
             if name != ".":
                 _check_name(name, member)
-            parts = NAMED.fullmatch(name)
+            parts = MEMBER_NAME.fullmatch(name)
             if parts and not member.isdir() and not METADATA.match(name):
                 yield parts["key"], parts["extension"].lower(), member
         # tarfile stops silently at anything that is not a header; only blocks of zeros prove that nothing is missing.

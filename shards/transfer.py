@@ -19,10 +19,7 @@ Started = TypeVar("Started")
 
 
 def to_device(
-    batches: Iterable[tuple[Tensor, ...]],
-    device: torch.device,
-    ahead: int = 1,
-    moved: Collection[int] | None = None,
+    batches: Iterable[tuple[Tensor, ...]], device: torch.device, ahead: int = 1, moved: Collection[int] | None = None
 ) -> Generator[tuple[Tensor, ...], None, None]:
     """Yield the tuples of tensors of `batches` in order, with the entries `moved` (default: all) on `device`.
 

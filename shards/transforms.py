@@ -134,7 +134,7 @@ class TrainAugment:
         self.normalise = Normalise(tuple(mean), tuple(std))
         self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
 
-    def vary(self, image: Image, generator: torch.Generator) -> Image:
+    def augment(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""
         if self.augmentation == "randaugment":
             return randaugment(image.resize((self.image_size, self.image_size), Resampling.BICUBIC), generator)
@@ -142,15 +142,15 @@ class TrainAugment:
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.normalise.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
-        image = self.look(image, self.draw(image.width, image.height, generator))
+        image = self.apply_view(image, self.draw_view(image.width, image.height, generator))
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
 
-    def draw(self, width: int, height: int, generator: torch.Generator) -> View:
+    def draw_view(self, width: int, height: int, generator: torch.Generator) -> View:
         """Draw the crop and flip of a random view of a width x height image."""
         box = crop_box(width, height, self.crop_scale, generator)
         return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
 
-    def look(self, image: Image, view: View) -> Image:
+    def apply_view(self, image: Image, view: View) -> Image:
         """Crop, resize and flip an image to the S x S pixels of `view`."""
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
@@ -165,15 +165,17 @@ class TrainAugment:
         """Augment and normalise an image to float32 of shape `shape`."""
         out = torch.empty(self.shape) if out is None else out
         for view in out if self.views > 1 else (out,):
-            self.normalise(self.vary(image, generator), view)
+            self.normalise(self.augment(image, generator), view)
         return out
 
 
 def crop_box(
     width: int, height: int, scale: tuple[float, float], generator: torch.Generator
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of RandomResizedCrop: ten tries at an area and a log-uniform ratio, else the largest
-    centred box of an allowed ratio. The draws of torchvision's `RandomResizedCrop.get_params`, in its order."""
+    """Draw (top, left, height, width) of a crop as torchvision's `RandomResizedCrop.get_params` does, in its order.
+
+    Ten tries at an area and a log-uniform ratio, else the largest centred box of an allowed ratio.
+    """
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     for _ in range(10):
         area = width * height * _uniform(*scale, generator)
@@ -216,22 +218,6 @@ def randaugment(image: Image, generator: torch.Generator) -> Image:
     return image
 
 
-def _rotate(image: Image, degrees: float, generator: torch.Generator) -> Image:
-    return image.rotate(_signed(degrees, generator))
-
-
-def _posterize(image: Image, bits: float, generator: torch.Generator) -> Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image, threshold: float, generator: torch.Generator) -> Image:
-    return ImageOps.solarize(image, math.ceil(threshold))
-
-
-def _solarize_add(image: Image, addition: float, generator: torch.Generator) -> Image:
-    return ImageOps.solarize(image.point(lambda value: min(255, int(value + addition))), 128)
-
-
 def _cutout(image: Image, size: float, generator: torch.Generator) -> Image:
     """Cover a square of `size` pixels around a random point, as far as it lies in the image."""
     x, y = (length * torch.rand(1, generator=generator).item() for length in image.size)
@@ -264,10 +250,10 @@ TABLE: tuple[tuple[Operation, float, float], ...] = (
     (lambda image, value, generator: ImageOps.autocontrast(image), 0, 1),
     (lambda image, value, generator: ImageOps.equalize(image), 0, 1),
     (lambda image, value, generator: ImageOps.invert(image), 0, 1),
-    (_rotate, 0, 30),
-    (_posterize, 4, 8),
-    (_solarize, 0, 256),
-    (_solarize_add, 0, 110),
+    (lambda image, value, generator: image.rotate(_signed(value, generator)), 0, 30),
+    (lambda image, value, generator: ImageOps.posterize(image, int(value)), 4, 8),
+    (lambda image, value, generator: ImageOps.solarize(image, math.ceil(value)), 0, 256),
+    (lambda image, value, generator: ImageOps.solarize(image.point(lambda x: min(255, int(x + value))), 128), 0, 110),
     (_enhance(ImageEnhance.Color), 0.1, 1.9),
     (_enhance(ImageEnhance.Contrast), 0.1, 1.9),
     (_enhance(ImageEnhance.Brightness), 0.1, 1.9),

@@ -21,7 +21,7 @@ from unittest import mock
 
 from benchmarks.cli import main
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.ablation import VARIANTS
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.table import Table
@@ -60,7 +60,7 @@ COMMANDS = {
     "rounding": ["stability", "--paper-rounding"],
 }
 """The arguments of `procap table` that print the table of each golden file."""
-ABLATION = replace(suite_named("ablation"), variants=frozen_variants)
+ABLATION = replace(load_suite("ablation"), variants=frozen_variants)
 """The ablation with the variants of the frozen runs; the suite has other readings of MaPLe-style and w/o Cross-Attn."""
 DEFAULTS_THEN = {"class_prompt": "maple"}
 """Options of ProCAP whose defaults were others when the results were frozen."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.table import Table
 from runner.config import RunConfig, Target, plan_run
@@ -117,7 +117,7 @@ def made(
     results: Path, name: str | Suite, profile=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
 ) -> SuiteResults:
     """A suite with results of random counts, but for those to `skip`."""
-    suite = suite_named(name) if isinstance(name, str) else name
+    suite = load_suite(name) if isinstance(name, str) else name
     options = suite.options(profile, **chosen)
     rng = random.Random(suite.name)
     for entry in {entry.path: entry for entry in suite.plan(options)}.values():

@@ -225,7 +225,7 @@ def _run_rank(request: dict[str, Any]) -> int:
     from runner.distributed import process_group as joining
 
     torch.set_num_threads(1)
-    failures.PATIENCE_SECONDS = joining.PATIENCE_SECONDS = request["patience"]
+    failures.ERROR_WAIT_SECONDS = joining.ERROR_WAIT_SECONDS = request["patience"]
     module, function, arguments = request["task"]
     code = 1
     try:

@@ -10,7 +10,7 @@ from made_results import put_config, put_score
 
 from benchmarks.results.profiles import MINI
 from benchmarks.results.variant import SuiteOptions, SuiteRun
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from runner.config import RunConfig
 from runner.run_collection import Collection, write_collection
 
@@ -68,12 +68,14 @@ def put_entry(results: Path, entry: SuiteRun, share: float = 0.75) -> RunConfig:
 
 def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, list[SuiteRun]]:
     """A suite's collection, as its command leaves it: every run of the plan, none of them done."""
-    suite = suite_named(name)
+    suite = load_suite(name)
     options = suite.options(MINI, quick=True, **chosen)
     entries = suite.plan(options)
     runs = tuple(dict.fromkeys(entry.path for entry in entries))
     moments = {"status": "finished", "started": 1_700_000_000_000, "ended": 1_700_000_090_000}
-    write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain(), **moments))
+    write_collection(
+        results, Collection(kind="suite", name=suite.name, runs=runs, settings=options.to_json(), **moments)
+    )
     return options, entries
 
 

@@ -127,7 +127,7 @@ def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done
 
 
 def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp_path):
-    runs, settings = tuple(done.paths), done.options.plain()
+    runs, settings = tuple(done.paths), done.options.to_json()
     write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
     page = write_report(done.results, tmp_path / "page", wanted=[done.name])
     assert {"Calibration", "Classes with the lowest accuracies of ProCAP"} <= {*tables(Page(page.read_text()).root)}

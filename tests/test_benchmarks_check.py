@@ -24,7 +24,7 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.published.tolerances import estimate_deviation, tolerance_of_means
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.tables.check import MISSING, OK, OUTSIDE, CheckedMetric, check_metrics, check_table, list_published
 from procap.errors import UserError
 from runner.results import harmonic_mean, write_json
@@ -36,7 +36,7 @@ WHOLE = 10_000
 
 def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> SuiteResults:
     """Results that are the printed figures of Table 1 and of transfer, but for `off` points outside novel classes."""
-    suite = suite_named(name)
+    suite = load_suite(name)
     options = suite.options(PAPER, **chosen)
     transfer = {row.key: row for row in published.cross_dataset()}
     for entry in suite.plan(options):
@@ -95,11 +95,11 @@ def test_results_that_are_the_published_ones_pass_and_others_exit_with_4_and_are
 def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world, chosen, why):
     limited, empty = chosen.get("limited", False), chosen.get("empty", False)
     chosen = {name: value for name, value in chosen.items() if name not in ("limited", "empty")}
-    options = suite_named("base-to-novel").options(world, **chosen)
+    options = load_suite("base-to-novel").options(world, **chosen)
     tmp_path.joinpath("collections").mkdir()
     if world is PAPER and not empty:
         as_published(tmp_path, "base-to-novel", limited=limited, **chosen)
-    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=options.plain()))
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=options.to_json()))
     assert check(tmp_path) == 1
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and why in said.err
@@ -233,7 +233,7 @@ def test_points_of_curves_that_are_the_published_ones_pass_and_others_exit_with_
 
 
 def test_the_accuracies_of_the_pictures_pass_or_exit_with_4(tmp_path):
-    suite = suite_named("qualitative")
+    suite = load_suite("qualitative")
     for off, code in ((0.0, 0), (6.0, 4)):
         for run in suite.plan(suite.options(PAPER)):
             [target] = run.spec.targets
@@ -270,7 +270,7 @@ def contest(
                 "start_seconds": {}, "step_seconds": None,
                 "flops_per_second": unknown, "share_of_peak": unknown, "peak_bytes": unknown}  # fmt: skip
 
-    suite = suite_named("runtime")
+    suite = load_suite("runtime")
     options = suite.options(PAPER, backbone=backbone)
     rows = [row(name, "zeroshot", "reference", 1.0, 1.0) for name in options.datasets]
     for name, (seconds, rate) in (("oxford-flowers", (15.0, 67.0)), ("ucf101", (13.0, fps))):
@@ -351,7 +351,7 @@ PUBLISHED_FIGURES = {"stability": 12 * 3, "ablation": 7 * 5, "duration": 3 * 3, 
 @pytest.mark.parametrize("name", [*PUBLISHED_FIGURES, "cross-dataset", "domain-generalization"])
 def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name):
     """In transfer these are ImageNet, targets and their mean of each method."""
-    suite = suite_named(name)
+    suite = load_suite(name)
     methods = {"cross-dataset": 4 * 12, "domain-generalization": 5 * 6}
     wanted = {**PUBLISHED_FIGURES, **methods}[name]
     done = SuiteResults.read(suite, suite.options(PAPER), tmp_path / "none")
@@ -359,13 +359,13 @@ def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name
 
 
 def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, capsys):
-    suite = suite_named("stability")
+    suite = load_suite("stability")
     options = suite.options(MINI, datasets=("tiles",), seeds=(4,), overrides={"epochs": 3})
     for entry in suite.plan(options):
         config = put_config(tmp_path, entry.spec.config)
         for half, right in (("base", 80), ("novel", 60)):
             put_score(tmp_path, config, f"tiles:{half}", right, 100)
-    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.plain()))
+    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.to_json()))
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
     said = capsys.readouterr()
     assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
@@ -397,14 +397,14 @@ def test_wrong_usage_is_one_row_and_2(tmp_path, capsys, words, said):
 
 
 def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path, capsys):
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     for recipe, right in (("published", 70), ("procap", 80)):
         options = suite.options(PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), recipe=recipe)
         for entry in suite.plan(options):
             config = put_config(tmp_path, entry.spec.config)
             for half in ("base", "novel"):
                 put_score(tmp_path, config, f"dtd:{half}", right, 100)
-        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=options.plain()))
+        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=options.to_json()))
 
     def maple(*flags: str) -> str:
         assert main(["table", suite.name, "--results", str(tmp_path), "--format", "csv", *flags]) == 0

@@ -17,7 +17,7 @@ from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun
-from benchmarks.suites import SUITES, suite_named
+from benchmarks.suites import SUITES, load_suite
 from benchmarks.tables.claim_tests import HALVES
 from benchmarks.tables.claims import TESTS, claims_table, load_claims
 from runner.results import write_json
@@ -28,7 +28,7 @@ SETS = ("shapes", "petals", "tiles", "textures")
 
 def put_suite(results: Path, name: str, accuracy: Callable[[SuiteRun, str], float], **chosen: object) -> SuiteResults:
     """A finished suite with a chosen accuracy of each run and target, of 1,000 images each."""
-    suite = suite_named(name)
+    suite = load_suite(name)
     options = suite.options(MINI, **{"datasets": SETS, **chosen})
     for entry in suite.plan(options):
         put_config(results, entry.spec.config)
@@ -138,7 +138,7 @@ def test_speed_is_judged_by_repeated_measurements(tmp_path: Path) -> None:
         own = {"dataset": dataset, "method": method, "mode": "reference", "precision": "fp32"}
         return {**own, **measured, "correct": correct, "test_images": 400, "accuracy": correct / 4}
 
-    suite = suite_named("runtime")
+    suite = load_suite("runtime")
     options = suite.options(MINI)
     rows = [row(name, "zeroshot", 1.0, 1.0, 1) for name in options.datasets]
     for name, fps in zip(options.datasets, (300.0, 500.0), strict=True):
@@ -158,7 +158,7 @@ def test_speed_is_judged_by_repeated_measurements(tmp_path: Path) -> None:
 def test_the_papers_own_numbers_are_judged(tmp_path: Path) -> None:
     """What follows from the printed tables, without any result."""
     names = list(dict.fromkeys(claim.suite for claim in load_claims()))
-    suites = [SuiteResults.read(suite_named(name), suite_named(name).options(PAPER), tmp_path) for name in names]
+    suites = [SuiteResults.read(load_suite(name), load_suite(name).options(PAPER), tmp_path) for name in names]
     found = judge_all(*suites)
     assert {cells["verdict"] for cells in found.values()} == {"not tested"}
     printed = {name: cells["printed"] for name, cells in found.items() if cells["printed"] != "not printed"}

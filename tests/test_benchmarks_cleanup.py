@@ -10,7 +10,7 @@ from made_results import made
 from benchmarks.cli import main
 from benchmarks.plots.style import Plots
 from benchmarks.results.profiles import MINI
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import make_outputs
 from benchmarks.suites.planning import SuitePlan, join_recorded
 from runner.config import RuntimeConfig
@@ -31,7 +31,7 @@ def test_outputs_of_other_options_are_removed_and_other_files_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     chosen = {"datasets": ("tiles", "petals"), "methods": ("maple", "procap"), "seeds": (1,)}
     done = made(tmp_path, suite.name, MINI, **chosen)
     runtime = RuntimeConfig(tmp_path / "data", tmp_path)
@@ -76,8 +76,8 @@ def test_commands_with_the_same_settings_share_their_tables(tmp_path, name, earl
     shared = {"datasets": ("tiles",), "seeds": (1,)}
     before = made(tmp_path, name, MINI, **shared | earlier)
     unfinished = before.suite.options(MINI, **shared | earlier | {"datasets": ("tiles", "petals")})
-    write_collection(tmp_path, SuitePlan.of(before.suite, unfinished).collection)
+    write_collection(tmp_path, SuitePlan.make(before.suite, unfinished).collection)
     options = before.suite.options(MINI, **shared | now)
-    joined = join_recorded(SuitePlan.of(before.suite, options), tmp_path)
+    joined = join_recorded(SuitePlan.make(before.suite, options), tmp_path)
     # The data set without a finished run is left out.
     assert joined.options == before.suite.options(MINI, **shared | now | together)

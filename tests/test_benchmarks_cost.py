@@ -203,8 +203,8 @@ def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, 
 
 def planned_runs() -> list[RunConfig]:
     from benchmarks.results.profiles import MINI
-    from benchmarks.suites import suite_named
+    from benchmarks.suites import load_suite
 
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
     return [entry.spec.config for entry in entries]

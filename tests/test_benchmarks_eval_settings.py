@@ -18,7 +18,7 @@ from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.results import load
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
@@ -77,8 +77,8 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
 
 
 def test_the_precision_of_the_training_is_the_default(config, runtime):
-    assert EvalSettings(precision="fp32").of(config) == EvalSettings()
-    settings = EvalSettings(precision="fp32").of(config.model_copy(update={"precision": "fp16"}))
+    assert EvalSettings(precision="fp32").for_run(config) == EvalSettings()
+    settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
     assert (settings.label, settings.flags) == ("fp32", ["--eval-precision", "fp32"])
     written = RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
     evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
@@ -143,7 +143,7 @@ def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
 def test_samples_of_a_method_without_gaussians_are_refused(method, options):
     config = plan_run(method=method, dataset="digits", options=options)
     with pytest.raises(UsageError, match=rf"--samples 3: {method}.* has no Gaussian tokens .* have: procap$"):
-        SAMPLED.of(config)
+        SAMPLED.for_run(config)
 
 
 @pytest.fixture
@@ -179,10 +179,10 @@ def test_tables_name_the_settings_of_each_row(procap, config, runtime):
 
 def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     flags = SuiteFlags(methods="procap", datasets="digits", seeds="1", eval_precision="bf16", samples=2, quick=True)
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     options = plan_suite(suite, flags, RuntimeFlags(), tmp_path).options
     assert options.eval_settings == EvalSettings(precision="bf16", samples=2)
-    assert SuiteOptions.of_plain(options.plain(), tmp_path) == options
+    assert SuiteOptions.from_json(options.to_json(), tmp_path) == options
     assert "--eval-precision bf16 --samples 2" in suite.command(options, tmp_path)
     [run] = suite.plan(options)
     target = Target.parse_unchecked(run.spec.targets[0])

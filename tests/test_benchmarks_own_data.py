@@ -14,7 +14,7 @@ from own_images import CLASSES, put, put_classes
 from benchmarks.cli import main
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
 
@@ -238,7 +238,7 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
 def test_what_compares_with_published_numbers_depends_on_the_data_set_not_the_profile(
     one_class, tmp_path, profile, datasets, reason
 ):
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     options = suite.options(profile, datasets=datasets, methods=("zeroshot",), data=one_class)
     results = SuiteResults.read(suite, options, tmp_path)
     if reason:

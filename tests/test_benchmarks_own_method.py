@@ -16,7 +16,7 @@ from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.tables.notes import note_schedules
 from procap.methods import method_class
 
@@ -162,7 +162,7 @@ def painted(tmp_path, monkeypatch):
 
 
 def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_name_every_schedule(painted, tmp_path):
-    suite, more = suite_named("base-to-novel"), {"methods": ("coop", "painted"), "datasets": ("digits",), "seeds": (1,)}
+    suite, more = load_suite("base-to-novel"), {"methods": ("coop", "painted"), "datasets": ("digits",), "seeds": (1,)}
     notes = {}
     for recipe in ("", "procap"):
         options = suite.options(find_profile("mini"), recipe=recipe, **more)

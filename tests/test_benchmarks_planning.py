@@ -20,7 +20,7 @@ from benchmarks.results.published.tables import COMPONENTS
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.settings import flags_of_options, list_cases, make_settings, run_config
-from benchmarks.suites import PAPER_SUITES, SUITES, suite_named
+from benchmarks.suites import PAPER_SUITES, SUITES, load_suite
 from benchmarks.suites.planning import merge_runs, recorded_options
 from benchmarks.tables.notes import note_options, suite_notes
 from procap.errors import UsageError
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 
 def test_base_to_novel_is_the_papers_table_one():
     """Eleven data sets, five methods, three seeds; 16 shots of base classes; tested on both halves."""
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     specs = [entry.spec for entry in suite.plan(suite.options(PAPER))]
     assert len(specs) == len({spec.config for spec in specs}) == 11 * (4 * 3 + 1)
     assert {(spec.config.classes, spec.config.shots) for spec in specs} == {("base", 16)}
@@ -68,22 +68,21 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     assert list(COUNTS) == list(PAPER_SUITES)
     seen: set[str] = set()
     for name, (runs, evaluations, shared) in COUNTS.items():
-        suite = suite_named(name)
+        suite = load_suite(name)
         entries = suite.plan(suite.options(PAPER))
         paths = {entry.path for entry in entries}
         targets = {(entry.path, target) for entry in entries for target in entry.spec.targets}
         assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
         seen |= paths
     plans = [
-        plan_suite(suite_named(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data"))
-        for name in PAPER_SUITES
+        plan_suite(load_suite(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in PAPER_SUITES
     ]
     assert sorted(spec.config.path for spec in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
 
 
 def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
     """But as many as the user says, and as many as published in its own recipe."""
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     chosen = [{"recipe": "procap"}, {"recipe": "procap", "options": {"maple": {"n_ctx": 3}}}, {}]
     for more, tokens in zip(chosen, (4, 3, 2), strict=True):
         options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), **more)
@@ -107,11 +106,11 @@ def test_the_runtime_comparison_measures_procap_without_components_between_maple
 def test_every_suite_can_be_planned_everywhere(profile, quick):
     """Also with methods that it is not made for; variants of a suite have keys of their own."""
     for name in SUITES:
-        suite = suite_named(name)
+        suite = load_suite(name)
         for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
             options = suite.options(profile, quick=quick, methods=methods)
             entries = suite.plan(options)
-            assert SuiteOptions.of_plain(options.plain()) == options
+            assert SuiteOptions.from_json(options.to_json()) == options
             variants = {(entry.variant.method, tuple(entry.variant.key.items())) for entry in entries}
             untrained = [key for key in variants if key[0] == "zeroshot"]
             seeds = (len(variants) - len(untrained)) * len(options.seeds) + len(untrained)
@@ -120,7 +119,7 @@ def test_every_suite_can_be_planned_everywhere(profile, quick):
 
 
 def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
 
     def recipes(profile, **more):
         return {entry.variant.method: entry.spec.config.recipe for entry in suite.plan(suite.options(profile, **more))}
@@ -134,7 +133,7 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
 
 def test_a_control_by_train_is_the_run_of_a_suite():
     """MaPLe in ProCAP's recipe has as many tokens as ProCAP, unless other ones are chosen."""
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), recipe="procap")
     [planned] = suite.plan(options)
     choice = SelectionFlags(
@@ -148,22 +147,24 @@ def test_a_control_by_train_is_the_run_of_a_suite():
 def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():
     option = "coprompt.sentences=sentences/{dataset}.json"
     flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="1", option=[option, "maple.depth=3"])
-    planned = plan_suite(suite_named("base-to-novel"), flags, RuntimeFlags(), Path("data"))
+    planned = plan_suite(load_suite("base-to-novel"), flags, RuntimeFlags(), Path("data"))
     options = {run.variant.method: run.spec.config.options for run in planned.runs}
     assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
     assert options["maple"]["depth"] == 3
     command = planned.suite.command(planned.options, "results")
     assert option in command and "maple.depth=3" in command
-    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
-    generated = suite_named("base-to-novel").options(MINI, methods=("coprompt",))
-    [sentences] = {run.spec.config.options["sentences"] for run in suite_named("base-to-novel").plan(generated)}
+    assert (
+        SuiteOptions.from_json(json.loads(json.dumps(planned.options.to_json())), data=Path("data")) == planned.options
+    )
+    generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))
+    [sentences] = {run.spec.config.options["sentences"] for run in load_suite("base-to-novel").plan(generated)}
     assert sentences == "templates"
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(name, tmp_path):
     flags = SuiteFlags(profile="mini", methods="zeroshot,procap", option=["init_std=0.03"])
-    planned = plan_suite(suite_named(name), flags, RuntimeFlags(), tmp_path)
+    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), tmp_path)
     options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
     if name == "runtime":
         settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(planned.options))
@@ -178,7 +179,7 @@ def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(na
 
 def settled(name: str, *option: str, methods: str = "", several: bool = False) -> dict[str, dict[str, object]]:
     flags = SuiteFlags(profile="mini", methods=methods, option=[*option])
-    planned = plan_suite(suite_named(name), flags, RuntimeFlags(), Path("data"), several=several)
+    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"), several=several)
     return {method: dict(own) for method, own in planned.options.options.items()}
 
 
@@ -201,7 +202,7 @@ def test_maple_style_has_the_tokens_that_are_chosen():
         settings = make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=option)
         assert dict(list_cases("fp32", settings))["maple"].options["n_ctx"] == tokens
         flags = SuiteFlags(profile="paper", option=option)
-        runs = plan_suite(suite_named("qualitative"), flags, RuntimeFlags(), Path("data")).runs
+        runs = plan_suite(load_suite("qualitative"), flags, RuntimeFlags(), Path("data")).runs
         [found] = {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"}
         assert found == tokens
     assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}
@@ -212,7 +213,7 @@ def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
     """Variants with a token set per layer have no last level and keep theirs."""
     for name in SUITES.keys() - {"mmlop-ladder"}:
         flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
-        runs = plan_suite(suite_named(name), flags, RuntimeFlags(), tmp_path, several=True).runs
+        runs = plan_suite(load_suite(name), flags, RuntimeFlags(), tmp_path, several=True).runs
         options = [run.spec.config.options for run in runs if run.variant.method == "procap"]
         assert {own["inject"] for own in options if own["deep_tokens"] == "independent"} <= {"levels"}
         assert name == "runtime" or inject in {own["inject"] for own in options}
@@ -227,12 +228,12 @@ def test_options_of_all_suites_apply_to_those_that_compare_the_method():
 
 def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
     """Its recorded settings are the same, but its runs are others; options that were given stay."""
-    suite = suite_named("duration")
+    suite = load_suite("duration")
     today = suite.options(MINI, options={"procap": {"depth": 5}})
     earlier = replace(today, options={"procap": {**EARLIER_DEFAULTS["procap"], "depth": 5}})
     for ran in (today, earlier):
         paths = tuple({run.path for run in suite.plan(ran)})
-        collection = Collection(kind="suite", name=suite.name, runs=paths, settings=today.plain())
+        collection = Collection(kind="suite", name=suite.name, runs=paths, settings=today.to_json())
         assert recorded_options(suite, collection, Path("results")) == ran
     for method, options in EARLIER_DEFAULTS.items():
         defaults = method_options(method, {}).model_dump()
@@ -250,7 +251,7 @@ def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, caps
     assert document["weights"] == {f"{name} random": "drawn at random"}
     assert {run["run"].split("/")[3] for run in document["runs"]} == {name}
     flags = SuiteFlags(profile="mini", quick=True, backbone=backbone, pretrained="random")
-    planned = {one: plan_suite(suite_named(one), flags, RuntimeFlags(), tmp_path) for one in SUITES}
+    planned = {one: plan_suite(load_suite(one), flags, RuntimeFlags(), tmp_path) for one in SUITES}
     found = {one: {run.spec.config.backbone for run in plan.runs} for one, plan in planned.items()}
     assert found == {one: set() if one == "runtime" else {name} for one in SUITES}
     chosen = flags_of_options(planned["runtime"].options)
@@ -274,7 +275,7 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
     def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
         flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])
         return {
-            run.variant.method for run in plan_suite(suite_named("few-shot"), flags, RuntimeFlags(), Path("data")).runs
+            run.variant.method for run in plan_suite(load_suite("few-shot"), flags, RuntimeFlags(), Path("data")).runs
         }
 
     assert planned("all") == {*METHODS} - {"coprompt"} and "coprompt" not in planned("table1")
@@ -294,9 +295,11 @@ def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_one
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     planned = plan_suite(
-        suite_named(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
+        load_suite(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
     )
-    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
+    assert (
+        SuiteOptions.from_json(json.loads(json.dumps(planned.options.to_json())), data=Path("data")) == planned.options
+    )
     command = planned.suite.command(planned.options, "results").split()
     assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
@@ -314,7 +317,7 @@ def test_shots_are_those_of_all_runs_or_of_a_curve():
 
 def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
     plans = [
-        plan_suite(suite_named(name), SuiteFlags(), RuntimeFlags(), tmp_path)
+        plan_suite(load_suite(name), SuiteFlags(), RuntimeFlags(), tmp_path)
         for name in ("cross-dataset", "domain-generalization")
     ]
     specs = merge_runs(plans)
@@ -323,7 +326,7 @@ def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
 
 
 def test_the_profile_is_that_of_the_data_and_generated_data_by_default(tmp_path, monkeypatch):
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
 
     def chosen(suited, runtime, several=False):
         return plan_suite(suite, suited, runtime, tmp_path, several=several).options
@@ -342,7 +345,7 @@ def test_the_profile_is_that_of_the_data_and_generated_data_by_default(tmp_path,
 
 
 def test_every_rung_of_the_ladder_adds_one_part_to_mmlop():
-    suite = suite_named("mmlop-ladder")
+    suite = load_suite("mmlop-ladder")
     options = suite.options(PAPER)
     first, *others = [run.spec.config for run in suite.plan(options) if (run.dataset, run.seed) == ("dtd", 1)]
     assert first.method == "ivlp" and (first.options["n_ctx"], first.options["vision_depth"]) == (4, 9)
@@ -356,7 +359,7 @@ def test_every_rung_of_the_ladder_adds_one_part_to_mmlop():
 
 def test_durations_are_parts_of_what_each_data_set_has():
     """CoOp's own recipe has 50 epochs on ImageNet and 200 elsewhere."""
-    suite = suite_named("duration")
+    suite = load_suite("duration")
     for datasets in (("imagenet", "dtd", "eurosat"), ("dtd", "eurosat", "imagenet")):
         options = suite.options(PAPER, methods=("coop",), datasets=datasets, seeds=(1,))
         epochs = {
@@ -372,11 +375,11 @@ def test_durations_are_parts_of_what_each_data_set_has():
 @pytest.mark.parametrize("recipe", ["", "published", "procap"])
 def test_a_shortened_schedule_is_more_than_its_warm_up(profile, recipe):
     for name in ("base-to-novel", "duration"):
-        suite = suite_named(name)
+        suite = load_suite(name)
         for more in ({"quick": True}, {"overrides": {"epochs": 1}}):
             options = suite.options(profile, recipe=recipe, methods=("coop", "maple", "procap"), **more)
             for recipe_of_run in (entry.spec.config.recipe for entry in suite.plan(options)):
                 assert recipe_of_run.warmup == "none" or recipe_of_run.warmup_epochs < recipe_of_run.epochs
-    asked = suite_named("base-to-novel").options(profile, overrides={"epochs": 2, "warmup_epochs": 2})
-    found = {entry.variant.method: entry.spec.config.recipe for entry in suite_named("base-to-novel").plan(asked)}
+    asked = load_suite("base-to-novel").options(profile, overrides={"epochs": 2, "warmup_epochs": 2})
+    found = {entry.variant.method: entry.spec.config.recipe for entry in load_suite("base-to-novel").plan(asked)}
     assert found["procap"].warmup_epochs == 2, "what is asked for is done"

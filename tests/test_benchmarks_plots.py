@@ -29,7 +29,7 @@ from benchmarks.plots.style import (
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun, Variant
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from runner.results import harmonic_mean
 
 TOTAL = 400
@@ -70,7 +70,7 @@ def make(
     **more: Any,
 ) -> Made:
     """Finished runs for all of a suite's plan but what is `dropped`."""
-    suite = suite_named(name)
+    suite = load_suite(name)
     options = suite.options(PROFILES[world], **more)
     rng = random.Random(name)
     percent = {}
@@ -300,7 +300,7 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     made = make(tmp_path / "one", "stability", datasets=SETS[:1], seeds=(1,))
     assert made.figure("seed-spread") is None
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
-        suite = suite_named(name)
+        suite = load_suite(name)
         done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
         assert suite.plots and save_plots(tmp_path / "drawn", suite.plots(done)) == []
     assert not (tmp_path / "drawn").exists()
@@ -378,7 +378,7 @@ def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path
     def variants(options: Any, method: str) -> list[Variant]:
         return [Variant(method, f"{method} {number}", overrides={"lr": 0.001 * number}) for number in range(1, 9)]
 
-    suite = replace(suite_named("base-to-novel"), variants=variants)
+    suite = replace(load_suite("base-to-novel"), variants=variants)
     done = made(tmp_path, suite, datasets=SETS, methods=("coop",), seeds=(1,), quick=True)
     hms = {variant.name: done.halves(variant, "Average")[2].mean for variant in done.variants}
     best = sorted(hms, key=lambda name: hms[name])[-6:]

@@ -22,7 +22,7 @@ from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import count_kinds, select_images
 from benchmarks.results.profiles import PAPER, find_profile
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
 from benchmarks.tables.check import check_metrics
 from benchmarks.tables.qualitative import qualitative_tables
@@ -50,7 +50,7 @@ def place(few_digits, tmp_path_factory) -> RuntimeConfig:
 def done(tiny_checkpoint, place) -> SuiteResults:
     """The suite on all classes of the digits with a tiny CLIP, before anything was run."""
     quick = {"epochs": 1, "batch_size": 20, "lr": 0.02, "warmup": "none", "test_batch_size": 16}
-    suite = suite_named("qualitative")
+    suite = load_suite("qualitative")
     more: dict[str, Any] = {
         "datasets": ("digits",),
         "classes": "all",

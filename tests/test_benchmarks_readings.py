@@ -13,7 +13,7 @@ from benchmarks.cli import main
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.studies.method_diagram import OUT, diagram
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from procap.methods.procap import ProCAPOptions
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
 
 @pytest.mark.parametrize("profile", [MINI, PAPER], ids=lambda profile: profile.name)
 def test_every_reading_changes_one_thing_and_is_validated_on_classes_held_out(profile):
-    suite = suite_named("readings")
+    suite = load_suite("readings")
     runs = suite.plan(suite.options(profile))
     assert {run.spec.config.classes for run in runs} == {"base", "dev-base"}
     [default, *others] = {run.variant.name: run.spec.config for run in runs}.values()
@@ -39,7 +39,7 @@ def test_every_reading_changes_one_thing_and_is_validated_on_classes_held_out(pr
 
 
 def test_an_option_of_the_user_moves_the_default_and_leaves_out_what_it_excludes():
-    suite = suite_named("readings")
+    suite = load_suite("readings")
     options = suite.options(MINI, options={"procap": {"deep_tokens": "independent"}})
     names = {run.variant.name for run in suite.plan(options)}
     assert "deep_tokens=refined" in names and not names & {"deep_tokens=independent", "inject=final"}
@@ -51,7 +51,7 @@ COUNTS = {"base:val": 60, "dev-base:val": 50, "dev-novel:val": 50, "base:test": 
 
 def write_results(results: Path, gains: dict[str, dict[str, tuple[int, ...]]], without: str = "") -> SuiteResults:
     """gains: more correct images by reading and target, one for each pair of data set and seed in order."""
-    suite = suite_named("readings")
+    suite = load_suite("readings")
     options = suite.options(MINI, datasets=("digits", "petals"), seeds=(1, 2))
     pairs = list(product(options.datasets, options.seeds))
     for run in suite.plan(options):

@@ -22,7 +22,7 @@ from benchmarks.plots import style
 from benchmarks.qualitative.pictures import describe_pictures
 from benchmarks.report.describe import describe_recipes
 from benchmarks.report.report import build_report, write_report
-from benchmarks.report.started_suites import find_suites
+from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
 from runner.config import Target
@@ -115,7 +115,7 @@ def test_headings_images_and_tables_are_accessible(tree: Node) -> None:
 
 def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree: Node, results: Path) -> None:
     shown = tables(tree)
-    suites, _ = find_suites(results)
+    suites, _ = find_started_suites(results)
     every_table = [table for one in suites for table in one.suite.tables(one.results)]
     assert {table.name for table in every_table} >= {"base-to-novel", "ablation"}
     marks: Counter[str | None] = Counter()
@@ -158,7 +158,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     notice = words_of(Page(text).root.all("header")[0])
     assert "3 of 16 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
     assert "generated data, quick schedules" in notice
-    runs = find_suites(results)[0][0].results.runs
+    runs = find_started_suites(results)[0][0].results.runs
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row
@@ -176,7 +176,7 @@ def test_the_command_at_the_top_is_the_plan_again(
     assert main(words) == 0
     planned = next(json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] in ("{", "["))
     runs = {run["run"] for run in (planned["runs"] if isinstance(planned, dict) else planned)}
-    assert runs == {entry.path for entry in find_suites(results)[0][0].results.runs}
+    assert runs == {entry.path for entry in find_started_suites(results)[0][0].results.runs}
 
 
 def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, mon
 
 def test_the_recipe_of_each_method_is_described(tmp_path: Path) -> None:
     begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("zeroshot", "maple", "procap"))
-    ((suite,), _) = find_suites(tmp_path)
+    ((suite,), _) = find_started_suites(tmp_path)
     recipes = ["MaPLe: adamw 0.01, 2 epochs, batch 16", "ProCAP: adamw 3.90625e-05, 2 epochs, batch 16"]
     assert describe_recipes(suite) == recipes
 

@@ -9,7 +9,7 @@ from made_results import put_config, put_score
 from report_pages import Page, begin, put_entry, tables, words_of
 
 from benchmarks.report.report import write_report
-from benchmarks.report.started_suites import find_suites, merge_unfinished
+from benchmarks.report.started_suites import find_started_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
 from runner.results import RankUse, ResourceUse, write_json
 from runner.run_folders import RunFolder
@@ -60,7 +60,7 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path: Pa
     config = put_config(root, entries[0].spec.config)
     for target in entries[0].spec.targets:
         put_score(root, config, target, 150, 200)
-    found, _ = find_suites(root)
+    found, _ = find_started_suites(root)
     assert [[run.state for run in one.unfinished] for one in found] == [[], ["not evaluated"]]
     assert merge_unfinished(found) == merge_unfinished(found[::-1]) == list(found[1].unfinished)
     text = write_report(root).read_text()

@@ -24,7 +24,7 @@ from benchmarks.runtime.data import class_names, load_case_data
 from benchmarks.runtime.flops import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, flags_of_options, make_settings
 from benchmarks.runtime.targets import CPU_RATIOS, list_targets
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.tables.runtime import runtime_tables
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
@@ -69,7 +69,7 @@ def report(runtime, short_checkpoint):
 @pytest.fixture
 def suite(report, runtime, tmp_path):
     """The suite with the report as its measurement, and its runtime; each test has a copy."""
-    definition = suite_named("runtime")
+    definition = load_suite("runtime")
     options = definition.options(MINI, datasets=("digits",), methods=("zeroshot", "procap"))
     place = replace(runtime, results=tmp_path, tracking_uri="off")
     settings = make_settings(place, CPU, **flags_of_options(options))
@@ -250,7 +250,7 @@ def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeyp
         raise MeasuringBegan
 
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begin)
-    suite = suite_named("runtime")
+    suite = load_suite("runtime")
     done = SuiteResults.read(suite, suite.options(profile, quick=quick, data=tmp_path / "data"), tmp_path)
     with pytest.raises(MeasuringBegan):
         suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)

@@ -20,10 +20,10 @@ from made_results import made, put_score, table_of
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
+from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
-from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 from runner.results import write_json
@@ -236,14 +236,14 @@ def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
 
 def test_a_table_shows_how_far_sigma_moved_in_the_runs_that_recorded_it(tmp_path):
     done = made(tmp_path, "base-to-novel", datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1, 2))
-    assert sigma_tables(done) == []
+    assert gaussian_token_tables(done) == []
     runs = [run for run in done.runs if (run.dataset, run.variant.method) == ("petals", "procap")]
     for run, size in zip(runs, (1.0, 3.0), strict=True):
         folder = RunFolder(tmp_path / run.path)
         moved = {"moved_median": 0.01 * size, "moved_max": 0.02 * size}
         sigma = {"median": 0.01 * size, "min": 0.005 * size, "max": 0.02 * size, **moved}
         write_json(folder.train_file, folder.train().model_copy(update={"statistics": {"sigma of text": sigma}}))
-    [table] = sigma_tables(done)
+    [table] = gaussian_token_tables(done)
     [row] = table.rows
     assert row.labels == ("petals", "ProCAP", "text")
     assert [cell.mean for cell in row.cells] == pytest.approx([0.02, 0.005, 0.06, 2, 6])
@@ -401,7 +401,7 @@ def test_files_are_written_in_every_format(tmp_path):
 
 
 def test_tables_without_results_have_missing_cells_only(tmp_path):
-    suite = suite_named("few-shot")
+    suite = load_suite("few-shot")
     done = SuiteResults.read(suite, suite.options(MINI, quick=True, seeds=(1,)), tmp_path / "none")
     [table] = suite.tables(done)
     assert not any(cell for row in table.rows for cell in row.cells)

@@ -12,7 +12,7 @@ from command_line import run
 from benchmarks.cli import execution
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import SUITES, suite_named
+from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import short_names
 from benchmarks.suites.planning import find_suite
 from cluster.launcher import launch
@@ -323,7 +323,7 @@ def test_names_of_files_and_metrics_of_a_suite_are_valid_and_distinct(name, tmp_
 
     from benchmarks.results.suite import PICTURES
 
-    suite = suite_named(name)
+    suite = load_suite(name)
     done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
     reserved = {"collection.json", "tracking.json", PICTURES}
     names = [table.name for table in suite.tables(done)]

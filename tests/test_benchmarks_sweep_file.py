@@ -52,7 +52,7 @@ def test_numbers_with_an_exponent_are_numbers(write: Write) -> None:
     ("text", "message"),
     [
         ("metods: coop", "mine.yaml: No such option: --metods"),
-        ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is there twice"),
+        ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
         ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
         ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
         ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),

@@ -20,7 +20,7 @@ def count_local_runs(device: str = "auto", **flags: float) -> int:
 
 
 def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 4)
+    monkeypatch.setattr("cluster.launcher.count_gpus", lambda: 4)
     monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     assert [count_local_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
@@ -47,7 +47,7 @@ def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
 
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fraction is always of one GPU."""
-    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 2)
+    monkeypatch.setattr("cluster.launcher.count_gpus", lambda: 2)
     monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
@@ -66,7 +66,7 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
 def test_more_gpus_than_there_are_here_are_refused(
     available: int, gpus: float, device: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: available)
+    monkeypatch.setattr("cluster.launcher.count_gpus", lambda: available)
     with pytest.raises(UsageError, match=re.escape(message)):
         count_local_runs(gpus=gpus, device=device)
     assert local_capacity(Launcher(gpus=0), device).resources.gpus == 0
@@ -99,7 +99,7 @@ def test_concurrent_runs_fit_in_the_memory_limit(
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
     assert count_local_runs(device="cpu") == 2
-    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 8)
+    monkeypatch.setattr("cluster.launcher.count_gpus", lambda: 8)
     assert count_local_runs() == 2 and count_local_runs(gpus=0.5) == 2
 
 

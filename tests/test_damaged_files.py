@@ -22,10 +22,10 @@ from made_results import put_run, put_score
 from benchmarks.cli import main
 from benchmarks.report.describe import describe_state
 from benchmarks.report.runs import find_sweeps
-from benchmarks.report.started_suites import find_suites
+from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results import load
 from benchmarks.results.profiles import MINI
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.planning import SuitePlan
 from benchmarks.tables.render import render
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
@@ -211,14 +211,14 @@ KINDS = (
 
 def put_suite(results: Path) -> Path:
     """Record a suite, and return its file."""
-    suite = suite_named("base-to-novel")
+    suite = load_suite("base-to-novel")
     options = suite.options(MINI, datasets=("digits",), methods=("coop",), seeds=(1,))
     collection = write_collection(results, SuitePlan.of(suite, options).collection)
     return results / collection.path / "collection.json"
 
 
 def read_suite(results: Path) -> None:
-    found, problems = find_suites(results)
+    found, problems = find_started_suites(results)
     if problems:
         raise UserError(problems[0][1])
     assert all(map(describe_state, found))

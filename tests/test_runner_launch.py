@@ -164,7 +164,7 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
 
 def procap_until_two_signals(place: str, line: list[str]) -> None:
     """`procap`, whose first step lasts until the process got two signals; it prints how many it has."""
-    count, ask = TrainState.count, signals.StopRequest._ask
+    count, ask = TrainState.count, signals.StopRequest._handle
     signals_got: list[int] = []
 
     def counted(state: TrainState, *what: object) -> None:
@@ -180,7 +180,7 @@ def procap_until_two_signals(place: str, line: list[str]) -> None:
 
     with (
         patch.object(TrainState, "count", counted),
-        patch.object(signals.StopRequest, "_ask", asked),
+        patch.object(signals.StopRequest, "_handle", asked),
         # However late the second signal is.
         patch.object(signals, "ECHO_SECONDS", SECONDS),
     ):

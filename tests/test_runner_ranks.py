@@ -296,7 +296,7 @@ def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the threads of this process are."""
-    monkeypatch.setattr("runner.distributed.error_store.PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr("runner.distributed.error_store.ERROR_WAIT_SECONDS", 120.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -55,7 +55,7 @@ def test_training_continues_on_another_machine_with_the_same_bits(machines, conf
     third = machines("third")
     result = evaluate(config, Target("digits", "base"), third)
     assert result.correct == evaluate(config, Target("digits", "base"), machines("alone")).correct
-    RemoteResults.of(machines("fourth")).pull_all()
+    RemoteResults.from_runtime(machines("fourth")).pull_all()
     assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
@@ -66,7 +66,7 @@ def test_force_deletes_a_run_at_the_url(s3, machines, config):
     again = train(config, machines("second"), force=True)
     assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
-    RemoteResults.of(runtime).pull_all()
+    RemoteResults.from_runtime(runtime).pull_all()
     assert RunFolder(runtime.results / config.path).train() == again
     assert RunFolder(runtime.results / config.path).evaluations() == []
 
@@ -127,7 +127,7 @@ def stop(uploader):
     uploader.upload()
     os.kill(os.getpid(), signal.SIGSTOP)
 
-CheckpointUploader.offer = stop
+CheckpointUploader.start = stop
 """
 
 

@@ -127,11 +127,11 @@ def test_results_continued_on_another_machine_are_one_suite_and_one_run(store: T
     for machine in ("first", "second"):
         results = tmp_path / machine
         at = RuntimeConfig(results, results, tracking_uri=store.uri, store=f"local://{tmp_path}/remote")
-        RemoteResults.of(at).pull_all(weights=True)
+        RemoteResults.from_runtime(at).pull_all(weights=True)
         tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
         if machine == "first":
             run = evaluated(results, 1)
-            RemoteResults.of(at).push_run(run)
+            RemoteResults.from_runtime(at).push_run(run)
         tracker.update([run])
         tracker.close("finished")
     assert family(store) == {"suite · shared": [f"{RUN} · seed 1"]} and len(all_runs(store)) == 2

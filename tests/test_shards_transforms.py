@@ -89,8 +89,8 @@ def test_rotation_is_torchvisions_for_the_same_angle():
     drawn = torch.empty(1).uniform_(-20, 20, generator=angle).item()
     fill = [round(255 * channel) for channel in MEAN]
     turned = F.rotate(image, drawn, InterpolationMode.BILINEAR, fill=fill)
-    expected = TrainAugment(16, MEAN, STD).vary(turned, angle)
-    assert np.array_equal(np.asarray(TrainAugment(16, MEAN, STD, rotation=20).vary(image, seeded(5))), expected)
+    expected = TrainAugment(16, MEAN, STD).augment(turned, angle)
+    assert np.array_equal(np.asarray(TrainAugment(16, MEAN, STD, rotation=20).augment(image, seeded(5))), expected)
 
 
 def test_draws_come_from_the_given_stream_alone():

@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.console.errors import one_line
+from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note
-from procap.errors import UserError
-from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import own_device, resolve_device
 from runner.stop_signals import Interrupted
-from shards.errors import DataError
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
@@ -43,9 +40,7 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            expected = isinstance(error, UserError | DataError | OSError)
-            reason = one_line(str(error)) if expected else describe_unexpected(error)
-            self.reasons[name] = reason.removeprefix(f"{name} ")
+            self.reasons[name] = describe_failure(error).removeprefix(f"{name} ")
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()

@@ -12,15 +12,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
-from benchmarks.cli.plan import show_checked_plan
-from benchmarks.cli.selection import (
-    eval_settings,
-    note_left_out,
-    runtime_config,
-    suite_changes,
-    trainable_methods,
-)
+from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.packing import find_unpacked
@@ -29,7 +23,7 @@ from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.results.published.tables import table1_methods
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites import ALL, PAPER_SUITES, suite_named, suite_paths, suite_text, suite_titles
+from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import check_engine, check_options, check_setup, check_targets, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
@@ -90,12 +84,9 @@ def group() -> None:
 def suite_command(name: str) -> Any:
     """Make the command of one suite, or of all; its help is the docstring of the suite's file."""
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
-    text = ALL_TEXT if name == ALL else suite_text(name)
+    text = ALL_TEXT if name == ALL else suite_help(name)
 
-    @command(
-        *(f"procap bench {name} {line}" for line in lines),
-        help=f"{text.strip()}\n\n{RESUME_TEXT}",
-    )
+    @command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
     def run(
         suite: SuiteFlags,
         launch: LaunchFlags,
@@ -128,17 +119,17 @@ def bench(
     features = cache_home() / "features" if flags.quick else None
     runtime = runtime_config(runtime_flags, engine, limit=flags.limit, features=features, evaluation=settings)
     several = name == ALL
-    suites = [suite_named(one) for one in (PAPER_SUITES if several else [name])]
+    suites = [load_suite(one) for one in (PAPER_SUITES if several else [name])]
     plans = plan_suites(suites, flags, runtime_flags, runtime.data)
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for run in runs:
-        settings.of(run.config)
+        settings.for_run(run.config)
     if flags.methods in METHOD_GROUPS:
         note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_ignored_flags(plan, flags)
-    remote = RemoteResults.of(runtime)
+    remote = RemoteResults.from_runtime(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
@@ -260,7 +251,7 @@ def plan_suite(
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.
     every = PAPER_SUITES if several and not flags.methods else ()
-    others = [method for name in every for method in suite_named(name).methods]
+    others = [method for name in every for method in load_suite(name).methods]
     parsed = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
     given = {method: own for method, own in parsed.items() if method in methods}
     if "methods" in changes:
@@ -275,7 +266,7 @@ def plan_suite(
         data=data,
         **changes,
     )
-    return SuitePlan.of(suite, _without_prescribed(suite, options, several=several))
+    return SuitePlan.make(suite, _without_prescribed(suite, options, several=several))
 
 
 def _without_prescribed(suite: Suite, options: SuiteOptions, *, several: bool) -> SuiteOptions:

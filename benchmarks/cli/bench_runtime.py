@@ -59,11 +59,9 @@ def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: Outp
     --check finds a target that is not met.
     """
     from benchmarks.runtime.benchmark import measure, write
-    from benchmarks.runtime.measure import silence_profiler
     from benchmarks.runtime.targets import NOT_MET, format_targets, list_targets
 
     library_defaults()
-    silence_profiler()
     device = resolve_device(runtime_flags.device)
     runtime = runtime_config(runtime_flags)
     settings = make_settings(runtime, device, **asdict(flags))

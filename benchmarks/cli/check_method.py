@@ -43,7 +43,7 @@ def method(
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
     options = parse_options(option or (), [name])[name]
-    from runner.method_check import CHECKS, Case, check_method
+    from runner.method_check import CHECKS, CheckCase, check_method
 
     names = split_names(only)
     for one in names:
@@ -52,7 +52,7 @@ def method(
     root = data_root(data)
     ensure_packed([dataset], root)
     runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)
-    case = Case.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
+    case = CheckCase.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
     if not case.config.recipe.epochs:
         raise UsageError(f"{name} trains nothing: there is nothing to check")
     results = []

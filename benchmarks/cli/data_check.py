@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import is_own, raw_sets, report_note, wanted_sets
+from benchmarks.cli.data_sources import is_own, report_note, select_datasets
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import available_cores
-from shards.audit import check_source
-from shards.catalogue import CATALOGUE, find
+from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.check_dataset import check_dataset
+from shards.check_source import check_source
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
@@ -64,7 +64,7 @@ def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
     problems: dict[str, list[str]] = {}
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
-    for one in wanted_sets(names, PackFlags(), data_root("")):
+    for one in select_datasets(names, PackFlags(), data_root("")):
         source = one.source()
         with parts_progress(f"checking {one.name}", source.counts) as progress:
             report = check_source(source, workers=workers, on_progress=progress)
@@ -81,7 +81,6 @@ def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
-
     wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
         raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quote(root)}")
@@ -124,15 +123,14 @@ def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
 
 
 def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
-
     root = packing.raw_root()
     assert root is not None
-    wanted = raw_sets() if "all" in given or "paper" in given else [find(name) for name in given]
+    wanted = list(PUBLISHED) if "all" in given or "paper" in given else [find(name) for name in given]
     reports: list[RawReport] = []
     rows: list[tuple[object, ...]] = []
     for dataset in {dataset.name: dataset for dataset in wanted}.values():
         if dataset.source != "folder" or dataset.variant:
-            raw = ", ".join(each.name for each in raw_sets())
+            raw = ", ".join(each.name for each in PUBLISHED)
             raise DataUsageError(f"'{dataset.name}' has no raw folder of its own; raw: {raw}")
         with parts_progress(f"checking {dataset.name}") as progress:
             on_progress = partial(progress, dataset.name)

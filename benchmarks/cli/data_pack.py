@@ -10,15 +10,16 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.cli.data_sources import DatasetToPack, raw_sets, report_note, wanted_sets
+from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets
+from benchmarks.cli.dry_run import data_states
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
-from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
+from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.environment import available_cores
-from shards.audit import refuse
+from shards.catalogue import PUBLISHED
+from shards.check_source import raise_problems
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataError
 from shards.files import write_file
@@ -29,7 +30,6 @@ from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
 from shards.urls import redact
 
-SPLITS = ("train", "val", "test")
 CLASSES_SHOWN = 40
 
 
@@ -59,7 +59,7 @@ def pack(
     a folder of your images a YAML file is guessed, and written beside it once packed; all findings are listed at once.
     """
     root = _local_root(data, packing)
-    wanted = wanted_sets(names, packing, root)
+    wanted = select_datasets(names, packing, root)
     if mode.dry_run:
         return _show_plan(wanted, root, output)
     packed: dict[str, Manifest] = {}
@@ -134,8 +134,8 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
                 source = one.source()
                 for text in source.notes:
                     report_note(text)
-                refuse(one.name, source.problems, report_note)
-                counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in SPLITS)
+                raise_problems(one.name, source.problems, report_note)
+                counts = format_counts(source.counts)
                 size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
             state = states[one.name] if is_packed(root, one.name) else state
         except DataError as error:
@@ -161,7 +161,7 @@ def _local_root(data: str, packing: PackFlags) -> Path:
     refuse_packing(root)
     if given := packing.raw or os.environ.get("PROCAP_RAW"):
         target, raw = root.resolve(), Path(given).expanduser().resolve()
-        folders = {Path(folder).parts[0] for dataset in raw_sets() if dataset.raw for folder in dataset.raw.folders}
+        folders = {Path(folder).parts[0] for dataset in PUBLISHED if dataset.raw for folder in dataset.raw.folders}
         if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
             raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder")
     return root

@@ -15,7 +15,7 @@ from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, GROUPS, Dataset, derive_dataset, find
+from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
 from shards.default_paths import cache_home
 from shards.errors import DataError, DataUsageError
 from shards.manifest import Manifest
@@ -75,7 +75,7 @@ class DatasetToPack:
         return None
 
 
-def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
+def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
 
     Duplicates are dropped. The YAML file of a folder that has none is guessed, and not written here.
@@ -84,7 +84,7 @@ def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> li
     for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
         if packing.shards and name in GROUPS:
             raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
-        for one in _resolve(name, packing, data_root):
+        for one in _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]:
             if wanted.setdefault(one.name, one).location != one.location:
                 raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
@@ -94,14 +94,8 @@ def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> li
     return list(wanted.values())
 
 
-def raw_sets() -> list[Dataset]:
-    """List the published data sets, which are packed from the user's own raw folders."""
-    return [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
-
-
-def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
-
-    drawn = [_drawn(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
+def _resolve_group(name: str, packing: PackFlags) -> list[DatasetToPack]:
+    drawn = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
     if name == "world" or (name == "all" and root is None):
         if packing.changes:
@@ -109,14 +103,14 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
         return drawn
     if root is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
-    there = [dataset for dataset in raw_sets() if find_folder(dataset, root)]
+    there = [dataset for dataset in PUBLISHED if find_folder(dataset, root)]
     if not there:
         raise UsageError(
             f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quote(root)}"
         )
-    if absent := [dataset.name for dataset in raw_sets() if dataset not in there]:
+    if absent := [dataset.name for dataset in PUBLISHED if dataset not in there]:
         note(f"not in {root}, left out: {', '.join(absent)}")
-    return [*(_folder(dataset, packing) for dataset in there), *(drawn if name == "all" else ())]
+    return [*(_from_raw_folder(dataset, packing) for dataset in there), *(drawn if name == "all" else ())]
 
 
 def is_own_folder(name: str) -> bool:
@@ -139,13 +133,7 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve(name: str, packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
-    if is_own_folder(name):
-        return [_guessed(Path(name).expanduser(), packing)]
-    return _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]
-
-
-def _guessed(folder: Path, packing: PackFlags) -> DatasetToPack:
+def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
     """Take a folder by the YAML file beside it, which is guessed if there is none."""
     if packing.changes or packing.shards:
         raise UsageError(f"{folder} is described by the YAML file beside it: leave out the other flags")
@@ -154,31 +142,33 @@ def _guessed(folder: Path, packing: PackFlags) -> DatasetToPack:
         note(f"{file} describes {folder}")
     else:
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}")
-    return described(file, packing, text)
+    return dataset_from_file(file, packing, text)
 
 
-def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
+def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
+    if is_own_folder(name):
+        return _from_own_folder(Path(name).expanduser(), packing)
     if name.lower().endswith((".yaml", ".yml")):
-        return described(Path(name).expanduser(), packing)
+        return dataset_from_file(Path(name).expanduser(), packing)
     if os.sep in name:
         raise UsageError(f"there is no folder {name}; name a folder of images, a YAML file, or a data set")
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     if packing.shards:
-        return _public(dataset, packing)
+        return _from_public_shards(dataset, packing)
     if dataset.source == "folder":
-        return _folder(find(name), packing)
+        return _from_raw_folder(find(name), packing)
     # Raises UsageError for changes to a drawn data set.
     derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
-    return _drawn(dataset)
+    return _from_builtin(dataset)
 
 
-def _drawn(dataset: Dataset) -> DatasetToPack:
+def _from_builtin(dataset: Dataset) -> DatasetToPack:
     return DatasetToPack(dataset.name, lambda: builtin_source(dataset))
 
 
-def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
+def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
     """Take the data set of a YAML file, or of its `text` if it is not written."""
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
@@ -189,7 +179,7 @@ def described(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
     return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "", guessed=text)
 
 
-def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
+def _from_public_shards(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Take the test split from public shards."""
     if packing.changes or dataset.variant:
         raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
@@ -201,7 +191,7 @@ def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     return DatasetToPack(dataset.name, source, public_origin(dataset), packing.shards, packing.shards)
 
 
-def _folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
+def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Take a published data set from its raw folder, changed as its name or the flags say."""
     if dataset.variant and packing.changes:
         raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.plan import show_checked_plan
+from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import (
     absent_targets,
     eval_settings,
@@ -85,7 +85,7 @@ def evaluate(
             note_missing_halves((config for config, _ in found), runtime.data)
         for config, _ in found:
             # Refuse impossible settings before any run is evaluated.
-            settings.of(config)
+            settings.for_run(config)
         return found
 
     train_flags = (
@@ -184,7 +184,7 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
     if group.broadcast_object(RunFolder(runtime.results / config.path).train_file.exists()):
         return
     if group.ranks.first:
-        RemoteResults.of(runtime).pull_run(config.path, weights=False)
+        RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
     ensure_packed([config.dataset], runtime.data)
     train(config, runtime, group=group)
 
@@ -192,11 +192,11 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
 def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_command: str, *, force: bool) -> bool:
     """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
     folder = RunFolder(runtime.results / config.path)
-    RemoteResults.of(runtime).pull_run(config.path, weights=False)
+    RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
     if config.recipe.epochs and not folder.train_file.exists():
         state = "has not finished" if folder.progress_file.exists() else "was not trained"
         raise UserError(f"{folder.path} {state}; train it first: {train_command}")
-    existing = None if force else folder.evaluation(target, runtime.evaluation.of(config))
+    existing = None if force else folder.evaluation(target, runtime.evaluation.for_run(config))
     return existing is None or existing.limit not in (None, runtime.limit)
 
 
@@ -216,7 +216,7 @@ def _check_plan(
         if _is_needed(config, at, target, train_command, force=force)
     ]
     for _, at, target in needed:
-        Acceleration.of(at.accelerate, resolve_device(at.device))
+        Acceleration.parse(at.accelerate, resolve_device(at.device))
         check_targets([target], at.data)
     check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
     for config, at, targets in work:
@@ -236,7 +236,7 @@ def _check_plan(
 def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     """Find the run of a folder, given as a path or as its name below the results."""
     if runtime.store and not run.is_absolute():
-        RemoteResults.of(runtime).pull_run(run.as_posix())
+        RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
     folder = run.expanduser()
     config, results = locate_run(folder if folder.exists() else runtime.results / run)
     store = runtime.store if results == runtime.results.resolve() else None

@@ -60,7 +60,7 @@ def execute(
             note("one run at a time, in this process (--max-concurrent N for more)")
         if force:
             # Once, in the driver, so that a restarted run resumes.
-            remote = RemoteResults.of(runtime)
+            remote = RemoteResults.from_runtime(runtime)
             for run in runs:
                 folder = RunFolder(runtime.results / run.path)
                 with folder.locked():

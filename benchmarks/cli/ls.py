@@ -13,9 +13,9 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, note, plural, quote, show, show_json
-from benchmarks.results.frame import find_results, run_folders
-from benchmarks.suites import suite_named, suite_titles
+from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
+from benchmarks.results.frame import open_results, run_folders
+from benchmarks.suites import load_suite, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_specs
 from procap.methods.plugins import describe_unexpected
@@ -27,7 +27,6 @@ from shards.default_paths import data_root
 from shards.errors import DataError
 from shards.mirror import is_mirror
 from shards.resolve import is_packed, packed_names, resolve_dataset
-from shards.urls import is_url
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
@@ -64,7 +63,6 @@ def ls(
 
 
 def _methods() -> Listing:
-
     rows: list[dict[str, Any]] = []
     shown = []
     for spec in method_specs():
@@ -93,13 +91,12 @@ def _methods() -> Listing:
 
 
 def _suites() -> Listing:
-
     rows: list[dict[str, Any]] = []
     for name, title in suite_titles().items():
         row: dict[str, Any] = {"name": name, "title": title, "methods": [], "seeds": []}
         # The title of a plug-in that cannot be used contains the error.
         with suppress(UsageError):
-            suite = suite_named(name)
+            suite = load_suite(name)
             row |= {"name": suite.name, "methods": list(suite.methods), "seeds": list(suite.seeds)}
         rows.append(row)
     shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
@@ -107,7 +104,6 @@ def _suites() -> Listing:
 
 
 def _datasets(root: Path) -> Listing:
-
     packed = packed_names(root)
     try:
         # The server of a mirror cannot list its data sets: look for known names.
@@ -126,9 +122,16 @@ def _datasets(root: Path) -> Listing:
         row = {"images": dict(dataset.counts), "packed": name in packed, "complete": whole}
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
-        counts = "/".join(f"{dataset.counts[s]:,}" if s in dataset.counts else "-" for s in ("train", "val", "test"))
         state = "no" if name not in packed else "yes" if whole else "in part"
-        shown.append((dataset.name, dataset.classes, counts, state, dataset.variant or dataset.description))
+        shown.append(
+            (
+                dataset.name,
+                dataset.classes,
+                format_counts(dataset.counts),
+                state,
+                dataset.variant or dataset.description,
+            )
+        )
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 
@@ -141,11 +144,7 @@ def _backbones() -> Listing:
 
 
 def _runs(results: str, selection: SelectionFlags, sort: str) -> Listing:
-
-    root = find_results(results)
-    if not root.is_dir() and not is_url(results):
-        kind = "a file" if root.exists() else "not there"
-        raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")
+    root = open_results(results)
     found = run_folders(root)
     wanted = run_filter(selection, lambda: (config.dataset for _, config in found))
     rows = [_describe_run(folder, config) for folder, config in found if wanted(config)]

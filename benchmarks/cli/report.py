@@ -22,8 +22,8 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
-from benchmarks.results.frame import find_results, run_folders
-from procap.errors import UsageError, UserError
+from benchmarks.results.frame import open_results, run_folders
+from procap.errors import UsageError
 from runner.environment import library_defaults
 from shards.default_paths import data_root
 from shards.urls import is_url
@@ -62,9 +62,7 @@ def report(
     given = command_line(selection)
     if given and suites:
         raise UsageError(f"name suites or select runs: {' '.join(suites)} or {given}")
-    root = find_results(results)
-    if not root.is_dir():
-        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
+    root = open_results(results)
     selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))) if given else None
     # The local folder of a URL is a cache, in which users would not find the page.
     out = out or (Path("report") if is_url(results) else None)

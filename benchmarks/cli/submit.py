@@ -54,14 +54,7 @@ def submit(
     `ray job logs -f ID` and `ray job stop ID` do the rest.
     """
     from cluster.address import dashboard_url
-    from cluster.submit import (
-        check_command,
-        collect_sources,
-        connect,
-        job_environment,
-        make_request,
-        translate_errors,
-    )
+    from cluster.submit import check_command, collect_sources, connect, job_environment, make_request, translate_errors
     from runner.run_collection import SUITE_FILE_VARIABLE
     from shards.remote import warn_of_stall
 

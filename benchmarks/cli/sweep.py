@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +26,11 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.plots.style import save_plots
 from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images, note_small_classes
 from benchmarks.sweeps import table
-from benchmarks.sweeps.figure import draw_sweep
 from benchmarks.sweeps.file import merge_file
+from benchmarks.sweeps.plot import plot_sweep
 from cluster.configuration import (
     METRICS,
     SWEEPS,
@@ -93,7 +95,7 @@ def sweep(
     at = runtime_config(runtime, engine)
     settings = make_settings(searched, selection, recipe, at.data)
     folder = SweepFolder(at.results / SWEEPS / settings.name)
-    RemoteResults.of(at).pull_all()
+    RemoteResults.from_runtime(at).pull_all()
     folder.check(settings)
     check_values(settings, at.data)
     runs = make_runs(settings, next(examples(settings)), at.data)
@@ -151,7 +153,7 @@ def _execute(
     except BaseException as error:
         if searched.configurations:
             progress.close(status_after(error))
-            RemoteResults.of(at).try_push_all()
+            RemoteResults.from_runtime(at).try_push_all()
         raise
     interrupted = searched.count("running") > 0
     progress.close("failed" if searched.count("failed") else "interrupted" if interrupted else "finished")
@@ -174,9 +176,9 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
     commands = [line for one in best for line in make_commands(settings, one.values, runtime, engine)]
     document = table.summarize(settings, found, commands)
     write_json(searched.folder.path / "summary.json", document)
-    plots = draw_sweep(settings, found, searched.folder.path)
+    plots = save_plots(searched.folder.path, {"sweep": partial(plot_sweep, settings, found)})
     # Includes the records of what was exported to MLflow.
-    RemoteResults.of(searched.runtime).push_all()
+    RemoteResults.from_runtime(searched.runtime).push_all()
     if found:
         show(table.format_table(settings, found))
     if len(each := table.find_best_of_each(settings, found)) > 1:
@@ -227,13 +229,11 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
 
 
 def _note_fields_without_effect(settings: SweepSettings, data: Path) -> None:
-
     for field in fields_without_effect(settings, data):
         note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
 
 
 def _format_title(settings: SweepSettings) -> str:
-
     limits = f", {settings.trials} configurations" if settings.trials is not None else ""
     limits += f", {settings.hours:g} h" if settings.hours is not None else ""
     each = plural(len(settings.seeds), "seed")

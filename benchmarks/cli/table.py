@@ -24,8 +24,8 @@ from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.claims import read_claims
 from benchmarks.report.runs import find_sweeps
-from benchmarks.report.started_suites import find_suites
-from benchmarks.results.frame import find_results, read_frame, run_folders
+from benchmarks.report.started_suites import find_started_suites
+from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
 from benchmarks.suites.planning import find_suite, recorded_options
@@ -80,8 +80,7 @@ def table(
     suite: Annotated[
         str,
         typer.Argument(
-            metavar="SUITE",
-            help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]",
+            metavar="SUITE", help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]"
         ),
     ] = "",
     results: Results = "results",
@@ -94,43 +93,51 @@ def table(
     """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
+    tables: Sequence[Table]
+    code = 0
     if suite == PUBLISHED:
         if given := command_line(selection, flags):
             raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
-
-        _show_tables(suite, published_tables(), form, output)
-        return 0
-    if suite == CLAIMS:
+        tables = published_tables()
+    elif suite == CLAIMS:
         if given := command_line(selection, replace(flags, data="")):
             raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
-        return _claims(results, form, output, flags)
-    if suite and suite != CALIBRATION:
-        return _suite_tables(suite, selection, results, form, output, flags)
-    if given := command_line(replace(flags, data="")):
-        raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
-    root = find_results(results)
+        tables, code = _claims_tables(results, flags)
+    elif suite in ("", CALIBRATION):
+        if given := command_line(replace(flags, data="")):
+            raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
+        tables = _tables_of_runs(selection, results, calibration=bool(suite))
+    else:
+        tables, code = _suite_tables(suite, selection, results, flags)
+    document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
+    if form != "json":
+        show("\n\n".join(render(table, form) for table in tables))
+        for line in dict.fromkeys(line for table in tables for line in table.notes) if form == "csv" else ():
+            note(line)
+    if output.json or form == "json":
+        show_json(document)
+    return code
+
+
+def _tables_of_runs(selection: SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
+    root = open_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    tables = calibration_of_runs(frame) if suite else run_tables(frame)
+    tables = calibration_of_runs(frame) if calibration else run_tables(frame)
     if not tables:
         raise UserError(f"no evaluation below {results} has recorded its calibration: procap eval --force repeats it")
-    _show_tables(suite or None, tables, form, output)
-    return 0
+    return tables
 
 
-def _suite_tables(
-    name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
-) -> int:
-
-    root, data = find_results(results), data_root(flags.data)
-    if not root.is_dir():
-        raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
+def _suite_tables(name: str, selection: SelectionFlags, results: str, flags: TableFlags) -> tuple[Sequence[Table], int]:
+    """Make the tables of a suite or sweep; returns them with the exit code."""
+    root, data = open_results(results), data_root(flags.data)
     if name not in suite_paths() and (root / COLLECTIONS / "sweep" / name).is_dir():
         if chosen := command_line(selection, flags):
             raise UsageError(f"procap table {name} is a sweep, for which no run is chosen: no {chosen}")
-        return _sweep_table(name, root, form, output)
+        return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.
     find_runs(root)
     suite = find_suite(name, root)
@@ -147,8 +154,7 @@ def _suite_tables(
         note(f"procap: {path} is left out: {why}")
     if flags.check:
         checked = check_metrics(done)
-        _show_tables(name, [check_table(done, checked)], form, output)
-        return 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
+        return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {entry.path for entry in done.runs}
     further = collection.finished(root, without=planned) if collection else []
@@ -156,43 +162,23 @@ def _suite_tables(
         command = suite.command(options, results)
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
-    _show_tables(name, tables, form, output)
     if further:
         note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
-    return 1 if done.unreadable else 0
+    return tables, 1 if done.unreadable else 0
 
 
-def _sweep_table(name: str, root: Path, form: str, output: OutputFlags) -> int:
-
+def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
     sweeps, problems = find_sweeps(root)
     for sweep, why in problems:
         if sweep == name:
             raise UserError(f"sweep {name} cannot be read: {why}")
     [found] = [one for one in sweeps if one.name == name]
-    _show_tables(name, found.suite.tables(found.results), form, output)
-    return 0
+    return found.suite.tables(found.results)
 
 
-def _claims(results: str, form: str, output: OutputFlags, flags: TableFlags) -> int:
-
-    root, data = find_results(results), data_root(flags.data)
-    if not root.is_dir():
-        raise UserError(f"no results folder at {results}; make one: procap bench all --results {quote(results)}")
-    started, problems = find_suites(root, data)
+def _claims_tables(results: str, flags: TableFlags) -> tuple[Sequence[Table], int]:
+    root, data = open_results(results), data_root(flags.data)
+    started, problems = find_started_suites(root, data)
     for name, why in problems:
         note(f"procap: {name} is left out: {why}")
-    _show_tables(CLAIMS, [read_claims(root, started, shown=results, data=data)], form, output)
-    return 1 if problems else 0
-
-
-def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:
-    document = {"suite": name, "tables": [to_dict(table) for table in tables]}
-    if form == "json":
-        show_json(document)
-        return
-    show("\n\n".join(render(table, form) for table in tables))
-    if form == "csv":
-        for line in dict.fromkeys(line for table in tables for line in table.notes):
-            note(line)
-    if output.json:
-        show_json(document)
+    return [read_claims(root, started, shown=results, data=data)], 1 if problems else 0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
-from procap.errors import UserError
+from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
-from runner.remote_results import RemoteResults, results_root
 from runner.run_collection import COLLECTIONS
 from runner.tracking import export
 from runner.tracking.store import TrackingStore
-from shards.default_paths import cache_home
 
 
 @command("procap track sync --results demo/results", "procap track sync --dry-run")
@@ -45,12 +41,3 @@ def sync(
         document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
         show_json({"destination": store.address, "dry_run": dry_run, **document})
     return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
-
-
-def open_results(given: str, *, weights: bool = False) -> Path:
-    """Return the results folder, synchronized with its URL, if any. Raises UserError if it does not exist."""
-    root, url = results_root(given, cache_home())
-    RemoteResults(url, root).pull_all(weights=weights)
-    if not root.is_dir():
-        raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
-    return root

@@ -22,10 +22,10 @@ from typing import IO, Annotated
 import typer
 
 from benchmarks.cli.flags import OpenBrowser, OutputFlags, Results, Tracking, command, flag
-from benchmarks.cli.track import open_results
 from benchmarks.console.output import note, plural, show
 from benchmarks.console.parse import split_names
 from benchmarks.report.links import COMPARED, charts_page, compare_page
+from benchmarks.results.frame import open_results
 from procap.errors import UsageError, UserError, unknown_name
 from runner.environment import library_defaults
 from runner.run_collection import Collection, read_collections

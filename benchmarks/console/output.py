@@ -168,6 +168,11 @@ def csv_text(text: str) -> str:
     return f"'{text}" if is_formula else text
 
 
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Format the images of train, val and test as `1,000/200/500`, with a dash for a split that does not exist."""
+    return "/".join(f"{counts[split]:,}" if split in counts else "-" for split in ("train", "val", "test"))
+
+
 def plural(count: int, noun: str) -> str:
     """Format a count: `1 run`, `3 runs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -21,7 +21,6 @@ from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
 from benchmarks.tables.qualitative import pictured_accuracy
-from procap.clip import CLIP
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError
 from procap.plan import Plan
@@ -30,10 +29,9 @@ from runner.engine import autocast
 from runner.environment import environment
 from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
-from runner.setup import label_space
+from runner.setup import clip_transform, label_space
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import ShardSet, open_dataset
-from shards.transforms import EvalTransform, eval_transform
 
 
 def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def compare(
     count = predicted.shape[1]
     right = predicted == selection.images.labels[:count]
     plans = {title: _make_plan(run, shards, selection) for title, run in runs.items()}
-    as_seen = _make_transform(next(iter(runs.values())).clip)
+    as_seen = clip_transform(next(iter(runs.values())).clip)
     chosen = select_images(right, images)
     names = [name.replace("_", " ") for name in selection.classnames]
     kinds, pixels, picks = list_kinds(right), [], []
@@ -92,7 +90,7 @@ def compare(
         image = selection.images.image(place)
         pixels.append(np.asarray(as_seen.crop(image)))
         maps = {
-            title: image_maps(run.clip, _make_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
+            title: image_maps(run.clip, clip_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
             for title, run in runs.items()
         }
         picks.append(
@@ -157,10 +155,6 @@ def _make_plan(run: TrainedRun, shards: ShardSet, selection: Selection) -> Plan:
     """Make the plan by which a run reads images of a target."""
     with autocast(run.config.precision, run.clip.device):
         return run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
-
-
-def _make_transform(clip: CLIP) -> EvalTransform:
-    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
 
 def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:

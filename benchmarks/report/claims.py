@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.report.started_suites import StartedSuite
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.planning import recorded_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.claims import claims_table, load_claims
@@ -30,7 +30,7 @@ def read_claims(
     existing = {one.name: one.results for one in started}
     suites, commands = {}, {}
     for name in dict.fromkeys(claim.suite for claim in load_claims()):
-        suite = suite_named(name)
+        suite = load_suite(name)
         if name in existing:
             suites[name] = existing[name]
         elif not only_started:

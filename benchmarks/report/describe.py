@@ -23,30 +23,30 @@ KEYS: Mapping[str, str] = {
 """Titles for keys of variants."""
 
 
-def describe_suite(one: StartedSuite) -> tuple[str, str]:
-    """Return what the suite is, and what the paper has of it, from the docstring of a built-in suite's module."""
-    if not one.is_suite:
+def describe_suite(started: StartedSuite) -> tuple[str, str]:
+    """Return what the suite compares, and what the paper publishes of it, from the docstring of a built-in suite."""
+    if not started.is_suite:
         return "", ""
-    module = sys.modules.get(SUITES.get(one.name, "").partition(":")[0])
+    module = sys.modules.get(SUITES.get(started.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
     prose = [" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost"))]
     paper = " ".join(text for text in prose if text.startswith("Published"))
-    return " ".join(text for text in prose if not text.startswith("Published")) or one.suite.title, paper
+    return " ".join(text for text in prose if not text.startswith("Published")) or started.suite.title, paper
 
 
-def describe_state(one: StartedSuite) -> str:
+def describe_state(started: StartedSuite) -> str:
     """Describe how far it is: "33 of 35 runs finished: 1 failed, 1 missing"."""
-    if not one.results.paths:
+    if not started.results.paths:
         return "measured without runs of its own"
-    finished = len(one.results.paths) - len(one.unfinished)
-    counts = Counter(run.state for run in one.unfinished)
+    finished = len(started.results.paths) - len(started.unfinished)
+    counts = Counter(run.state for run in started.unfinished)
     listed = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return f"{finished} of {plural(len(one.results.paths), 'run')} finished{f': {listed}' if listed else ''}"
+    return f"{finished} of {plural(len(started.results.paths), 'run')} finished{f': {listed}' if listed else ''}"
 
 
-def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
+def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
     """List how it was run, as terms and values."""
-    options, runs = one.options, one.results.runs
+    options, runs = started.options, started.results.runs
     facts = [
         ("Profile", f"{options.profile.name}{', quick' * options.quick}"),
         ("Data sets", ", ".join(options.datasets)),
@@ -65,15 +65,15 @@ def list_facts(one: StartedSuite) -> list[tuple[str, str]]:
         classes = " or ".join(dict.fromkeys(one.classes for one in configs))
         facts.append(("Backbone", "; ".join(backbones)))
         facts.append(("Trained on", f"{classes} classes, {shots} image{'s' * (shots != '1')} per class"))
-        facts.append(("Recipe", "; ".join(describe_recipes(one))))
-    facts.append(("Runs", describe_state(one)))
+        facts.append(("Recipe", "; ".join(describe_recipes(started))))
+    facts.append(("Runs", describe_state(started)))
     return [(name, value) for name, value in facts if value]
 
 
-def describe_recipes(one: StartedSuite) -> list[str]:
+def describe_recipes(started: StartedSuite) -> list[str]:
     """Describe the recipe of each trained method, with up to three where they differ."""
     texts: dict[str, dict[str, None]] = {}
-    for run in one.results.runs:
+    for run in started.results.runs:
         config, recipe = run.spec.config, run.spec.config.recipe
         if recipe.epochs:
             text = f"{recipe.optimizer} {recipe.lr:g}, {plural(recipe.epochs, 'epoch')}, batch {recipe.batch_size}"
@@ -113,14 +113,16 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     ]:
         found.append((f"Another backbone than the paper's ViT-B/16 of OpenAI ({names(other)}).", "another backbone"))
     frames = [one.results.frame for one in suites]
-    limited = {job for own in frames for job in own[["path", "target"]][own.limited].itertuples(index=False)}
+    limited = {
+        evaluation for own in frames for evaluation in own[["path", "target"]][own.limited].itertuples(index=False)
+    }
     if limited:
         text = f"Limited: {plural(len(limited), 'evaluation')} used the first images of a test set only, marked †."
         found.append((text, "limited evaluations (†)"))
     changed = {name: text for one in suites for name, text in one.results.changed_sets.items()}
     found += [(f"{name} is not the published data set: {text}.", f"changed {name}") for name, text in changed.items()]
     for one in suites:
-        if one.further:
-            further = plural(len(one.further), "further run")
+        if one.other_runs:
+            further = plural(len(one.other_runs), "further run")
             found.append((f"{one.name} has {further} made with other flags, which no table here shows.", ""))
     return found

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
 from benchmarks.report.claims import read_claims
@@ -23,15 +24,14 @@ from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
 from benchmarks.report.pictures import Picture, draw_picture, load_picture
 from benchmarks.report.runs import find_sweeps, read_runs
-from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_suites, merge_unfinished
+from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_started_suites, merge_unfinished
 from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
+from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
-from benchmarks.tables.sigma import sigma_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
-from shards.errors import DataError
 
 T = TypeVar("T")
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
@@ -165,7 +165,7 @@ def _find_groups(
     names = {one.name for one in sweeps} | {name for name, _ in problems}
     suites: list[StartedSuite] = []
     if not wanted or not names.issuperset(wanted):
-        suites, unread = find_suites(results, data, [word for word in wanted if word not in names])
+        suites, unread = find_started_suites(results, data, [word for word in wanted if word not in names])
         problems = unread + problems
     if wanted:
         chosen = [name for name, _ in problems if name in wanted or name not in names]
@@ -208,60 +208,59 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T
     try:
         return make()
     except Exception as error:
-        expected = isinstance(error, UserError | DataError | OSError)
-        text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
-        problems.append((name, f"{what}: {text}"))
+        problems.append((name, f"{what}: {describe_failure(error)}"))
         return otherwise
 
 
 def _make_section(
-    one: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem], *, detailed: bool
+    started: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem], *, detailed: bool
 ) -> Section:
     """Make the section of a suite, sweep or single runs. detailed: with learned variances, classes and mistakes."""
-    attempt = partial(_attempt, problems, one.name)
-    suite, results = one.suite, one.results
+    attempt = partial(_attempt, problems, started.name)
+    suite, results = started.suite, started.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
-    if one.is_suite and detailed:
-        tables += attempt("the table of learned variances", partial(sigma_tables, results), [])
+    if started.is_suite and detailed:
+        tables += attempt("the table of learned variances", partial(gaussian_token_tables, results), [])
     plots: Plots = {}
-    if suite.plots and (len(results.frame) or not one.is_suite):
+    if suite.plots and (len(results.frame) or not started.is_suite):
         plots = attempt("its plots", partial(suite.plots, results), {})
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in results.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
-    published = [table for table in published_tables() if table.name == f"published-{one.name}" and not has_published]
-    text, paper = describe_suite(one)
+    name = f"published-{started.name}"
+    published = [] if has_published else [table for table in published_tables() if table.name == name]
+    text, paper = describe_suite(started)
     found: tuple[list[Mistakes], str] = ([], "")
     if detailed and len(results.frame):
-        found = attempt("where it is wrong", partial(_find_mistakes, one, data), found)
+        found = attempt("where it is wrong", partial(_find_mistakes, started, data), found)
     return Section(
-        name=one.name,
-        heading=one.name if one.is_suite else suite.heading,
+        name=started.name,
+        heading=started.name if started.is_suite else suite.heading,
         text=text,
         paper=paper,
-        command=suite.command(replace(one.options, data=data), shown) if one.is_suite else "",
-        ui=shlex.join(["procap", "ui", "--results", shown, *(["--suite", one.name] if one.is_suite else [])])
-        if one.results.paths
+        command=suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
+        ui=shlex.join(["procap", "ui", "--results", shown, *(["--suite", started.name] if started.is_suite else [])])
+        if started.results.paths
         else "",
-        facts=attempt("how it was run", lambda: list_facts(one), []),
-        links=attempt("its links", lambda: find_links(one.collection, results.results, tracking), []),
+        facts=attempt("how it was run", lambda: list_facts(started), []),
+        links=attempt("its links", lambda: find_links(started.collection, results.results, tracking), []),
         tables=[table for table in tables if not table.compares],
         pictures=[picture for picture in pictures if picture],
         comparisons=[table for table in tables if table.compares],
         published=published,
-        state=describe_state(one),
-        status=STATUS.get(one.collection.status, ""),
-        unfinished=one.unfinished,
+        state=describe_state(started),
+        status=STATUS.get(started.collection.status, ""),
+        unfinished=started.unfinished,
         mistakes=found[0],
         mistakes_left=found[1],
     )
 
 
-def _find_mistakes(one: StartedSuite, data: Path | None) -> tuple[list[Mistakes], str]:
+def _find_mistakes(started: StartedSuite, data: Path | None) -> tuple[list[Mistakes], str]:
     """List the mistakes of a suite, with its titles of variants, or of other runs."""
-    results = one.results
-    if not one.is_suite:
+    results = started.results
+    if not started.is_suite:
         return list_mistakes(title_runs(results.frame), data)
     titles = {results.variants.index(variant): title for title, variant in results.by_title.items()}
     return list_mistakes(results.frame.assign(title=results.frame.number.map(titles)), data)

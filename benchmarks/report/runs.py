@@ -15,7 +15,7 @@ from benchmarks.results.profiles import Profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from benchmarks.suites.suite import Suite
-from benchmarks.sweeps.figure import plot_sweep
+from benchmarks.sweeps.plot import plot_sweep
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Column, Row, Table

@@ -43,7 +43,7 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class StartedSuite:
-    """A suite that was started: its unfinished runs, the worst first; further: finished runs made with other flags.
+    """A suite that was started: its unfinished runs, the worst first; other_runs: finished ones made with other flags.
 
     is_suite: False for a sweep and for runs without a suite, which no `procap bench` continues.
     """
@@ -52,7 +52,7 @@ class StartedSuite:
     collection: Collection
     results: SuiteResults
     unfinished: tuple[UnfinishedRun, ...] = ()
-    further: tuple[str, ...] = ()
+    other_runs: tuple[str, ...] = ()
     is_suite: bool = True
 
     @property
@@ -64,7 +64,7 @@ class StartedSuite:
         return self.results.options
 
 
-def find_suites(
+def find_started_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
 ) -> tuple[list[StartedSuite], list[Problem]]:
     """Find the suites that were started below `results`, or those `wanted`, in order of the paper; and problems."""
@@ -99,8 +99,8 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
         read_unfinished(root, path, results.unreadable, collection, targets) for path, targets in missing.items()
     ]
     # A command that was stopped or refused has left its plan in the collection, but no runs.
-    further = tuple(collection.finished(root, without=set(results.paths)))
-    return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), further)
+    other_runs = tuple(collection.finished(root, without=set(results.paths)))
+    return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), other_runs)
 
 
 def read_unfinished(

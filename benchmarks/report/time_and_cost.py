@@ -32,7 +32,7 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for one in suites:
         evaluated = one.results.frame.groupby("path").target.unique().to_dict()
-        settings = {run.path: one.results.options.eval_settings.of(run.spec.config) for run in one.results.runs}
+        settings = {run.path: one.results.options.eval_settings.for_run(run.spec.config) for run in one.results.runs}
         for path in one.results.paths:
             folder = RunFolder(one.results.results / path)
             # Unreadable files are listed as problems of their run.

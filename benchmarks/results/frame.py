@@ -87,7 +87,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
     weights than the run has now.
     """
-    root = find_results(results)
+    root = open_results(results)
     wanted = None
     if suite is not None:
         collection = read_collection(root / COLLECTIONS / "suite" / suite)
@@ -97,13 +97,18 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     return read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation)
 
 
-def find_results(results: str | Path) -> Path:
-    """Return the local folder of `results`; for a URL, a copy of its documents without weights."""
+def open_results(results: str | Path, *, weights: bool = False) -> Path:
+    """Return the local folder of `results`; for a URL, a copy of its documents, and with `weights` of its checkpoints.
+
+    Raises UserError if there is none.
+    """
     from runner.remote_results import RemoteResults, results_root
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
-    RemoteResults(url, folder).pull_all()
+    RemoteResults(url, folder).pull_all(weights=weights)
+    if not folder.is_dir():
+        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     return folder
 
 
@@ -111,8 +116,6 @@ def read_frame(
     results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
     """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
-    if not results.is_dir():
-        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     records: list[dict[str, Any]] = []
     for folder, config in run_folders(results):
         if wanted(config) and (training := folder.train()):

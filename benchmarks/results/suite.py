@@ -62,7 +62,7 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             for target in run.spec.targets:
                 try:
-                    settings = options.eval_settings.of(config)
+                    settings = options.eval_settings.for_run(config)
                     training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target), settings)
                     if training is None or result is None:
                         continue

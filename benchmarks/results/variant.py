@@ -159,14 +159,14 @@ class SuiteOptions:
             for name, value in own.items()
         ]
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
         return json.loads(json.dumps({"profile": self.profile.name, **values}))
 
     @classmethod
-    def of_plain(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
-        """Convert back from `plain`. Raises UserError for anything else."""
+    def from_json(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
+        """Convert back from `to_json`. Raises UserError for anything else."""
         try:
             profile = find_profile(str(values["profile"]))
             options = TypeAdapter(cls).validate_python({**values, "profile": profile, "data": data})

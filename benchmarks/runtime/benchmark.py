@@ -36,9 +36,6 @@ TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
-    from benchmarks.runtime.measure import silence_profiler
-
-    silence_profiler()
     device = resolve_device(runtime.device)
     settings = make_settings(runtime, device, **flags_of_options(suite.options))
     if not force and (folder := _find_measured(settings, runtime.results, device)):
@@ -67,7 +64,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
 
     from benchmarks.runtime.data import load_case_data
     from benchmarks.runtime.measure import matmul_peak
-    from benchmarks.runtime.rounds import Clock, run_cases
+    from benchmarks.runtime.rounds import TimeBudget, run_cases
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
@@ -77,7 +74,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     # Pack data sets before the time budget starts.
     made = runtime.results / "runtime" / "data"
     datasets = [load_case_data(name, runtime.data, made, settings.classes) for name in settings.datasets]
-    clock = Clock(settings.budget)
+    budget = TimeBudget(settings.budget)
     peaks = {precision: matmul_peak(device, precision) for precision in settings.precisions}
     note(", ".join(f"matrix products at {rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in peaks.items()))
     loading = time.perf_counter()
@@ -99,9 +96,9 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     for number, data in enumerate(datasets):
         share = TABLE_SHARE / len(datasets)
         ends = ((number + TRAIN_SHARE) * share, (number + 1) * share)
-        report["rows"] += run_cases(data, settings, models, peaks, loading, clock, ends)
+        report["rows"] += run_cases(data, settings, models, peaks, loading, budget, ends)
     try:
-        report["scaling"] += _measure_scaling(settings, models, clock.left())
+        report["scaling"] += _measure_scaling(settings, models, budget.left())
         if check and device.type == "cpu":
             report["matmul_peak"] = {name: matmul_peak(device, name) for name in PRECISIONS} | peaks
             report["scaling"] += _measure_full_size(settings, report["matmul_peak"])
@@ -111,7 +108,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
         reason = str(error).partition("\n")[0]
         report["failed"]["sizes"] = f"{type(error).__name__}: {reason}"
         note(f"procap: error: sizes: {report['failed']['sizes']}")
-    report["seconds"] = time.perf_counter() - clock.began
+    report["seconds"] = time.perf_counter() - budget.began
     report["load_average"] = [round(load, 2), round(os.getloadavg()[0], 2)]
     return report
 
@@ -173,7 +170,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
         note("plots are left out: matplotlib is not installed")
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
     log_rows(report, runtime)
-    RemoteResults.of(runtime).push_all("runtime")
+    RemoteResults.from_runtime(runtime).push_all("runtime")
     return text
 
 

@@ -19,12 +19,11 @@ from benchmarks.runtime.workload import Evaluation, Models, ModeName, Training
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.schedule import Schedule
-from runner.setup import make_method, train_augment, train_stream
+from runner.setup import clip_transform, make_method, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
 from shards.loader import TrainStream, evaluation_batches
 from shards.transfer import to_device
-from shards.transforms import eval_transform
 
 MODEL = ("forward", "backward", "optimizer")
 
@@ -86,7 +85,7 @@ class Case:
     def evaluate_pass(self, images: int) -> None:
         """Classify the first `images` test images, from packed bytes to predictions, class features included."""
         clip, correct = self.method.clip, []
-        transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+        transform = clip_transform(clip)
         batch = self.config.recipe.test_batch_size
         with timed(self.device) as timing:
             self.evaluation.update_classifier()

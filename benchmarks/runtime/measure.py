@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,11 +107,6 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         alive += event.nbytes()
         peak = max(peak, alive)
     return peak
-
-
-def silence_profiler() -> None:
-    """Keep the profiler's library from printing; call before torch is imported."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def matmul_peak(device: torch.device, precision: str) -> float:

@@ -110,7 +110,7 @@ def make_settings(
         backbone=backbone,
         pretrained=weights,
         workers=num_decoders(runtime.workers, device),
-        accelerations=Acceleration.of(runtime.accelerate, device),
+        accelerations=Acceleration.parse(runtime.accelerate, device),
         budget=budget or None,
         scaling=_parse_scaling(scaling or sizes),
         classes=classes,

@@ -25,14 +25,14 @@ from typing import Any
 from benchmarks.console.parse import parse_integers
 from benchmarks.results.profiles import PAPER
 from benchmarks.studies.record import describe_run, write_record
-from benchmarks.suites import suite_named
+from benchmarks.suites import load_suite
 from benchmarks.suites.cost import CLUSTER_SIZES, START_SECONDS, CostModel, Machine
 from benchmarks.tables.render import markdown_grid
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.progress import format_duration
 
-TABLE = suite_named("base-to-novel")
+TABLE = load_suite("base-to-novel")
 A100_PUBLISHED_PACE = 7.73e12
 """Operations per second: counted operations of a step over the seconds of the paper's runtime.csv, median of four."""
 FAILING_HOURS = (24.0, 168.0, 1000.0)

@@ -22,19 +22,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from benchmarks.console.output import columns, show, show_json
 from benchmarks.console.parse import parse_integers
+from benchmarks.runtime.data import class_names
+from benchmarks.runtime.measure import matmul_peak, time_in_turns
 from benchmarks.studies.record import describe_run
+from procap.clip import CLIP
 from procap.errors import UserError
-from runner.environment import library_defaults
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from procap.clip import CLIP
+from procap.methods import build_method
+from procap.methods.procap import PROCAP_RECIPE, ProCAP
+from procap.text import LabelSpace
+from procap.weights.loading import load_clip
+from runner.engine import make_optimizer
+from runner.results import write_json
+from shards.rng import generator
 
 SEED = 1
 
@@ -49,14 +55,10 @@ class Setting:
 
     def run(self, work: Work) -> object:
         """Run `work` with this number of threads; `work` calls `autocast` itself around its forward pass."""
-        import torch
-
         torch.set_num_threads(self.threads)
         return work(self)
 
     def autocast(self) -> torch.autocast:
-        import torch
-
         return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
 
 
@@ -88,10 +90,6 @@ def _compare(
     name: str, batch: int, ways: Sequence[tuple[str, Setting, Work]], rounds: int, times: int = 1
 ) -> list[dict[str, Any]]:
     """Measure the same work in several ways; gain: the speed-up over the first way, median over the rounds."""
-    import torch
-
-    from benchmarks.runtime.measure import time_in_turns
-
     works = [partial(setting.run, work) for _, setting, work in ways]
     for work in works:
         work()
@@ -110,15 +108,6 @@ def _compare(
 
 def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
     """Make ProCAP's whole training step, two parts of it, and its classification of as many images."""
-    import torch
-
-    from benchmarks.runtime.data import class_names
-    from procap.methods import build_method
-    from procap.methods.procap import PROCAP_RECIPE, ProCAP
-    from procap.text import LabelSpace
-    from runner.engine import make_optimizer
-    from shards.rng import generator
-
     method = build_method("procap", clip, LabelSpace(class_names(classes)), {}, generator(SEED, "init"))
     assert isinstance(method, ProCAP)
     optimizer = make_optimizer(method, PROCAP_RECIPE)
@@ -154,8 +143,6 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
 
 def _patch_ways(clip: CLIP, batch: int) -> list[tuple[str, Work]]:
     """Convert images to rows of patches [B, L, D]: as the tower does it, and by the equivalent convolution."""
-    import torch
-
     tower, images = clip.visual, _images(clip, batch)
     weight, stride = tower.conv1.weight, tower.conv1.stride
 
@@ -181,20 +168,12 @@ def _patch_ways(clip: CLIP, batch: int) -> list[tuple[str, Work]]:
 
 
 def _images(clip: CLIP, batch: int) -> torch.Tensor:
-    import torch
-
-    from shards.rng import generator
-
     size = clip.geometry.image_size
     return torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
 
 
 def read_speed() -> float:
     """Measure bytes read per second by a sum over more data than the caches hold."""
-    import torch
-
-    from benchmarks.runtime.measure import time_in_turns
-
     data = torch.zeros(2**27)
     [seconds] = time_in_turns([data.sum], 4, data.device)
     return data.nbytes / min(seconds)
@@ -212,10 +191,6 @@ def processor_flags() -> list[str]:
 
 def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dict[str, Any]:
     """Collect all measurements and the speed of the processor as plain JSON."""
-    import torch
-
-    from benchmarks.runtime.measure import matmul_peak
-
     before, device = torch.get_num_threads(), torch.device("cpu")
     try:
         torch.set_num_threads(os.cpu_count() or 1)
@@ -256,7 +231,6 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
-    library_defaults()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.cpu_settings", description=__doc__.splitlines()[0]
     )
@@ -268,9 +242,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout, and no table")
     parser.add_argument("--out", type=Path, help="also write the report as JSON to this file")
     flags = parser.parse_args(argv)
-    from procap.weights.loading import load_clip
-    from runner.results import write_json
-
     try:
         batches = parse_integers(flags.batches, "--batches", "4,32")
         if min(*batches, flags.classes, flags.rounds, 1) < 1:

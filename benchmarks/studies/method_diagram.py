@@ -130,10 +130,7 @@ def towers() -> list[str]:
 
 def levels() -> list[str]:
     """Draw the nine levels of both modalities and the cross-attention between consecutive ones."""
-    found = [
-        text("visual prompts", V, layer_y(DEPTH) - 14, "t"),
-        text("textual prompts", T, layer_y(DEPTH) - 14, "t"),
-    ]
+    found = [text("visual prompts", V, layer_y(DEPTH) - 14, "t"), text("textual prompts", T, layer_y(DEPTH) - 14, "t")]
     for level in range(DEPTH + 1):
         y = layer_y(level) if level else layer_y(1) + PITCH + 8
         found += [box("vision", f"V_{{{level}}}", V, y, 84), box("text", f"T_{{{level}}}", T, y, 84)]

@@ -19,19 +19,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.functional import normalize
 
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_integers, parse_methods
+from benchmarks.runtime.data import synthetic_case
+from benchmarks.runtime.flops import count_flops
+from benchmarks.runtime.settings import METHOD_OPTIONS
+from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Training, models_by_mode
 from benchmarks.studies.record import describe_run
 from procap.methods import METHODS
-from runner.environment import library_defaults
-
-if TYPE_CHECKING:
-    import torch
-
-    from benchmarks.runtime.workload import Kind, Models, ModeName
-    from procap.methods.method import Method
+from procap.methods.method import Method
+from procap.weights.loading import load_clip
+from runner.acceleration import Acceleration
+from runner.config import plan_run
+from runner.results import write_bytes, write_json
 
 PLAIN = "zeroshot"
 ONE_IMAGE = ("cocoop",)
@@ -87,8 +92,6 @@ def _measure_modes(
     models: Models, name: str, classes: int, batch: int, rounds: int, with_reference: bool
 ) -> dict[str, Any]:
     """Measure seconds of a step and of an evaluated batch in both modes, in turns, and count their operations."""
-    from benchmarks.runtime.workload import MODES
-
     row: dict[str, Any] = {}
     kinds: tuple[Kind, ...] = ("eval",) if name == PLAIN else ("train", "eval")
     for kind in kinds:
@@ -114,11 +117,6 @@ def _make_works(
     models: Models, name: str, classes: int, batch: int, kind: Kind, modes: Sequence[ModeName]
 ) -> dict[ModeName, Work]:
     """Make the work of `modes`, on the same parameters."""
-    import torch
-    from torch.nn.functional import normalize
-
-    from benchmarks.runtime.data import synthetic_case
-
     method, images, _ = synthetic_case(models["fast"], name, classes, batch)
     if name in TEACHERS:
         made = normalize(torch.ones(classes, method.clip.geometry.embed_dim), dim=-1)
@@ -127,14 +125,6 @@ def _make_works(
 
 
 def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode: ModeName) -> Work:
-    import torch
-
-    from benchmarks.runtime.flops import count_flops
-    from benchmarks.runtime.settings import METHOD_OPTIONS
-    from benchmarks.runtime.workload import Evaluation, Training
-    from runner.acceleration import Acceleration
-    from runner.config import plan_run
-
     config = plan_run(method=name, dataset="shapes", classes="all", options=METHOD_OPTIONS.get(name, {}))
     if kind == "eval":
         evaluation = Evaluation(method, config, mode, Acceleration())
@@ -224,8 +214,6 @@ def _mode_cells(one: dict[str, Any] | None) -> list[str]:
 
 def write_page(tables: str, page: Path = PAGE) -> None:
     """Replace what is between the marks in `page`."""
-    from runner.results import write_bytes
-
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
     write_bytes(page, f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}".encode())
@@ -233,7 +221,6 @@ def write_page(tables: str, page: Path = PAGE) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
-    library_defaults()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.method_speed", description=__doc__.splitlines()[0]
     )
@@ -246,11 +233,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=1200.0, help="seconds after which references are left out")
     parser.add_argument("--write", action="store_true", help=f"write {DATA} and the tables in {PAGE}")
     arguments = parser.parse_args(argv)
-
-    from benchmarks.runtime.workload import models_by_mode
-    from procap.weights.loading import load_clip
-    from runner.acceleration import Acceleration
-    from runner.results import write_json
 
     models = models_by_mode(load_clip(arguments.backbone, "random"), Acceleration())
     counts = tuple(parse_integers(arguments.classes, "--classes", "51,500"))

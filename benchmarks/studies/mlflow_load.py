@@ -21,7 +21,6 @@ from benchmarks.cli.ui import RunFilter, prepare, server
 from benchmarks.console.output import columns, note, show
 from benchmarks.studies.record import describe_machine, describe_run, write_record
 from runner.config import RunConfig, Target, plan_run
-from runner.environment import library_defaults
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
@@ -147,7 +146,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=5055)
     parser.add_argument("--out", type=Path, default=Path("docs/results/mlflow"))
     given = parser.parse_args()
-    library_defaults()
     results = given.results.resolve()
     report = measure(results, given.runs, given.port)
     write_record(given.out / "load.json", report, format_report(report))

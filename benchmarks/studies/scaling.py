@@ -21,20 +21,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import spawn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.console.output import note, show, show_json
 from benchmarks.console.parse import parse_integers, parse_methods
 from benchmarks.results.runtime import METHOD_TITLES
+from benchmarks.runtime.data import synthetic_case
+from benchmarks.runtime.measure import peak_bytes
+from benchmarks.runtime.settings import METHOD_OPTIONS
 from benchmarks.studies.chaos.ports import free_port
 from benchmarks.studies.record import describe_machine, describe_run, write_record
 from benchmarks.tables.render import markdown_grid
+from procap import parallel
+from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from runner.environment import library_defaults
-
-if TYPE_CHECKING:
-    from procap.clip import CLIP
-    from runner.distributed.collectives import ProcessGroup
+from procap.weights.loading import load_clip, weights_file
+from runner.config import plan_run
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.engine import Batch, Engine
+from runner.meters import Meter
+from runner.results import write_bytes
+from runner.step import TrainStep
+from shards.rng import generator
 
 WAIT_SECONDS = 600.0
 TURN_SECONDS, LEAST_ROUNDS = 0.3, 3
@@ -89,14 +105,6 @@ class Steps:
     """Take steps of one variant in this process."""
 
     def __init__(self, spec: StepSpec, variant: Variant, group: ProcessGroup, clip: CLIP) -> None:
-        from benchmarks.runtime.data import synthetic_case
-        from benchmarks.runtime.settings import METHOD_OPTIONS
-        from runner.config import plan_run
-        from runner.engine import Batch, Engine
-        from runner.meters import Meter
-        from runner.step import TrainStep
-        from shards.rng import generator
-
         method, images, labels = synthetic_case(clip, spec.method, spec.classes, spec.batch)
         if group.size > 1:
             method.group = group
@@ -125,8 +133,6 @@ class Steps:
 
     def inspect(self) -> dict[str, Any]:
         """Measure the loss of a step, what it sends, and the tensors that are alive at once."""
-        from benchmarks.runtime.measure import peak_bytes
-
         self._set_sharding()
         for _ in range(WARM_UPS):
             self._step(self.batch)
@@ -137,8 +143,6 @@ class Steps:
         return {"loss": loss, "sent_bytes": sent, "messages": messages, "tensor_bytes": tensors, "learnables": learned}
 
     def _set_sharding(self) -> None:
-        from procap import parallel
-
         parallel.SHARED_FROM = 1 if self.variant.sharded else sys.maxsize
 
 
@@ -147,10 +151,6 @@ def count_sent(work: Callable[[], object], size: int) -> tuple[float, int]:
 
     Counted from the tensors of the messages, as rings send them: a gather W - 1 parts of W, an all-reduce twice that.
     """
-    from torch import Tensor
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
     found: list[float] = []
 
     class Messages(TorchDispatchMode):
@@ -169,8 +169,6 @@ def count_sent(work: Callable[[], object], size: int) -> tuple[float, int]:
 
 def measure_step(spec: StepSpec, plan: Plan, seconds: float, group: ProcessGroup, clip: CLIP) -> list[dict[str, Any]]:
     """Measure a step in every variant, the first of which has one process; called by all processes together."""
-    from runner.distributed.collectives import ProcessGroup
-
     began, steps = time.perf_counter(), list[Steps | None]()
     for variant in plan.variants:
         takes_part = variant.processes > 1 or group.ranks.first
@@ -248,14 +246,6 @@ def measure_plan(rank: int, size: int, port: int, plan: Plan, out: Path) -> None
     """Run one process; the first writes the rows of all steps to `out`."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1")
-    library_defaults()
-    import torch
-
-    from procap.weights.loading import load_clip
-    from runner.distributed.process_group import init_process_group
-    from runner.distributed.ranks import ranks_from_environment
-    from runner.results import write_bytes
-
     torch.set_num_threads(1)
     clip, began, rows = load_clip(plan.backbone, plan.pretrained), time.perf_counter(), list[dict[str, Any]]()
     with init_process_group(ranks_from_environment(), torch.device("cpu"), WAIT_SECONDS) as group:
@@ -272,8 +262,6 @@ def measure_plan(rank: int, size: int, port: int, plan: Plan, out: Path) -> None
 
 def make_plan(flags: argparse.Namespace) -> Plan:
     """Make the plan. Raises UsageError for flags that contradict each other, UserError for unknown weights."""
-    from procap.weights.loading import weights_file
-
     methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")
     if flags.processes < 2:
         raise UsageError(f"--processes {flags.processes}: one process is always there, name 2 or more")
@@ -353,11 +341,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"procap: {error}", file=sys.stderr)
         return error.exit_code
-    from torch.multiprocessing import spawn
-
-    from benchmarks.runtime.measure import silence_profiler
-
-    silence_profiler()
     report = describe_run("scaling", argv) | {"backbone": flags.backbone}
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         out = Path(folder) / "rows.json"

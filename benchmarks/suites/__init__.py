@@ -50,7 +50,7 @@ def suite_paths() -> dict[str, str]:
     return SUITES | {name: point.value for name, point in find_plugins(SUITES_GROUP).items() if name not in SUITES}
 
 
-def suite_named(name: str) -> Suite:
+def load_suite(name: str) -> Suite:
     """Load the suite of that name, or of the file `name`; UsageError for an unknown name or an invalid suite."""
     from benchmarks.suites.suite import Suite
 
@@ -68,13 +68,13 @@ def suite_titles() -> dict[str, str]:
     titles = {}
     for name in suite_paths():
         try:
-            titles[name] = suite_named(name).title
+            titles[name] = load_suite(name).title
         except UsageError as error:
             titles[name] = str(error)
     return titles
 
 
-def suite_text(name: str) -> str:
+def suite_help(name: str) -> str:
     """Return the docstring of the suite's file in paragraphs; lines of commands are kept."""
     text = inspect.getdoc(_find_module(name)[0]) or name
     # A backspace character (Click's syntax) keeps the line breaks of a paragraph in a help text.

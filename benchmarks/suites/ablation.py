@@ -37,7 +37,7 @@ PRINTED_AS = {"All off": "MaPLe-style"}
 
 
 def variants(options: SuiteOptions, method: str) -> list[Variant]:
-    """ProCAP without its parts in its own recipe, MaPLe as published, and any other method in ProCAP's recipe."""
+    """Return ProCAP without its parts in its own recipe, MaPLe as published, and others in ProCAP's recipe."""
     if method == "procap":
         return [
             Variant(method, name, {"variant": PRINTED_AS.get(name, name)}, changed, recipe="procap")

@@ -60,7 +60,7 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
     from runner.setup import set_up
 
     device = resolve_device(runtime.device)
-    acceleration = Acceleration.of(runtime.accelerate, device)
+    acceleration = Acceleration.parse(runtime.accelerate, device)
     each = {(config.method, config.backbone, config.pretrained): config for config in configs}
     for config in each.values():
         if is_packed(runtime.data, config.dataset) and not is_mirror(runtime.data):

@@ -20,7 +20,7 @@ from runner.config import Target
 
 
 def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """All classes of the source itself and of every other data set of the profile."""
+    """Return all classes of the source itself and of every other data set of the profile."""
     return tuple(Target(name) for name in dict.fromkeys([dataset, *options.profile.datasets]))
 
 

@@ -20,7 +20,7 @@ PARTS = (0.2, 0.5, 1.0)
 
 
 def by_duration(options: SuiteOptions, method: str) -> list[Variant]:
-    """One variant per part of the epochs; one alone where there are none.
+    """Return one variant per part of the epochs; one alone where there are none.
 
     The variants are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from benchmarks.plots.curves import shots_plots
 from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
-from benchmarks.suites.suite import Suite, everything
+from benchmarks.suites.suite import Suite, all_classes
 from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
 
@@ -22,7 +22,7 @@ QUICK_CURVE = (1, 4, 16)
 
 
 def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
-    """One variant per number of shots, one in all for a method that trains nothing."""
+    """Return one variant per number of shots, one in all for a method that trains nothing."""
     curve = options.shots or (QUICK_CURVE if options.quick else CURVE)
     if 0 in curve:
         raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
@@ -37,7 +37,7 @@ SUITE = Suite(
     methods=("zeroshot", "coop", "maple", "procap"),
     classes="all",
     variants=by_shots,
-    targets=everything,
+    targets=all_classes,
     tables=few_shot_tables,
     plots=shots_plots,
     quick_datasets={"mini": ("shapes", "petals", "tiles", "digits")},

@@ -30,7 +30,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def ladder(options: SuiteOptions, method: str) -> list[Variant]:
-    """IVLP with MMLoP's tokens, depth and recipe, then MMLoP with ever more parts; any other method as it is."""
+    """Return IVLP with MMLoP's tokens, depth and recipe, then MMLoP with ever more parts; other methods unchanged."""
     if method != "mmlop":
         return [Variant(method, key={"variant": method})]
     run = options.run(Variant(method), options.datasets[0], 1, "base")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, save_plots
@@ -20,11 +21,9 @@ from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
-from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.results import write_json
 from runner.stop_signals import Interrupted
-from shards.errors import DataError
 
 OUTPUTS = "outputs.json"
 """The names of the current tables and plots in the folder of a suite."""
@@ -78,12 +77,10 @@ def make_outputs(
             part()
         except Interrupted:
             raise
-        except (UserError, DataError, OSError) as error:
-            failed.append(str(error))
         except Exception as error:
             if verbose:
                 traceback.print_exc()
-            failed.append(f"internal error: {type(error).__name__}: {error}")
+            failed.append(describe_failure(error))
     return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable)
 
 

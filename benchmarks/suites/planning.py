@@ -10,13 +10,12 @@ from typing import Literal, NamedTuple, TypeVar
 
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
-from benchmarks.suites import SUITES, suite_named, suite_paths
+from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import EARLIER_DEFAULTS
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import TrainResult
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from runner.run_folders import RunFolder, find_runs
 from shards.catalogue import Dataset
@@ -38,7 +37,7 @@ class SuitePlan:
     runs: Sequence[SuiteRun]
 
     @classmethod
-    def of(cls, suite: Suite, options: SuiteOptions) -> SuitePlan:
+    def make(cls, suite: Suite, options: SuiteOptions) -> SuitePlan:
         """Plan the runs. An error in the file of a user's own suite becomes a UsageError."""
         try:
             return cls(suite, options, suite.plan(options))
@@ -54,7 +53,7 @@ class SuitePlan:
         """What is recorded of the suite beside its tables."""
         runs, typed = tuple(dict.fromkeys(run.path for run in self.runs)), self.suite.typed
         file = os.environ.get(SUITE_FILE_VARIABLE) or str(Path(typed).resolve()) if typed.endswith(".py") else ""
-        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.plain(), file=file)
+        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json(), file=file)
 
 
 def find_suite(name: str, results: Path) -> Suite:
@@ -65,10 +64,10 @@ def find_suite(name: str, results: Path) -> Suite:
     known = name.endswith(".py") or name in suite_paths()
     collection = None if known else read_collection(results / COLLECTIONS / "suite" / name)
     if collection is None or not collection.file:
-        return suite_named(name)
+        return load_suite(name)
     if why := _why_not_run(Path(collection.file), results):
         raise UsageError(f"suite '{name}' was run from {collection.file}, which {why}: name its file instead")
-    suite = suite_named(collection.file)
+    suite = load_suite(collection.file)
     if suite.name != name:
         raise UsageError(f"{collection.file}, from which suite '{name}' was run, now defines suite '{suite.name}'")
     return suite
@@ -112,23 +111,21 @@ def read_state(
     if force:
         return RunState("repeat" if is_started else "new", 0.0, [*targets])
     if training is not None:
-        settings = runtime.evaluation.of(config)
+        settings = runtime.evaluation.for_run(config)
         results = {target: folder.evaluation(target, settings) for target in targets}
         current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
-        if training.changed_code(config) or (training.files and _has_changed_file(config, training)):
-            # Not done: the training refuses it and says what to do.
+        # A run of other code or files than those here is not done: its training is refused with what to do.
+        if training.changed_code(config):
             current = set()
+        elif training.files:
+            # This imports torch.
+            from runner.setup import changed_file
+
+            current = set() if changed_file(config, training.files) else current
         return RunState("finished", 1.0, [target for target in targets if target not in current])
     progress = folder.progress() if is_started else None
     trained = progress.step / progress.steps if progress and progress.steps else 0.0
     return RunState("resume" if is_started else "new", trained, [*targets])
-
-
-def _has_changed_file(config: RunConfig, training: TrainResult) -> bool:
-    # This imports torch.
-    from runner.setup import changed_file
-
-    return bool(changed_file(config, training.files))
 
 
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
@@ -184,7 +181,7 @@ def recorded_options(
     """
     settings = collection.settings if collection else {}
     if collection and settings and profile in ("", settings.get("profile")):
-        options = SuiteOptions.of_plain(settings, data)
+        options = SuiteOptions.from_json(settings, data)
         earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
         both = (options, replace(options, options={**options.options, **earlier}))
         # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
@@ -221,12 +218,12 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
             methods=_join(options.methods, earlier.methods, {run.variant.method for run in finished}),
             seeds=_join(options.seeds, earlier.seeds, seeds),
         )
-        joined = SuitePlan.of(suite, replace(chosen, shots=_join_shots(plan, finished)))
+        joined = SuitePlan.make(suite, replace(chosen, shots=_join_shots(plan, finished)))
     except (UserError, DataError):
         # The plan or the method of an earlier command is not here any more.
         return plan
     lists = ("datasets", "methods", "seeds", "shots")
-    same = all(value == options.plain()[name] for name, value in earlier.plain().items() if name not in lists)
+    same = all(value == options.to_json()[name] for name, value in earlier.to_json().items() if name not in lists)
     is_curve = all(run.variant.shots is not None for run in plan.runs)
     return joined if same and (is_curve or earlier.shots == options.shots) else plan
 

@@ -21,14 +21,14 @@ LENGTHS = (2, 4, 8, 16)
 
 
 def by_length(options: SuiteOptions, method: str) -> list[Variant]:
-    """One variant per number of tokens; a method without tokens has one variant."""
+    """Return one variant per number of tokens; a method without tokens has one variant."""
     if "n_ctx" not in method_class(method).Options.model_fields:
         return [Variant(method)]
     return [Variant(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
 
 
 def tokens(method: str, length: int) -> dict[str, object]:
-    """Options for so many tokens, which start at random where the method's initial words are of another number."""
+    """Return options for `length` tokens, random at first where the method's initial words are of another number."""
     options: dict[str, object] = {"n_ctx": length}
     try:
         method_options(method, options)

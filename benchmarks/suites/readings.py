@@ -59,7 +59,7 @@ are compared in a sweep of their own (docs/paper.md)."""
 
 
 def readings(options: SuiteOptions, method: str) -> list[Variant]:
-    """The default, and one variant for every other value of every option; any other method as it is."""
+    """Return the default, and one variant for every other value of every option; any other method as it is."""
     if method != "procap":
         return [Variant(method)]
     # This imports torch.

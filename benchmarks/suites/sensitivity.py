@@ -23,7 +23,7 @@ QUICK_LAMBDAS, QUICK_BETAS, QUICK_TEMPERATURES = (0.0, 0.01, 1.0), (0.0, 1e-5, 1
 
 
 def grid(options: SuiteOptions, method: str) -> list[Variant]:
-    """Every pair of weights at the paper's temperature, and every temperature at the paper's weights, each once."""
+    """Return every pair of weights at the paper's temperature, and every temperature at the paper's weights."""
     if method != "procap":
         return [Variant(method)]
     lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if options.quick else (LAMBDAS, BETAS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.tables.table import Table
 
 
-def plain(options: SuiteOptions, method: str) -> list[Variant]:
+def unchanged(options: SuiteOptions, method: str) -> list[Variant]:
     """Return the method without changes."""
     return [Variant(method)]
 
@@ -34,7 +34,7 @@ def halves(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     return Target(dataset, "base"), Target(dataset, "novel")
 
 
-def everything(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+def all_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """Return all test images of the data set that was trained on."""
     return (Target(dataset, "all"),)
 
@@ -68,7 +68,7 @@ class Suite:
     class_choices: tuple[str, ...] = ()
     held_out: bool = False
     task: str | None = None
-    variants: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
+    variants: Callable[[SuiteOptions, str], Sequence[Variant]] = unchanged
     trains: bool = True
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
     plots: Callable[[SuiteResults], Plots] | None = None

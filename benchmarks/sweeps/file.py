@@ -45,14 +45,10 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
     """Read a mapping. Raises UsageError for a file that cannot be read, is no YAML, or has a key twice."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """SafeLoader that reads 1e-5 as a number, as YAML 1.2 does, and refuses duplicate keys."""
+    from shards.raw.description import StrictLoader
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
-                raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
-            return super().construct_mapping(node, deep)
+    class Loader(StrictLoader):
+        """Reads 1e-5 as a number, as YAML 1.2 does."""
 
     number = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))

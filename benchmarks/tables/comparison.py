@@ -21,10 +21,7 @@ NAMES: Mapping[Measure, str] = {"hm": "HM", "accuracy": "accuracy"}
 
 
 def comparison_tables(
-    suite: SuiteResults,
-    reference: str | None = None,
-    variants: Mapping[str, Variant] | None = None,
-    source: str = "",
+    suite: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None, source: str = ""
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
@@ -57,11 +54,7 @@ def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | No
 
 
 def comparison_table(
-    variants: Mapping[str, pd.DataFrame],
-    *,
-    reference: str | None = None,
-    name: str = "comparison",
-    draws: int = DRAWS,
+    variants: Mapping[str, pd.DataFrame], *, reference: str | None = None, name: str = "comparison", draws: int = DRAWS
 ) -> Table:
     """Make one row for each variant, a part of the frame by title, but the reference (None: ProCAP, or the last)."""
     if len(variants) < 2:

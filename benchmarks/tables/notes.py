@@ -11,14 +11,13 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from procap.methods import METHODS, method_source
+from shards.names import join_first
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RECIPE = ("optimizer", "lr", "epochs", "batch_size")
 """The fields of a changed recipe that a note names."""
-NAMED = 3
-"""How many missing results a note names; it counts the others."""
 
 
 def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...]:
@@ -187,8 +186,7 @@ def note_code(frame: pd.DataFrame) -> list[str]:
 
 
 def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:
-    named = ", ".join(f"{path} on {target}" for path, target in evaluations[:NAMED])
-    return f"{named} and {len(evaluations) - NAMED} more" if len(evaluations) > NAMED else named
+    return join_first([f"{path} on {target}" for path, target in evaluations])
 
 
 def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:

@@ -15,7 +15,7 @@ from benchmarks.results.runtime import explain_broken_report, load_runtime_repor
 from benchmarks.results.suite import BACKBONE, SuiteResults
 from benchmarks.tables.render import render
 from benchmarks.tables.rows import published_title
-from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_notes
+from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_runtime_notes
 from benchmarks.tables.table import Column, Row, Table
 from runner.results import write_bytes
 
@@ -70,7 +70,9 @@ def report_tables(report: Measurement) -> list[Table]:
     datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
     rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
     rows += [row for dataset in {one.dataset: None for one in published.runtime()} for row in _published_rows(dataset)]
-    tables = [Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_notes(report)), wide=True)]
+    tables = [
+        Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_runtime_notes(report)), wide=True)
+    ]
     if report["scaling"]:
         sizes = []
         for one in report["scaling"]:
@@ -100,7 +102,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         rows += _published_rows(dataset) if suite.in_paper else ()
         rows += _measured_rows(report, dataset, printed_accuracies(suite, report, dataset))
     others = ("GFLOP/s", "MB:", "Phases:", *(() if suite.in_paper else ("published:",)))
-    notes = tuple(note for note in list_notes(report) if not note.startswith(others))
+    notes = tuple(note for note in list_runtime_notes(report) if not note.startswith(others))
     if suite.in_paper and (why := suite.why_incomparable or why_unlike(report)):
         notes += (f"These results do not compare with published ones, which are rows of their own: {why}.",)
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)

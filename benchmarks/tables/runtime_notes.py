@@ -22,7 +22,7 @@ BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
 
 
-def list_notes(report: dict[str, Any]) -> list[str]:
+def list_runtime_notes(report: dict[str, Any]) -> list[str]:
     """List what the numbers are of, and how they were measured."""
     settings, machine, rows = report["settings"], report["environment"], report["rows"]
     where = machine["gpu"] or f"{machine['cpu']['name']}, {machine['cpu']['threads']} threads"
@@ -79,7 +79,7 @@ def list_notes(report: dict[str, Any]) -> list[str]:
 
 def list_warnings(report: dict[str, Any]) -> list[str]:
     """List what was measured, on what machine, and warnings about ratios between methods."""
-    work, recipe, *others = list_notes(report)
+    work, recipe, *others = list_runtime_notes(report)
     return [work, recipe, *(note for note in others if note.startswith(WARNINGS))]
 
 

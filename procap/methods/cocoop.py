@@ -40,6 +40,7 @@ class CoCoOp(Method):
     Options = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
     public_layout = PublicLayout("prompt_learner", module="prompt_learner")
+    depends_on_image = True
     options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
@@ -75,8 +76,6 @@ class CoCoOp(Method):
 
 class CoCoOpClassifier(Classifier):
     """A classifier that encodes every class again for every image, because each image shifts the context."""
-
-    depends_on_image = True
 
     def __init__(self, method: CoCoOp, prompts: PromptSet) -> None:
         self.clip = method.clip

@@ -65,6 +65,7 @@ class Method(nn.Module):
     title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
+    depends_on_image: class features are computed for each image, so that none are kept.
     required_option: an option without a default that training needs.
     """
 
@@ -75,6 +76,7 @@ class Method(nn.Module):
     colour: ClassVar[str] = ""
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
+    depends_on_image: ClassVar[bool] = False
     class_ids: Tensor
     class_slots: Tensor | None
     class_reference: Tensor | None

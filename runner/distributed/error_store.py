@@ -13,7 +13,7 @@ INTERRUPTED = "interrupted"
 """The error of a rank that a signal ended immediately."""
 
 POLL_SECONDS = 0.25
-PATIENCE_SECONDS = 5.0
+ERROR_WAIT_SECONDS = 5.0
 """How long a rank that fails waits for the first error, and for all other ranks to have read it."""
 
 
@@ -40,7 +40,7 @@ class ErrorStore:
         with self._changed:
             self._own = error
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lost or bool(self.first and not self._silent), PATIENCE_SECONDS)
+            self._changed.wait_for(lambda: self._lost or bool(self.first and not self._silent), ERROR_WAIT_SECONDS)
 
     @property
     def is_from_another(self) -> bool:

@@ -23,7 +23,7 @@ from torch.distributed.elastic.utils.store import synchronize
 
 from procap.errors import UsageError, UserError
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.error_store import INTERRUPTED, PATIENCE_SECONDS, ErrorStore
+from runner.distributed.error_store import ERROR_WAIT_SECONDS, INTERRUPTED, ErrorStore
 from runner.distributed.ranks import Ranks
 from runner.stop_signals import StopRequest
 from shards.errors import DataError
@@ -166,7 +166,7 @@ def address_towards(host: str) -> str:
 
 
 def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False) -> None:
-    """Destroy the groups; after a failure wait PATIENCE_SECONDS at most, since a pending message can block it."""
+    """Destroy the groups; after a failure wait ERROR_WAIT_SECONDS at most, since a pending message can block it."""
     group.flag_group = None
     gc.collect()
     if not failed:
@@ -181,7 +181,7 @@ def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False)
 
     thread = threading.Thread(target=destroy, daemon=True)
     thread.start()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(ERROR_WAIT_SECONDS)
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -135,7 +135,7 @@ def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
     """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
     off = runtime.tracking_uri == "off"
     store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
-    return _shared_exporter(store, RemoteResults.of(runtime), runtime.log_checkpoints)
+    return _shared_exporter(store, RemoteResults.from_runtime(runtime), runtime.log_checkpoints)
 
 
 class CollectionTracker:

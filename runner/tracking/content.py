@@ -137,7 +137,7 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {
         "train_seconds": train.seconds,
         "epochs": len(train.epochs),
-        "gpus": _count_gpus(train),
+        "gpus": _count_used_gpus(train),
         "train_images_per_second": train.images_per_second,
         "train_images_per_second_model": train.images_per_second_model,
         "trainable_parameters": train.trainable_parameters,
@@ -156,7 +156,7 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
     return metrics
 
 
-def _count_gpus(train: TrainResult) -> int:
+def _count_used_gpus(train: TrainResult) -> int:
     return max(1, len(train.ranks)) if train.environment.get("gpu") else 0
 
 
@@ -212,7 +212,7 @@ def _tags(config: RunConfig, folder: RunFolder, state: TrainResult | Progress) -
         "recipe": config.recipe_name,
         "config_hash": config.hash,
         "device": environment.get("gpu") or environment.get("device"),
-        "gpus": _count_gpus(state) if isinstance(state, TrainResult) else None,
+        "gpus": _count_used_gpus(state) if isinstance(state, TrainResult) else None,
         "manifest_digest": state.manifest_digest if isinstance(state, TrainResult) else None,
         "imported": state.imported and state.imported.sha256 if isinstance(state, TrainResult) else None,
         "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),

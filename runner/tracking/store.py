@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
-from shards.locks import LockHeld, file_lock
+from shards.files import LockHeld, file_lock
 from shards.masking import mask
 from shards.remote import warn_of_stall
 

@@ -19,14 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shards.device.pillow_resize import (
-    HIGH_BITS,
-    LOW_BITS,
-    REDUCTION,
-    columns_first,
-    is_pillow_reproduced,
-    taps,
-)
+from shards.device.pillow_resize import HIGH_BITS, LOW_BITS, REDUCTION, columns_first, is_pillow_reproduced, taps
 from shards.transfer import staging, upload
 from shards.transforms import TrainAugment, View
 

@@ -105,15 +105,15 @@ class DeviceTrainStream(TrainStream):
         there = self._on_device.get(i)
         if there is not None:
             height, _, width = there.shape
-            return PreparedImage(i, self.augment.draw(width, height, draws))
+            return PreparedImage(i, self.augment.draw_view(width, height, draws))
         image = self._images.read(i)
-        view = self.augment.draw(image.width, image.height, draws)
+        view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         if fits(image.width, image.height, size) and self._reserve(i, 3 * image.width * image.height):
             return PreparedImage(i, view, _pixels(image), keep=True)
         self._images.keep(i, image)
         if not fits(view.width, view.height, size):
-            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
+            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         return PreparedImage(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
 
@@ -140,7 +140,7 @@ class DeviceTrainStream(TrainStream):
         return self._side.run(augment)
 
     def _upload(self, image: PreparedImage) -> Tensor:
-        """[H, 3, W] uint8 on the device."""
+        """Return pixels [H, 3, W] uint8 on the device."""
         if image.pixels is None:
             return self._on_device[image.i]
         pixels = upload(image.pixels, self.device).transpose(1, 2)
@@ -156,5 +156,5 @@ class DeviceTrainStream(TrainStream):
 
 
 def _pixels(image: Image) -> Tensor:
-    """[H, W, 3] uint8."""
+    """Convert an image to [H, W, 3] uint8."""
     return torch.from_numpy(np.array(image))

@@ -31,7 +31,7 @@ MOST = 200
 
 
 @dataclass(frozen=True)
-class Item:
+class ListedImage:
     """One image: its path, its label as the data give it (text or number), and split and class name if given."""
 
     path: str
@@ -41,15 +41,15 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageList:
     """Images as the data list them; with problems they are not packed, notes tell what was left out."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[ListedImage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def class_folders(folder: Path) -> list[str]:
+def list_class_folders(folder: Path) -> list[str]:
     """List the subfolders that are not hidden or left by an archive."""
     return [name for name, kind in list_folder(folder).items() if kind == "folder" and name not in JUNK_FOLDERS]
 
@@ -62,7 +62,7 @@ def has_class_folders(folder: Path) -> bool:
 
 def _image_folders(folder: Path) -> list[str]:
     """List the first two subfolders that hold images."""
-    return list(islice((name for name in class_folders(folder)[:MOST] if _has_images(folder / name)), 2))
+    return list(islice((name for name in list_class_folders(folder)[:MOST] if _has_images(folder / name)), 2))
 
 
 def _has_images(folder: Path) -> bool:
@@ -73,7 +73,7 @@ def find_class_roots(root: Path) -> list[str]:
     """Find the nearest folders below `root` that hold class folders, or folders of splits; relative paths."""
     level = [""]
     for _ in range(DEPTH):
-        level = [posixpath.join(path, name) for path in level for name in class_folders(root / path)][:MOST]
+        level = [posixpath.join(path, name) for path in level for name in list_class_folders(root / path)][:MOST]
         found = [path for path in level if has_class_folders(root / path)]
         if found:
             split_words = {word for words in SPLIT_WORDS.values() for word in words}
@@ -91,7 +91,7 @@ def find_split_folders(root: Path) -> dict[str, str]:
 
     A class can be called "train". Without a folder for test, that for val has the test images.
     """
-    names = {name.lower(): name for name in class_folders(root)}
+    names = {name.lower(): name for name in list_class_folders(root)}
     found = {split: next((names[w] for w in words if w in names), "") for split, words in SPLIT_WORDS.items()}
     found = {split: name for split, name in found.items() if name}
     if not any(has_class_folders(root / name) for name in found.values()):
@@ -101,7 +101,7 @@ def find_split_folders(root: Path) -> dict[str, str]:
     return found
 
 
-def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str = "") -> Found:
+def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str = "") -> ImageList:
     """List the images of class folders, or of class folders in train, val and test, sorted by code point.
 
     splits: the folder of each split; by default a folder called train, val or test that contains folders is one.
@@ -110,13 +110,13 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
     if not root.is_dir():
         state = "a file" if root.exists() else "not there"
         raise DataError(f"folder: {root} is {state}; name the folder of the images")
-    folders = class_folders(root)
+    folders = list_class_folders(root)
     if not folders:
         raise DataError(f"folder: {root} holds no class folders: it needs one folder of images per class")
-    found = Found()
+    found = ImageList()
     if not splits:
         present = {split: split for split in SPLITS if split in folders}
-        splits = present if any(class_folders(root / split) for split in present) else {"": ""}
+        splits = present if any(list_class_folders(root / split) for split in present) else {"": ""}
     elif absent := [name for name in splits.values() if not (root / name).is_dir()]:
         raise DataError(f"splits: {root} has no folder {first_few(absent)}; it has {first_few(folders)}")
     if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
@@ -126,14 +126,14 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
     left_out: LeftOut = {}
     strays: list[str] = []
     for split, prefix in splits.items():
-        for name in class_folders(root / prefix):
+        for name in list_class_folders(root / prefix):
             images = _scan_class(root, posixpath.join(prefix, name), left_out, strays)
-            found.items.extend(Item(path, name, split) for path in images)
+            found.items.extend(ListedImage(path, name, split) for path in images)
             if not images and not strays:
                 where = root / prefix / name
                 found.problems.append(f"folder: {where} holds no image: remove the folder, or add its images")
     for folder in {"", *splits.values()}:
-        _sort_beside(root, folder, left_out)
+        _list_beside(root, folder, left_out)
     if not found.items and (roots := find_class_roots(root)):
         choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
         raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
@@ -159,7 +159,7 @@ def _scan_class(root: Path, folder: str, left_out: LeftOut, strays: list[str]) -
     return images
 
 
-def _sort_beside(root: Path, folder: str, left_out: LeftOut) -> None:
+def _list_beside(root: Path, folder: str, left_out: LeftOut) -> None:
     """Add the files beside class folders to `left_out`."""
     for name, kind in list_folder(root / folder, hidden=True).items():
         path = posixpath.join(folder, name)

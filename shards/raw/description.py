@@ -107,8 +107,8 @@ class Description(BaseModel):
         return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 
 
-class _Loader(yaml.SafeLoader):
-    """Loads plain YAML and refuses a key that is given twice, of which SafeLoader takes the last."""
+class StrictLoader(yaml.SafeLoader):
+    """Load plain YAML and refuse a key that is given twice, of which SafeLoader takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -137,7 +137,7 @@ def read_description(file: Path) -> Description:
 def parse_description(text: str, file: Path) -> Description:
     """Parse the content of the YAML file of a user's data set, as `read_description` does."""
     try:
-        content = yaml.load(text, _Loader)  # a SafeLoader
+        content = yaml.load(text, StrictLoader)  # a SafeLoader
         if not isinstance(content, dict):
             raise DataError(f"{file} holds no keys like name: and folder:")
         return Description.model_validate(content)

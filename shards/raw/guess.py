@@ -12,10 +12,10 @@ import yaml
 
 from shards.errors import DataError, DataUsageError
 from shards.raw.class_folders import (
-    class_folders,
     find_class_roots,
     find_split_folders,
     has_class_folders,
+    list_class_folders,
     scan_folders,
 )
 from shards.raw.description import Description, read_description
@@ -75,7 +75,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         root = folder / roots[0]
         keys: dict[str, Any] = {"folder": f"{base}/{roots[0]}" if roots[0] else base}
         if splits := find_split_folders(root):
-            same = "test" in class_folders(root) and all(split == name for split, name in splits.items())
+            same = "test" in list_class_folders(root) and all(split == name for split, name in splits.items())
             words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
             return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}"
         return _guess_split(root, keys)
@@ -105,7 +105,7 @@ def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]
 def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
     """Find the folder that the paths of a table are relative to, and whether it has splits."""
     items = read_table(folder / table)
-    places = ["", *class_folders(folder)]
+    places = ["", *list_class_folders(folder)]
     place = next((place for place in places if (folder / place / items[0].path).is_file()), "")
     keys: dict[str, Any] = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
     if items[0].split:

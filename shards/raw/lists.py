@@ -15,14 +15,8 @@ from typing import Any
 
 from shards.names import first_few, unsafe_path
 from shards.raw.classnames import published_classnames
-from shards.raw.folders import (
-    Images,
-    Listing,
-    RawProblem,
-    is_image_name,
-    list_folder,
-)
-from shards.raw.locations import RawLocation, class_folders
+from shards.raw.folders import Images, Listing, RawProblem, is_image_name, list_folder
+from shards.raw.locations import RawLocation, class_folder_names
 
 SPLITS = ("train", "val", "test")
 UNCHANGED = "put an unchanged copy of the published file there"
@@ -51,7 +45,7 @@ def read_published(location: RawLocation) -> Listing:
 def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
     """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
     root = location.images / prefix
-    labels = {name: label for label, name in enumerate(class_folders(location.dataset))}
+    labels = {name: label for label, name in enumerate(class_folder_names(location.dataset))}
     found = list_folder(root) if root.is_dir() else {}
     folders = [name for name, kind in found.items() if kind == "folder"]
     images: Images = []

@@ -98,11 +98,11 @@ def has_images(dataset: Dataset, folder: Path) -> bool:
         return False
     if dataset.base in _FLAT:
         return any(_FLAT[dataset.base].fullmatch(name) for name in found)
-    tops = _TOP_FOLDERS.get(dataset.base) or class_folders(dataset)
+    tops = _TOP_FOLDERS.get(dataset.base) or class_folder_names(dataset)
     return any(found.get(name) == "folder" for name in tops)
 
 
-def class_folders(dataset: Dataset) -> tuple[str, ...]:
+def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
     """Return the names of the class folders in label order; they can differ from the class names."""
     raw = raw_layout(dataset)
     if raw.layout == "numbered-folders":

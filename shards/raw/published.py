@@ -165,12 +165,7 @@ class RawReport:
 
 
 def check_raw(
-    dataset: Dataset,
-    raw_root: Path,
-    *,
-    decode: bool = True,
-    workers: int = 1,
-    on_progress: CheckProgress | None = None,
+    dataset: Dataset, raw_root: Path, *, decode: bool = True, workers: int = 1, on_progress: CheckProgress | None = None
 ) -> RawReport:
     """Check a published data set below `raw_root`, and with `decode` every image; faults are reported, not raised."""
     problems: list[DataError] = []

@@ -44,7 +44,6 @@ def tar_source(
     templates: Sequence[str],
     origin: str,
     cache: Path,
-    on_progress: ExtractProgress | None = None,
 ) -> Source:
     """Make a source of the tars at `location`, a folder or a URL; every sample's label is read, images are not.
 
@@ -52,7 +51,7 @@ def tar_source(
         ones of train, val and test). classnames: in label order; None reads classnames.txt.
     cache: where tars from a URL are kept until they are packed. origin: a digest of the lists is added to it.
     """
-    root = TarRoot(location, cache, on_progress)
+    root = TarRoot(location, cache)
     names = tuple(classnames) if classnames is not None else root.read_lines("classnames.txt")
     if not names or not all(names):
         raise DataUsageError(

@@ -23,16 +23,9 @@ from pathlib import Path
 from shards.errors import DataError
 from shards.files import require_regular
 from shards.names import first_few, unfit_texts, unsafe_path
-from shards.raw.class_folders import Found, Item, scan_folders
+from shards.raw.class_folders import ImageList, ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import (
-    Images,
-    Listing,
-    file_sizes,
-    is_image_name,
-    list_folder,
-    missing_files,
-)
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
 from shards.raw.lists import SPLITS, parse_split_lists
 from shards.raw.random_split import split_classes, split_sizes
 from shards.records import Source
@@ -91,7 +84,7 @@ def _image_source(file: Path, description: Description) -> Source:
         if missing := missing_files(root, [item.path for item in items]):
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
             raise DataError(f"{what}: {first_few(missing)}")
-        found = Found(items, notes=compare_table(root, items))
+        found = ImageList(items, notes=compare_table(root, items))
     else:
         root, kind = _resolve(file, description.folder or ""), "folders"
         found = scan_folders(root, dict((description.splits or {}).items()), description.folder or "")
@@ -123,7 +116,7 @@ def _resolve(file: Path, path: str) -> Path:
     return file.parent / os.path.expanduser(path)
 
 
-def read_table(file: Path) -> list[Item]:
+def read_table(file: Path) -> list[ListedImage]:
     """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists."""
     try:
         require_regular(file)
@@ -143,7 +136,7 @@ def read_table(file: Path) -> list[Item]:
     return items
 
 
-def _read_csv(text: str) -> Iterator[Item]:
+def _read_csv(text: str) -> Iterator[ListedImage]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [name.strip() for name in next(reader, [])]
     if sorted(header) not in (sorted(COLUMNS), sorted(COLUMNS[:2])):
@@ -155,15 +148,15 @@ def _read_csv(text: str) -> Iterator[Item]:
     numbers = all(row["label"].isascii() and row["label"].isdecimal() and len(row["label"]) < 10 for row in table)
     for number, row in enumerate(table, 2):
         label = int(row["label"]) if numbers else row["label"]
-        yield _make_item(f"row {number}", row["path"], label, row.get("split"))
+        yield _make_image(f"row {number}", row["path"], label, row.get("split"))
 
 
-def _read_json(text: str) -> Iterator[Item]:
+def _read_json(text: str) -> Iterator[ListedImage]:
     document = json.loads(text)
     if isinstance(document, dict) and set(document) <= set(SPLITS):
         names, splits = parse_split_lists(document)
         for split, images in splits.items():
-            yield from (Item(path, label, split, names[label]) for path, label in images)
+            yield from (ListedImage(path, label, split, names[label]) for path, label in images)
         return
     if not isinstance(document, list):
         raise ValueError("it is neither a list of rows nor CoOp's lists of train, val and test")
@@ -172,10 +165,10 @@ def _read_json(text: str) -> Iterator[Item]:
             row = [row[column] for column in COLUMNS if column in row] if {"path", "label"} <= set(row) else None
         if not isinstance(row, list) or len(row) not in (2, 3):
             raise ValueError(f"entry {number} is neither [path, label] nor [path, label, split]")
-        yield _make_item(f"entry {number}", *row)
+        yield _make_image(f"entry {number}", *row)
 
 
-def _make_item(where: str, path: object, label: object, split: object = None) -> Item:
+def _make_image(where: str, path: object, label: object, split: object = None) -> ListedImage:
     if not isinstance(path, str) or unsafe_path(path):
         reason = unsafe_path(path) if isinstance(path, str) else "is no text"
         raise ValueError(f"{where}: path {path!r:.100} {reason}")
@@ -185,10 +178,12 @@ def _make_item(where: str, path: object, label: object, split: object = None) ->
     if split is not None and split not in SPLITS:
         raise ValueError(f"{where}: split {split!r:.60} is none of train, val and test")
     assert isinstance(label, int | str)
-    return Item(path, label, "" if split is None else str(split))
+    return ListedImage(path, label, "" if split is None else str(split))
 
 
-def _number_classes(description: Description, items: Sequence[Item]) -> tuple[tuple[str, ...], dict[str | int, int]]:
+def _number_classes(
+    description: Description, items: Sequence[ListedImage]
+) -> tuple[tuple[str, ...], dict[str | int, int]]:
     """Return the class names in label order, and the label of each class in the data."""
     found: dict[str | int, str] = {item.label: item.classname or str(item.label) for item in items}
     given = description.classes
@@ -231,7 +226,7 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 
 def _assign_splits(
-    description: Description, items: Sequence[Item], names: Sequence[str], labels: dict[str | int, int]
+    description: Description, items: Sequence[ListedImage], names: Sequence[str], labels: dict[str | int, int]
 ) -> tuple[dict[str, Images], list[str]]:
     """Assign a split to every image, as the data give it or else by the description, and list problems of classes.
 
@@ -311,7 +306,7 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
     return notes
 
 
-def compare_table(root: Path, items: Sequence[Item]) -> list[str]:
+def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
     """Describe the images that a table leaves out of its folders, and labels that differ from the folders' names."""
     listed = {item.path for item in items}
     folders = dict.fromkeys(item.path.rpartition("/")[0] for item in items)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shards.world.counter_rng import SIZE, Draws, Floats
-from shards.world.fields import ball, cover, grid, over, rotate, spread
+from shards.world.distance_fields import ball, cover, grid, over, rotate, spread
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.world.counter_rng import SIZE, Draws, Floats, mix, salt
+from shards.world.distance_fields import SHAPES
 from shards.world.distortions import LOOKS, Look, distort
-from shards.world.fields import SHAPES
 from shards.world.scenes import BLOOMS, DIGITS, FORMS, HUES, LETTERS, PAINTERS, PETAL_HUES, paint_shape
 from shards.world.textures import TEXTURES
 from shards.world.tiles import TILES

@@ -13,8 +13,7 @@ from functools import cache
 import numpy as np
 
 from shards.world.counter_rng import Draws, Floats
-from shards.world.distortions import Look, backdrop, draw_pose
-from shards.world.fields import (
+from shards.world.distance_fields import (
     PALETTE,
     SHAPES,
     Picture,
@@ -27,6 +26,7 @@ from shards.world.fields import (
     rotate,
     spread,
 )
+from shards.world.distortions import Look, backdrop, draw_pose
 from shards.world.textures import texture
 from shards.world.tiles import TILES
 

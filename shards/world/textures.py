@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shards.world.counter_rng import Draws, Floats
-from shards.world.fields import PIXEL, ink, spread
+from shards.world.distance_fields import PIXEL, ink, spread
 
 TAU = float(2 * np.pi)
 

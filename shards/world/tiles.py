@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shards.world.counter_rng import SIZE, Draws, Floats
-from shards.world.fields import Picture, cover, flat, grid, ink, nearby, over, rotate, spread
+from shards.world.distance_fields import Picture, cover, flat, grid, ink, nearby, over, rotate, spread
 from shards.world.textures import cell, wave
 
 GRASS, WOOD, SOIL = (0.42, 0.58, 0.30), (0.10, 0.30, 0.13), (0.62, 0.50, 0.32)

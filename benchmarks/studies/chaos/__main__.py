@@ -50,7 +50,7 @@ from benchmarks.studies.chaos.ports import free_port, is_listening
 from benchmarks.studies.record import write_record
 from benchmarks.tables.render import markdown_grid
 from procap.errors import UserError
-from runner.environment import environment, library_defaults
+from runner.environment import environment
 from runner.remote_results import results_root
 
 COMMON = ["--datasets", "digits", "--methods", "maple"]
@@ -198,12 +198,7 @@ class Campaign:
         return sorted((rng.uniform(0, 12), rng.choice(kinds)) for _ in range(rng.randint(1, 3)))
 
     def _run_command(
-        self,
-        rng: random.Random,
-        words: list[str],
-        faults: list[tuple[float, str]],
-        attempt: int,
-        result: SeedResult,
+        self, rng: random.Random, words: list[str], faults: list[tuple[float, str]], attempt: int, result: SeedResult
     ) -> tuple[int, str]:
         """Run the command once, and return its exit code and stderr.
 
@@ -395,7 +390,6 @@ def format_report(report: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds that are not recorded yet; writes chaos.json and chaos.md after each."""
-    library_defaults()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100, help="in all, those recorded in --out included")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of chaos.json and chaos.md")

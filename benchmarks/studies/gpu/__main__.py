@@ -22,22 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
-from benchmarks.runtime.measure import silence_profiler
-from runner.environment import library_defaults
+from benchmarks.studies.gpu.report import format_report
+from benchmarks.studies.gpu.stages import STAGES, StudySetup
+from runner.environment import environment, resolve_device
+from runner.results import write_bytes, write_json
 
 INCOMPLETE = 75
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
-    library_defaults()
-    silence_profiler()
     flags = _parse(arguments)
-    from benchmarks.studies.gpu.report import format_report
-    from benchmarks.studies.gpu.stages import STAGES, StudySetup
-    from runner.environment import environment, resolve_device
-    from runner.results import write_bytes, write_json
-
     device = resolve_device(flags.device)
     words = ["python", "-m", "benchmarks.studies.gpu", *(sys.argv[1:] if arguments is None else arguments)]
     setup = StudySetup(device, flags.out, quick=flags.quick)

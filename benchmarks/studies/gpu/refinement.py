@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.runtime.measure import synchronize, time_in_turns
 from procap.cross_attention import CrossAttention
@@ -100,8 +101,6 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
 
 def _count_kernels(step: Callable[[], object], device: torch.device) -> int:
     """Count the kernels that a step launches."""
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)

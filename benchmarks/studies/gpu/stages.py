@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.runtime.benchmark import measure
+from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.measure import DTYPES, matmul_peak, timed
 from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.sizes import Size, measure_sizes
@@ -31,7 +33,12 @@ from procap.methods import METHODS
 from procap.weights.loading import load_clip
 from runner.acceleration import NAMES, Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.evaluate import evaluate
+from runner.results import TrainResult
+from runner.setup import clip_transform
+from runner.train import train
 from shards.default_paths import data_root
+from shards.loader import evaluation_batches
 
 Part = tuple[str, Callable[[float], dict[str, Any]]]
 COMPARED = ("zeroshot", "coop", "maple", "procap")
@@ -62,7 +69,7 @@ class StudySetup:
         settings = make_settings(
             self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, scaling="off", **more
         )
-        return replace(settings, accelerations=Acceleration.of(accelerate, self.device))
+        return replace(settings, accelerations=Acceleration.parse(accelerate, self.device))
 
     def models(self, accelerations: Acceleration) -> Models:
         """Return the CLIP of both modes, loaded once for each set of accelerations that changes it."""
@@ -205,11 +212,6 @@ def list_row(setup: StudySetup) -> Iterator[Part]:
 
 def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
     """Time one run; images and steps are in the result, from which the time of all data sets can be computed."""
-    from benchmarks.runtime.data import load_case_data
-    from runner.evaluate import evaluate
-    from runner.results import TrainResult
-    from runner.train import train
-
     runtime = replace(setup.runtime(), quiet=True)
     data = load_case_data(name, runtime.data, setup.out / "data")
     runtime = replace(runtime, data=data.root)
@@ -241,10 +243,6 @@ def list_profiles(setup: StudySetup) -> Iterator[Part]:
 
 
 def _profile(setup: StudySetup, name: str, classes: int, batch: int, seconds: float) -> dict[str, Any]:
-    from torch.profiler import ProfilerActivity, profile
-
-    from benchmarks.runtime.data import synthetic_case
-
     if setup.quick:
         classes, batch = 5, 4
     settings = setup.settings()
@@ -271,13 +269,9 @@ def list_input(setup: StudySetup) -> Iterator[Part]:
 
 
 def _decode(setup: StudySetup, workers: int, seconds: float) -> dict[str, Any]:
-    from benchmarks.runtime.data import load_case_data
-    from shards.loader import evaluation_batches
-    from shards.transforms import eval_transform
-
     data = load_case_data("digits" if setup.quick else "photographs-37", data_root(""), setup.out / "data")
     clip = setup.models(Acceleration())["fast"]
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    transform = clip_transform(clip)
     began, images = time.perf_counter(), 0
     for pixels, _, _ in evaluation_batches(data.test.images, transform, 100, workers):
         images += len(pixels)

@@ -26,7 +26,7 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
 PREFIX = "sigma of "
 
 
-def sigma_tables(suite: SuiteResults) -> list[Table]:
+def gaussian_token_tables(suite: SuiteResults) -> list[Table]:
     """Make a row for each data set, unchanged method and set of tokens; no table without runs that record sigma."""
     rows = []
     for dataset in suite.options.datasets:

@@ -47,7 +47,7 @@ def show_plan(
 ) -> None:
     """Print what is left of runs and their evaluations. forecast: lines about the time that this will take."""
     for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
-        RemoteResults.of(runtime).pull_all()
+        RemoteResults.from_runtime(runtime).pull_all()
     runs: list[dict[str, Any]] = []
     used: dict[str, None] = {}
     for config, runtime, targets in work:

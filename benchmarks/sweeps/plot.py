@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots.style import FAINT, GRID, INK, assign_looks, heading, save_plots
+from benchmarks.plots.style import FAINT, GRID, INK, assign_looks, heading
 from benchmarks.sweeps.table import find_best
 from cluster.configuration import Configuration, SweepSettings
 
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_COLUMNS = 3
-
-
-def draw_sweep(settings: SweepSettings, configurations: Sequence[Configuration], folder: Path) -> list[Path]:
-    """Write sweep.png and sweep.pdf into `folder` and return the PNG's path; no plot for fewer than two points."""
-    return save_plots(folder, {"sweep": lambda: plot_sweep(settings, configurations)})
 
 
 def plot_sweep(settings: SweepSettings, configurations: Sequence[Configuration]) -> Figure | None:

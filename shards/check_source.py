@@ -18,7 +18,8 @@ PART = 250
 LISTED = 100
 """Broken images that are listed one by one."""
 
-Progress = Callable[[str, int, int], None]
+SplitProgress = Callable[[str, int, int], None]
+"""Called with a split, its images that are done, and all of them."""
 Reporter = Callable[[str], None]
 
 
@@ -44,7 +45,7 @@ def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def check_source(source: Source, *, workers: int = 1, on_progress: Progress | None = None) -> SourceReport:
+def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> SourceReport:
     """Decode every image of a source without writing anything."""
     ranges = [
         (split, start, min(start + PART, count))
@@ -73,11 +74,11 @@ def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
             decode(record.data)
             images.append(CheckedImage(split, record.path, record.label, content_digest(record.data)))
         except ImageError as error:
-            problems.append(unreadable(split, record.path, error))
+            problems.append(describe_unreadable(split, record.path, error))
     return images, problems
 
 
-def unreadable(split: str, path: str, error: Exception) -> str:
+def describe_unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
     return f"{split}: {path} is not a readable image ({error}); replace it".removeprefix(": ")
 
@@ -116,7 +117,7 @@ _SPLITS = ("train", "val", "test", "")
 """All splits; "" is for images that have none yet."""
 
 
-def refuse(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
+def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
     """Raise DataError for problems, if there are any; several are reported one by one, the first LISTED of them."""
     if not problems:
         return
