@@ -19,6 +19,7 @@ Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L s
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -110,14 +111,17 @@ class VisionTower(nn.Module):
 
         keep_states: give the final states of every row as well, which costs the whole last block.
         """
-        check_plan(plan, len(self.transformer.resblocks), ("ln_post", "proj"))
+        check_plan(plan, len(self.transformer.resblocks), ("ln_pre", "ln_post", "proj"))
         every_row = keep_states or not optimized
         patches = self.embed(images, folded=optimized)
         cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
-        live = sequence.live if optimized else None
-        sequence = sequence.with_states(on_live_rows(self.ln_pre, sequence.x, live), live)
+        # Another `ln_pre` changes every row.
+        changed = any(name.startswith("ln_pre.") for name in plan.weights)
+        live = sequence.live if optimized and not changed else None
+        ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
+        sequence = sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, every_row)
         cls = sequence.x[:, sequence.read_out if every_row else 0]
         cls, op_states = call_with(self.ln_post, "ln_post", plan.weights, cls), None

@@ -95,23 +95,37 @@ def test_tcp_takes_another_reference(build, short_clip, tiny_space):
     assert torch.equal(reference, text_bank(short_clip, tiny_space, [template]))
 
 
-def test_2sfs_tunes_the_last_norms_too(build):
-    method = build("2sfs", final_norms=True)
+@pytest.mark.parametrize(
+    "option, norms", [("final_norms", ("vision.ln_post", "text.ln_final")), ("first_norm", ("vision.ln_pre",))]
+)
+def test_2sfs_tunes_the_other_norms_too(build, option, norms):
+    method = build("2sfs", **{option: True})
     few, many = (dict(one.named_parameters()) for one in (build("2sfs"), method))
-    added = {"vision.ln_post/weight", "vision.ln_post/bias", "text.ln_final/weight", "text.ln_final/bias"}
+    added = {f"{norm}/{part}" for norm in norms for part in ("weight", "bias")}
     assert many.keys() - few.keys() == added
     method.begin_stage(0)
     terms(method)["ce"].backward()
     assert all(many[name].grad.abs().sum() > 0 for name in added)
 
 
+def test_skipt_draws_the_used_ranks_in_every_step(build):
+    method = build("skipt", draw="step")
+    image, labels = torch.randn(2, 48, generator=seeded(1)), torch.tensor([0, 0])
+    [noise] = method.draw(seeded(3))
+    assert noise.shape == (5,) and not build("skipt").draw(seeded(3))
+    none, every = (method.chosen_classes(image, labels, (torch.full((5,), one),)) for one in (2.0, -1.0))
+    assert none.tolist() != every.tolist() == [0, 1, 2, 3, 4] and 0 in none
+    assert terms(method, (noise,))["ce"].isfinite()
+
+
 CHANGES = {
+    "skipt": {"draw": "step"},
     "promptsrc": {"kl_mean": "images", "teacher_average": "normalise-first"},
     "coprompt": {"sentence_draw": "class", "adapter_relu": False},
     "tcp": {"reference_template": "a {}."},
     "mma": {"scale_gradient": False},
     "mmrl": {"inference": "class"},
-    "2sfs": {"final_norms": True},
+    "2sfs": {"final_norms": True, "first_norm": True},
 }
 
 

@@ -183,7 +183,7 @@ def test_vision_tower_is_exact_under_any_plan(models, data):
         length += 0 if mode == "replace" else count
     images = torch.randn(2, 3, g.image_size, g.image_size, generator=draw)
     adapted = data.draw(st.sets(st.integers(0, g.vision_layers - 1), max_size=2))
-    replaced = data.draw(replaceable(g.vision_layers, ("ln_post.bias", "proj")))
+    replaced = data.draw(replaceable(g.vision_layers, ("ln_pre.bias", "ln_pre.weight", "ln_post.bias", "proj")))
     changes = changed(plan, clip.visual, adapted, replaced, read=data.draw(st.booleans()))
     assert_exact(clip, data.draw(st.sampled_from(CHOICES[:2])), images, changes, text=False)
 

@@ -49,7 +49,8 @@ ADDED_OPTIONS: dict[str, dict[str, Any]] = {
     "tcp": {"reference_template": None},
     "mma": {"scale_gradient": True},
     "mmrl": {"inference": "task"},
-    "2sfs": {"final_norms": False},
+    "2sfs": {"final_norms": False, "first_norm": False},
+    "skipt": {"draw": "run"},
     "procap": {
         "nce_hidden_width": None,
         "target_prefix": "training",

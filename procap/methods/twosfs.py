@@ -42,6 +42,7 @@ class TwoSFSOptions(BaseModel):
     final_norms: bool = Field(
         False, description="tune ln_post and ln_final too, which the public code lists but leaves frozen"
     )
+    first_norm: bool = Field(False, description="tune ln_pre too, which the public code leaves frozen")
 
 
 class TwoSFS(Method):
@@ -58,9 +59,10 @@ class TwoSFS(Method):
         check_blocks(clip, g.vision_layers, first_vision_block=options.first_vision_block)
         check_blocks(clip, g.text_layers, first_text_block=options.first_text_block)
         super().__init__(clip, space, options, generator)
-        # `ln_pre` stays frozen, and by default `ln_post` and `ln_final` as well, as in the public code.
+        # By default `ln_pre`, `ln_post` and `ln_final` stay frozen, as in the public code.
         final = options.final_norms
-        self.vision = tuned_norms(clip.visual, options.first_vision_block, ("ln_post",) if final else ())
+        others = ("ln_pre",) * options.first_norm + ("ln_post",) * final
+        self.vision = tuned_norms(clip.visual, options.first_vision_block, others)
         self.text = tuned_norms(clip.text, options.first_text_block, ("ln_final",) if final else ())
         self.rows = nn.Parameter(self.class_features(space))
 
@@ -138,6 +140,6 @@ class TwoSFS(Method):
         return names
 
 
-def tuned_norms(tower: nn.Module, first: int, after: Sequence[str]) -> WeightOverrides:
-    """Copy the LayerNorms of a tower's blocks from `first` on and those called `after`."""
-    return WeightOverrides(tower, [name for name in upper_names(tower, first, after) if "ln_" in name])
+def tuned_norms(tower: nn.Module, first: int, others: Sequence[str]) -> WeightOverrides:
+    """Copy the LayerNorms of a tower's blocks from `first` on and those called `others`."""
+    return WeightOverrides(tower, [name for name in upper_names(tower, first, others) if "ln_" in name])
