@@ -1,21 +1,16 @@
 """Start a command as a child process and kill all that is left of it when the test ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 
 
 @contextmanager
-def start_process(command: Sequence[str | Path], **more: Any) -> Iterator[subprocess.Popen[Any]]:
+def start_process(command, **more):
     """Start `subprocess.Popen(command, **more)` in its own session, and kill all its processes after the block."""
     with subprocess.Popen(command, start_new_session=True, **more) as process:
         try:
@@ -24,7 +19,7 @@ def start_process(command: Sequence[str | Path], **more: Any) -> Iterator[subpro
             _kill_all_of(process)
 
 
-def _kill_all_of(process: subprocess.Popen[Any]) -> None:
+def _kill_all_of(process):
     # Launchers give their workers sessions of their own.
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     with suppress(ProcessLookupError):

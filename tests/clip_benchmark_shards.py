@@ -1,11 +1,7 @@
 """Write shards in the layout of clip-benchmark, member by member, whole or broken."""
 
-from __future__ import annotations
-
 import io
 import tarfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +27,7 @@ def sample(key: str, label: int, data: bytes | None = None, **others: bytes) -> 
     return [member(f"{key}.{extension}", content) for extension, content in sorted(members.items())]
 
 
-def write_tar(file: Path, members: Iterable[tuple[tarfile.TarInfo, bytes]], **options: int) -> Path:
+def write_tar(file, members, **options):
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w", **options) as tar:  # type: ignore[call-overload]
         for info, data in members:
@@ -43,7 +39,7 @@ def several(start: int, stop: int) -> list[tuple[tarfile.TarInfo, bytes]]:
     return [part for i in range(start, stop) for part in sample(f"s{i:07d}", i % len(CLASSES), image(i))]
 
 
-def layout(root: Path, splits: Mapping[str, tuple[int, ...]]) -> Path:
+def layout(root, splits):
     """Write tars with the given numbers of samples for each split in `root`."""
     for split, sizes in splits.items():
         start = 0

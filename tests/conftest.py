@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,13 +37,7 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)
 
 
-WAITING = (
-    "test_cluster_ray",
-    "test_runner_deepspeed",
-    "test_cluster_submit",
-    "test_cluster_faults",
-    "test_cluster_slurm",
-)
+WAITING = ("test_cluster_ray", "test_runner_deepspeed", "test_cluster_submit", "test_cluster_files")
 """Files whose tests wait for Ray or DeepSpeed most of their time."""
 
 
@@ -135,7 +128,7 @@ def s3(object_store, monkeypatch):
     return object_store
 
 
-def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def made_once(tmp_path_factory, name, make):
     """Return a folder that `make` fills for the first test worker that needs it, and that all of them share."""
     from filelock import FileLock
 
@@ -165,7 +158,13 @@ def few_digits(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[str]:
+def where(few_digits, tiny_checkpoint) -> list[str]:
+    """The flags of a sweep with a small CLIP on the digits, one run at a time."""
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
+
+
+@pytest.fixture(scope="module")
+def local_ray():
     """A Ray of this machine with three CPUs, to which this process is connected; returns its address."""
     from cluster.address import LOCAL
     from cluster.ray_cluster import connected

@@ -4,8 +4,6 @@ The tables that they give lie beside it in tests/golden/. After a deliberate cha
 `python tests/golden_results.py`, and read the difference before it is committed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -16,7 +14,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from benchmarks.cli import main
@@ -29,18 +26,9 @@ from runner.config import RunConfig
 
 GOLDEN = Path(__file__).with_name("golden")
 SUITES = (
-    "base-to-novel",
-    "stability",
-    "cross-dataset",
-    "domain-generalization",
-    "few-shot",
-    "ablation",
-    "prompt-length",
-    "sensitivity",
-    "duration",
-    "runtime",
-    "qualitative",
-)
+    "base-to-novel", "stability", "cross-dataset", "domain-generalization", "few-shot", "ablation", "prompt-length",
+    "sensitivity", "duration", "runtime", "qualitative",
+)  # fmt: skip
 
 
 def frozen_variants(options: SuiteOptions, method: str) -> list[Variant]:
@@ -118,7 +106,7 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
 
 
 @functools.cache
-def _documents() -> dict[str, Any]:
+def _documents():
     documents = json.loads(lzma.decompress((GOLDEN / "quick_results.json.xz").read_bytes()))
     for name, document in documents.items():
         if name.endswith("/collection.json") or name.endswith("/runtime.json"):

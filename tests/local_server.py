@@ -8,7 +8,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -83,7 +82,7 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, *args):
             pass
 
     return Handler

@@ -1,17 +1,11 @@
 """Result folders with counts made up, as a finished run and its evaluations leave them."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
-from typing import Any
 
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
-from benchmarks.suites.suite import Suite
-from benchmarks.tables.table import Table
-from runner.config import RunConfig, Target, plan_run
+from runner.config import Target, plan_run
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, ResourceUse, TrainResult, write_json
 from runner.run_folders import RunFolder
 
@@ -19,14 +13,12 @@ PEAK = PeakMemory(process=512_000_000, gpu=None)
 USE = ResourceUse(cpu_percent=150.0)
 
 
-def put_run(
-    results: Path, method: str, dataset: str, *, seed: int = 1, seconds: float = 12.5, **plan: Any
-) -> RunConfig:
+def put_run(results, method, dataset, *, seed=1, seconds=12.5, **plan):
     """A finished training; its losses fall from 2 towards 1."""
     return put_config(results, plan_run(method=method, dataset=dataset, seed=seed, **plan), seconds=seconds)
 
 
-def put_config(results: Path, config: RunConfig, *, seconds: float = 12.5) -> RunConfig:
+def put_config(results, config, *, seconds=12.5):
     """The same of a configuration that is there already, such as that of a suite's run."""
     folder = RunFolder(results / config.path)
     epochs = [
@@ -37,75 +29,35 @@ def put_config(results: Path, config: RunConfig, *, seconds: float = 12.5) -> Ru
     write_json(
         folder.train_file,
         TrainResult(
-            config_hash=config.hash,
-            steps=10 * len(epochs),
-            images=160 * len(epochs),
-            epochs=epochs,
-            seconds=seconds,
-            images_per_second=100.0 if epochs else None,
-            images_per_second_model=125.0 if epochs else None,
-            warmup_steps=0,
-            phases={},
-            peak_memory_bytes=PEAK,
-            use=USE,
-            trainable_parameters=2048,
-            fewshot=None,
-            manifest_digest="d" * 16,
-            checkpoint_sha256=f"{config.hash:0<64}",
-            backbone_digest="b" * 16,
-            environment={},
+            config_hash=config.hash, steps=10 * len(epochs), images=160 * len(epochs), epochs=epochs,
+            seconds=seconds, images_per_second=100.0 if epochs else None,
+            images_per_second_model=125.0 if epochs else None, warmup_steps=0, phases={}, peak_memory_bytes=PEAK,
+            use=USE, trainable_parameters=2048, fewshot=None, manifest_digest="d" * 16,
+            checkpoint_sha256=f"{config.hash:0<64}", backbone_digest="b" * 16, environment={},
         ),
-    )
+    )  # fmt: skip
     return config
 
 
-def put_score(
-    results: Path,
-    config: RunConfig,
-    target: str,
-    correct: int,
-    total: int,
-    *,
-    of: int | None = None,
-    rate: float = 200.0,
-    checkpoint: str | None = None,
-) -> Path:
+def put_score(results, config, target, correct, total, *, of=None, rate=200.0, checkpoint=None):
     """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited."""
     at = Target.parse_unchecked(target)
     file = RunFolder(results / config.path).eval_file(at)
     write_json(
         file,
         EvalResult(
-            config_hash=config.hash,
-            target=str(at),
-            correct=correct,
-            total=total,
-            per_class=PerClass(correct=[correct], total=[total]),
-            limit=total if of else None,
-            dataset_size=of or total,
-            num_classes=1,
-            precision="fp32",
-            batch_size=100,
-            workers=0,
-            device="cpu",
-            seconds=total / rate,
-            images_per_second=rate,
-            images_per_second_model=2 * rate,
-            warmup_batches=0,
-            peak_memory_bytes=PEAK,
-            use=USE,
-            manifest_digest="d" * 16,
-            backbone_digest="b" * 16,
-            checkpoint_sha256=checkpoint or f"{config.hash:0<64}",
-            environment={},
+            config_hash=config.hash, target=str(at), correct=correct, total=total,
+            per_class=PerClass(correct=[correct], total=[total]), limit=total if of else None,
+            dataset_size=of or total, num_classes=1, precision="fp32", batch_size=100, workers=0, device="cpu",
+            seconds=total / rate, images_per_second=rate, images_per_second_model=2 * rate, warmup_batches=0,
+            peak_memory_bytes=PEAK, use=USE, manifest_digest="d" * 16, backbone_digest="b" * 16,
+            checkpoint_sha256=checkpoint or f"{config.hash:0<64}", environment={},
         ),
-    )
+    )  # fmt: skip
     return file
 
 
-def put_halves(
-    results: Path, method: str, dataset: str, base: tuple[int, int], novel: tuple[int, int], **plan: Any
-) -> RunConfig:
+def put_halves(results, method, dataset, base, novel, **plan):
     """A run with both halves evaluated: (correct, total) of each."""
     config = put_run(results, method, dataset, **plan)
     put_score(results, config, f"{dataset}:base", *base)
@@ -113,9 +65,7 @@ def put_halves(
     return config
 
 
-def made(
-    results: Path, name: str | Suite, profile=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
-) -> SuiteResults:
+def made(results, name, profile=MINI, *, skip=lambda entry, target: False, low=300, **chosen):
     """A suite with results of random counts, but for those to `skip`."""
     suite = load_suite(name) if isinstance(name, str) else name
     options = suite.options(profile, **chosen)
@@ -129,6 +79,6 @@ def made(
     return SuiteResults.read(suite, options, results)
 
 
-def table_of(done: SuiteResults, name: str) -> Table:
+def table_of(done, name):
     [table] = [table for table in done.suite.tables(done) if table.name == name]
     return table

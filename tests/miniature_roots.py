@@ -7,8 +7,6 @@ a miniature is packed as a subset: `procap data pack --subset`. Oddities of the 
 README.txt, images whose content is not what their name says, CMYK and grey JPEGs, names with slashes and apostrophes.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -72,9 +70,8 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
     """
     dataset = find(name)
     assert dataset.raw and per_class >= 3
-    labels = tuple(range(classes or dataset.classes))
-    if classes is None and dataset.classes == 1000:
-        labels = FEW_OF_A_THOUSAND
+    few = classes is None and dataset.classes == 1000
+    labels = FEW_OF_A_THOUSAND if few else tuple(range(classes or dataset.classes))
     folder = root / dataset.raw.folders[0]
     images = folder / dataset.raw.images[0]
     images.mkdir(parents=True)
@@ -240,22 +237,13 @@ def _renditions(mini: Mini) -> None:
 
 
 WRITERS: dict[str, Callable[[Mini], None]] = {
-    "imagenet": _imagenet,
-    "caltech101": _caltech,
-    "oxford-pets": _pets,
-    "stanford-cars": _cars,
-    "oxford-flowers": _flowers,
-    "food101": lambda mini: _class_folders(mini, "{folder}/{number}.jpg"),
-    "fgvc-aircraft": _aircraft,
-    "sun397": _scenes,
+    "imagenet": _imagenet, "caltech101": _caltech, "oxford-pets": _pets, "stanford-cars": _cars,
+    "oxford-flowers": _flowers, "food101": lambda mini: _class_folders(mini, "{folder}/{number}.jpg"),
+    "fgvc-aircraft": _aircraft, "sun397": _scenes,
     "dtd": lambda mini: _class_folders(mini, "{folder}/{folder}_{number:04d}.jpg"),
-    "eurosat": lambda mini: _class_folders(mini, "{folder}/{folder}_{number}.jpg"),
-    "ucf101": _actions,
-    "imagenetv2": _v2,
-    "imagenet-sketch": _sketch,
-    "imagenet-a": _adversarial,
-    "imagenet-r": _renditions,
-}
+    "eurosat": lambda mini: _class_folders(mini, "{folder}/{folder}_{number}.jpg"), "ucf101": _actions,
+    "imagenetv2": _v2, "imagenet-sketch": _sketch, "imagenet-a": _adversarial, "imagenet-r": _renditions,
+}  # fmt: skip
 
 
 def _class_folders(mini: Mini, pattern: str) -> None:
@@ -308,9 +296,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int)
     options = parser.parse_args()
     build_all(options.out, options.per_class, options.classes)
-    print(
-        f"{len(WRITERS)} miniature data sets in {options.out}. Their split files are small ones of their own: pack with"
-    )
+    print(f"{len(WRITERS)} miniature data sets in {options.out}. Their split files are small ones: pack with")
     print(f"procap data pack paper --subset --raw {options.out} --data DATA")
 
 

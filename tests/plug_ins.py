@@ -1,10 +1,5 @@
 """Install packages with methods or suites of their own into a folder on the module path, as pip would."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 METHOD = """
 from procap.methods.coop import CoOp
 
@@ -13,9 +8,7 @@ class Theirs(CoOp):
 """
 
 
-def install(
-    folder: Path, modules: Mapping[str, str], points: Mapping[str, str], *, version: str = "1.0", kind: str = "methods"
-) -> None:
+def install(folder, modules, points, *, version="1.0", kind="methods"):
     """Write `modules` (file name without suffix and text) and the package `theirs` that registers `points`."""
     folder.mkdir(exist_ok=True)
     for name, text in modules.items():

@@ -5,16 +5,12 @@ blocks of each tower or more, 32-pixel images), five images, and the values of a
 method are logits, loss terms, and of every gradient the first 64 elements and the norm.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from procap.clip import CLIP
 from procap.geometry import Geometry
@@ -31,7 +27,7 @@ HEAD = 64
 VISION, TEXT, EMBED = 768, 512, 512
 
 
-def images(count: int = 5, seed: int = 11) -> Tensor:
+def images(count=5, seed=11):
     return torch.from_numpy(draws(seed).standard_normal((count, 3, 32, 32), dtype=np.float32))
 
 
@@ -39,7 +35,7 @@ def draws(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def walk(shapes: Mapping[str, Iterable[int]], std: Callable[[str], float], seed: int = 13) -> dict[str, Tensor]:
+def walk(shapes, std, seed=13):
     """Draw the tensors in the order of their sorted names from one generator, as N(0, std(name)^2)."""
     source = draws(seed)
     return {

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +31,9 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_L
 # Before any test changes it: one server serves all tests, in any order.
 ENVIRONMENT = {**os.environ, **THREADS}
 PRELOADED = (
-    "torch._dynamo",
-    "pytest",
-    "runner.train",
-    "runner.evaluate",
-    "runner.distributed.process_group",
-    "benchmarks.cli.app",
-    "benchmarks.cli.train",
-    "benchmarks.cli.eval",
-)
+    "torch._dynamo", "pytest", "runner.train", "runner.evaluate", "runner.distributed.process_group",
+    "benchmarks.cli.app", "benchmarks.cli.train", "benchmarks.cli.eval",
+)  # fmt: skip
 SECONDS = 240.0
 """Longer than any rank takes on a slow machine, including the start of the server."""
 
@@ -61,15 +55,7 @@ class Processes:
     for the first error and for the other ranks to have read it.
     """
 
-    def __init__(
-        self,
-        size: int,
-        function: Callable[..., None],
-        *arguments: Any,
-        environ: Mapping[str, str] | None = None,
-        to_the_end: bool = False,
-        patience: float = SECONDS,
-    ) -> None:
+    def __init__(self, size, function, *arguments, environ=None, to_the_end=False, patience=SECONDS):
         self.size = size
         self._task = [Path(function.__code__.co_filename).stem, function.__name__, list(arguments)]
         self._environ = dict(environ or {})
@@ -126,13 +112,7 @@ class Processes:
         return self._began + seconds - time.monotonic()
 
 
-def run_ranks(
-    size: int,
-    function: Callable[..., None],
-    *arguments: Any,
-    seconds: float = SECONDS,
-    **how: Any,
-) -> list[Ended]:
+def run_ranks(size: int, function: Callable[..., None], *arguments: Any, seconds=SECONDS, **how: Any) -> list[Ended]:
     """Run `Processes` with these arguments; returns how each rank ended."""
     with Processes(size, function, *arguments, **how) as processes:
         return processes.wait(seconds)
@@ -159,13 +139,9 @@ def _ask_server(request: dict[str, Any]) -> None:
 def _server() -> subprocess.Popen[str]:
     """Start the server of this test process, the leader of its process group, which ends all ranks when it ends."""
     server = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd=ROOT,
-        text=True,
+        [sys.executable, __file__], stdin=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT, text=True,
         start_new_session=True,
-    )
+    )  # fmt: skip
     atexit.register(server.communicate)
     return server
 

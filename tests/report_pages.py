@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 
 from made_results import put_config, put_score
 
 from benchmarks.results.profiles import MINI
-from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import load_suite
-from runner.config import RunConfig
 from runner.run_collection import Collection, write_collection
 
 VOID = {"meta", "img", "br", "hr", "input", "link", "col", "wbr"}
@@ -58,7 +55,7 @@ class Page(HTMLParser):
         self._open[-1].children.append(data)
 
 
-def put_entry(results: Path, entry: SuiteRun, share: float = 0.75) -> RunConfig:
+def put_entry(results, entry, share=0.75):
     """The run of an entry and its evaluations, of 200 images each."""
     config = put_config(results, entry.spec.config)
     for number, target in enumerate(entry.spec.targets):
@@ -66,7 +63,7 @@ def put_entry(results: Path, entry: SuiteRun, share: float = 0.75) -> RunConfig:
     return config
 
 
-def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, list[SuiteRun]]:
+def begin(results, name, **chosen):
     """A suite's collection, as its command leaves it: every run of the plan, none of them done."""
     suite = load_suite(name)
     options = suite.options(MINI, quick=True, **chosen)

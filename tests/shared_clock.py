@@ -1,20 +1,15 @@
 """A clock for ranks on which only what a test says takes time: who waited for whom is then exact on any machine."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import runner.clock
 import runner.meters
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import Ranks
 
 LOOK = 1e-6
 """Seconds that a look at the clock takes, so that nothing takes none."""
@@ -26,7 +21,7 @@ class SharedClock:
     Shapes: W ranks.
     """
 
-    def __init__(self, file: Path, ranks: Ranks) -> None:
+    def __init__(self, file, ranks):
         with file.open("ab") as made:
             made.truncate(8 * (1 + ranks.size))
         self._rank = ranks.rank
@@ -38,12 +33,12 @@ class SharedClock:
         timed, begin = ProcessGroup.timed, ProcessGroup.begin_waiting
 
         @contextmanager
-        def counted(group: ProcessGroup, device: torch.device) -> Iterator[None]:
+        def counted(group, device):
             with timed(group, device):
                 self._waits[self._rank] += 1
                 yield
 
-        def begun(group: ProcessGroup, device: torch.device) -> None:
+        def begun(group, device):
             begin(group, device)
             self._waits[self._rank] += 1
 

@@ -1,18 +1,44 @@
-"""What most tests of small trainings need: a seeded generator, and a quiet run on the CPU."""
+"""What most tests of small models and trainings need: seeded draws, a quiet run on the CPU, graphs without a GPU."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from procap.clip import CLIP
     from runner.config import RuntimeConfig
+    from runner.run_folders import RunFolder
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def pictures(count: int = 3, seed: int = 1) -> torch.Tensor:
+    return torch.randn(count, 3, 32, 32, generator=seeded(seed))
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def embed_words(clip: CLIP, text: str) -> torch.Tensor:
+    """Embeddings [P, D] of the tokens of `text`."""
+    ids = clip.tokenize([text])[0]
+    return clip.text.token_embedding.weight[ids[1 : int(ids.argmax())]]
+
+
+def perturb(method: Any, seed: int = 9) -> Any:
+    """The method as after some training: every parameter moved."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return method
 
 
 def make_runtime(data: str | Path, results: str | Path, **more: Any) -> RuntimeConfig:
@@ -20,3 +46,35 @@ def make_runtime(data: str | Path, results: str | Path, **more: Any) -> RuntimeC
     from runner.config import RuntimeConfig
 
     return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
+
+
+def only_run(results: Path) -> RunFolder:
+    """The run below a folder that has one."""
+    from runner.run_folders import RunFolder
+
+    [config] = results.rglob("config.json")
+    return RunFolder(config.parent)
+
+
+class ReplayByRunning:
+    """Replace CUDA graphs: replay a part by running it once more."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        """refuses: the number of the part that cannot be recorded."""
+        self.recorded = self.replayed = 0
+        self._refuses = refuses
+
+    @contextmanager
+    def side_stream(self):
+        yield
+
+    def capture(self, part):
+        if self.recorded == self._refuses:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            part()
+
+        return replay

@@ -1,14 +1,11 @@
 """`procap table SUITE`: tables of what was run, and whether it agrees with what is published."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +31,7 @@ WHOLE = 10_000
 """Test images: as many as printed figures with two decimals tell apart."""
 
 
-def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> SuiteResults:
+def as_published(results, name, *, off=0.0, limited=False, **chosen):
     """Results that are the printed figures of Table 1 and of transfer, but for `off` points outside novel classes."""
     suite = load_suite(name)
     options = suite.options(PAPER, **chosen)
@@ -50,7 +47,7 @@ def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = 
     return SuiteResults.read(suite, options, results)
 
 
-def check(results: Path, *flags: str, suite: str = "base-to-novel") -> int:
+def check(results, *flags, suite="base-to-novel"):
     return main(["table", suite, "--results", str(results), "--check", *flags])
 
 
@@ -82,16 +79,13 @@ def test_results_that_are_the_published_ones_pass_and_others_exit_with_4_and_are
     assert "CLIP (zero-shot)" in lines[0] and "+4.00" in lines[0] and "OUTSIDE" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("world", "chosen", "why"),
-    [
-        (MINI, {"datasets": ("tiles",), "methods": ("procap",)}, "generated data"),
-        (PAPER, {**CHOSEN, "backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
-        (PAPER, {**CHOSEN, "quick": True}, "--quick"),
-        (PAPER, {**CHOSEN, "limited": True}, "limited"),
-        (PAPER, {**CHOSEN, "empty": True}, "no result"),
-    ],
-)
+@pytest.mark.parametrize(("world", "chosen", "why"), [
+    (MINI, {"datasets": ("tiles",), "methods": ("procap",)}, "generated data"),
+    (PAPER, {**CHOSEN, "backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
+    (PAPER, {**CHOSEN, "quick": True}, "--quick"),
+    (PAPER, {**CHOSEN, "limited": True}, "limited"),
+    (PAPER, {**CHOSEN, "empty": True}, "no result"),
+])  # fmt: skip
 def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world, chosen, why):
     limited, empty = chosen.get("limited", False), chosen.get("empty", False)
     chosen = {name: value for name, value in chosen.items() if name not in ("limited", "empty")}
@@ -115,14 +109,11 @@ def test_a_curve_without_a_printed_point_is_answered_in_one_line(tmp_path, capsy
     assert "the paper prints no numbers of it, and no published number is of what was chosen" in said.err
 
 
-@pytest.mark.parametrize(
-    ("suite", "chosen", "points"),
-    [
-        ("few-shot", {"datasets": ("imagenet", "dtd")}, {("ImageNet", "Accuracy"): 72.14}),
-        ("prompt-length", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
-        ("sensitivity", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
-    ],
-)
+@pytest.mark.parametrize(("suite", "chosen", "points"), [
+    ("few-shot", {"datasets": ("imagenet", "dtd")}, {("ImageNet", "Accuracy"): 72.14}),
+    ("prompt-length", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
+    ("sensitivity", {"datasets": ("eurosat",)}, PROCAP_ON_EUROSAT),
+])  # fmt: skip
 def test_points_of_curves_that_are_runs_of_the_papers_tables_are_checked(tmp_path, suite, chosen, points):
     done = made(tmp_path, suite, PAPER, methods=("procap",), **chosen)
     checks = check_metrics(done)
@@ -157,9 +148,7 @@ def test_what_is_allowed_is_students_t_times_the_pooled_standard_error(tmp_path)
 
 
 MEANS = {line.dataset: (line.base, line.novel) for line in published.stability() if line.dataset != AVERAGE}
-DEVIATIONS = {
-    line.dataset: (line.base_std, line.novel_std) for line in published.stability() if line.dataset != AVERAGE
-}
+DEVIATIONS = {one.dataset: (one.base_std, one.novel_std) for one in published.stability() if one.dataset != AVERAGE}
 
 
 def three_figures(draw: np.random.Generator, times: float, seeds: int, off: float) -> dict[tuple[str, str], np.ndarray]:
@@ -171,9 +160,7 @@ def three_figures(draw: np.random.Generator, times: float, seeds: int, off: floa
     rows = np.concatenate([drawn, hm[:, None]], axis=1)
     rows = np.concatenate([rows, rows.mean(axis=0, keepdims=True)])
     figures = ("base", "novel", "hm")
-    return {
-        (name, figure): rows[at, of] for at, name in enumerate([*MEANS, AVERAGE]) for of, figure in enumerate(figures)
-    }
+    return {(name, figure): rows[i, j] for i, name in enumerate([*MEANS, AVERAGE]) for j, figure in enumerate(figures)}
 
 
 def outside(draw: np.random.Generator, *, times: float = 1.0, seeds: int = 3, off: float = 0.0, printed: bool) -> bool:
@@ -183,9 +170,7 @@ def outside(draw: np.random.Generator, *, times: float = 1.0, seeds: int = 3, of
     if printed:
         std = {place: float(values.std(ddof=1)) for place, values in theirs.items()}
         table = [
-            SimpleNamespace(
-                dataset=name, base_std=std[name, "base"], novel_std=std[name, "novel"], hm_std=std[name, "hm"]
-            )
+            SimpleNamespace(dataset=name, **{f"{figure}_std": std[name, figure] for figure in ("base", "novel", "hm")})
             for name in [*MEANS, AVERAGE]
         ]
     for place, values in ours.items():
@@ -217,13 +202,11 @@ def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     assert {one.method for one in check_metrics(done)} == {"ProCAP"}
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset", "points"),
-    [("few-shot", "imagenet", 1), ("prompt-length", "ucf101", 3), ("sensitivity", "dtd", 3)],
-)
-def test_points_of_curves_that_are_the_published_ones_pass_and_others_exit_with_4(
-    tmp_path, capsys, name, dataset, points
-):
+POINTS = [("few-shot", "imagenet", 1), ("prompt-length", "ucf101", 3), ("sensitivity", "dtd", 3)]
+
+
+@pytest.mark.parametrize(("name", "dataset", "points"), POINTS)
+def test_points_of_curves_that_are_published_pass_and_others_exit_with_4(tmp_path, capsys, name, dataset, points):
     flags = ("--profile", "paper", "--methods", "procap", "--datasets", dataset)
     for off, code, verdict in ((0.0, 0, OK), (-6.0, 4, OUTSIDE)):
         as_published(tmp_path, name, off=off, methods=("procap",), datasets=(dataset,))
@@ -254,9 +237,8 @@ ACCURACIES = {("oxford-flowers", "maple"): 95.0, ("oxford-flowers", "procap"): 9
 
 
 def contest(
-    results: Path, *, whole: bool = True, load: float = 0.0, backbone: str = "ViT-B-16", weights: str | None = None,
-    classes: str = "base", accuracies: dict[tuple[str, str], float] = ACCURACIES, fps: float = 20.0,
-) -> SuiteResults:  # fmt: skip
+    results, *, whole=True, load=0.0, backbone="ViT-B-16", weights=None, classes="base", accuracies=ACCURACIES, fps=20.0
+):
     """Runtime measured in both modes on the paper's data sets, on a CPU. The paper: 169.1 / 112.6 s, 278.8 / 415.9."""
 
     def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
@@ -293,15 +275,11 @@ def test_runtime_is_checked_by_ratio_and_accuracy_in_reference_mode(tmp_path):
 
     verdicts = {(one.where, name(one)): one.verdict for one in check_metrics(contest(tmp_path))}
     assert verdicts == {
-        ("Flowers102", "training s"): OK,
-        ("Flowers102", "FPS"): OK,
-        ("UCF101", "training s"): OK,
-        ("UCF101", "FPS"): OUTSIDE,
-        ("Flowers102", "Accuracy of MaPLe-style"): OK,
-        ("Flowers102", "Accuracy of ProCAP (Full)"): OK,
-        ("UCF101", "Accuracy of MaPLe-style"): OUTSIDE,
+        ("Flowers102", "training s"): OK, ("Flowers102", "FPS"): OK, ("UCF101", "training s"): OK,
+        ("UCF101", "FPS"): OUTSIDE, ("Flowers102", "Accuracy of MaPLe-style"): OK,
+        ("Flowers102", "Accuracy of ProCAP (Full)"): OK, ("UCF101", "Accuracy of MaPLe-style"): OUTSIDE,
         ("UCF101", "Accuracy of ProCAP (Full)"): MISSING,
-    }
+    }  # fmt: skip
     rows = [row for row in table_of(contest(tmp_path), "runtime").rows if row.source == "ours"]
     beside = {(row.labels[0], cell.mean, cell.published) for row in rows for cell in row.cells
               if isinstance(cell, Metric) and cell.published}  # fmt: skip
@@ -375,22 +353,19 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
     assert "MISSING: 2 of 4" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--check"], "--check needs a suite"),
-        (["--recipe", "procap"], "--recipe needs a suite"),
-        (["published", "--paper-rounding"], "no run is chosen: no --paper-rounding"),
-        (["published", "--methods", "procap"], "no run is chosen: no --methods procap"),
-        (["published", "--check"], "no run is chosen: no --check"),
-        (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
-        (["--profile", "mini"], "--profile needs a suite"),
-        (["base-to-novell"], "did you mean base-to-novel"),
-        (["stability", "--classes", "all"], "stability has its own classes to train on, base alone"),
-        (["stability", "--shots", "4,8"], "stability takes one number"),
-        (["stability", "--format", "xml"], "unknown format"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--check"], "--check needs a suite"),
+    (["--recipe", "procap"], "--recipe needs a suite"),
+    (["published", "--paper-rounding"], "no run is chosen: no --paper-rounding"),
+    (["published", "--methods", "procap"], "no run is chosen: no --methods procap"),
+    (["published", "--check"], "no run is chosen: no --check"),
+    (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
+    (["--profile", "mini"], "--profile needs a suite"),
+    (["base-to-novell"], "did you mean base-to-novel"),
+    (["stability", "--classes", "all"], "stability has its own classes to train on, base alone"),
+    (["stability", "--shots", "4,8"], "stability takes one number"),
+    (["stability", "--format", "xml"], "unknown format"),
+])  # fmt: skip
 def test_wrong_usage_is_one_row_and_2(tmp_path, capsys, words, said):
     assert main(["table", *words, "--results", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err

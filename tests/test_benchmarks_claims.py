@@ -1,14 +1,12 @@
-"""The paper's claims: each has a verdict from results, with its interval, and one from the paper's own numbers."""
-
-from __future__ import annotations
+"""The paper's claims, and its readings that differ: each has a verdict from results."""
 
 import json
 import re
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
-from made_results import put_config, put_score
+from made_results import put_config, put_score, table_of
 from report_pages import Page, begin, put_entry, tables, words_of
 
 from benchmarks.cli import main
@@ -16,17 +14,18 @@ from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteRun
+from benchmarks.studies.method_diagram import OUT, diagram
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.tables.claim_tests import HALVES
 from benchmarks.tables.claims import TESTS, claims_table, load_claims
+from procap.methods.procap import ProCAPOptions
 from runner.results import write_json
 
 TITLES = ("verdict", "text", "result", "interval", "test", "printed", "section", "estimate", "low", "high", "p")
 SETS = ("shapes", "petals", "tiles", "textures")
 
 
-def put_suite(results: Path, name: str, accuracy: Callable[[SuiteRun, str], float], **chosen: object) -> SuiteResults:
+def put_suite(results, name, accuracy, **chosen):
     """A finished suite with a chosen accuracy of each run and target, of 1,000 images each."""
     suite = load_suite(name)
     options = suite.options(MINI, **{"datasets": SETS, **chosen})
@@ -43,21 +42,21 @@ def judge_all(*suites: SuiteResults) -> dict[str, dict[str, str]]:
     return {row.labels[1]: dict(zip(TITLES, row.cells, strict=True)) for row in table.rows}
 
 
-def jitter(entry: SuiteRun) -> float:
+def jitter(entry):
     """A small difference between data sets and seeds, the same for all methods but not for their differences."""
     return SETS.index(entry.dataset) * (1.0 if entry.variant.method == "procap" else 0.8) + 0.3 * entry.seed
 
 
-def test_every_claim_has_a_test_and_a_suite() -> None:
+def test_every_claim_has_a_test_and_a_suite():
     assert [claim.name for claim in load_claims()] == [*TESTS]
     assert {claim.suite for claim in load_claims()} <= {*SUITES}
     assert all(claim.text and claim.section for claim in load_claims())
 
 
-def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path: Path) -> None:
+def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path):
     """ProCAP is far better on base classes and worse on novel ones; its advantage over CoOp depends on the data set."""
 
-    def accuracy(entry: SuiteRun, target: str) -> float:
+    def accuracy(entry, target):
         gain = {"procap": (10, -5), "maple": (0, 0), "coop": ((-10, 10, -10, 10)[SETS.index(entry.dataset)], -20)}
         return 60 + gain[entry.variant.method][":novel" in target] + jitter(entry)
 
@@ -71,7 +70,7 @@ def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path: Path) -> 
     assert found["best-base"]["verdict"] == "holds" and "on 4 of 4 data sets, to be 2" in found["best-base"]["result"]
 
 
-def test_intervals_are_students_over_data_sets(tmp_path: Path) -> None:
+def test_intervals_are_students_over_data_sets(tmp_path):
     from scipy.stats import ttest_1samp
 
     gains = dict(zip(SETS, (2.0, 3.0, 5.0, 9.0), strict=True))
@@ -89,7 +88,7 @@ def test_intervals_are_students_over_data_sets(tmp_path: Path) -> None:
     assert numbers == pytest.approx([4.75, low, high, expected.pvalue], rel=1e-5)
 
 
-def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_path: Path) -> None:
+def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_path):
     made = put_suite(tmp_path, "base-to-novel", lambda entry, target: 60 + jitter(entry), methods=("maple", "procap"))
     assert judge_all(made)["balance"]["verdict"] == "not tested"
     assert judge_all(made)["balance"]["result"] == "CoOp was not run, or not to the end: procap bench base-to-novel"
@@ -99,28 +98,25 @@ def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_pat
     assert "no other trained method" in judge_all(one)["low-shot"]["result"]
 
 
-def test_few_shot_claims(tmp_path: Path) -> None:
+def test_few_shot_claims(tmp_path):
     """Accuracy rises with shots, and the advantage of ProCAP with it, against the paper."""
 
-    def accuracy(entry: SuiteRun, target: str) -> float:
+    def accuracy(entry, target):
         shots = entry.variant.key["shots"]
         return 40 + shots * (2.0 if entry.variant.method == "procap" else 1.0) + jitter(entry)
 
     found = judge_all(put_suite(tmp_path, "few-shot", accuracy, methods=("zeroshot", "maple", "procap"), seeds=(1, 2)))
     assert {name: found[name]["verdict"] for name in ("monotonic", "low-shot", "narrows", "top")} == {
-        "monotonic": "holds",
-        "low-shot": "does not hold",
-        "narrows": "does not hold",
-        "top": "holds",
-    }
+        "monotonic": "holds", "low-shot": "does not hold", "narrows": "does not hold", "top": "holds",
+    }  # fmt: skip
     assert "4 to 8 +8.00" in found["monotonic"]["result"] and "over MaPLe -" in found["low-shot"]["result"]
     assert {cells["printed"] for cells in found.values()} == {"not printed"}
 
 
-def test_a_component_that_changes_nothing_does_not_help(tmp_path: Path) -> None:
+def test_a_component_that_changes_nothing_does_not_help(tmp_path):
     drops = {"w/o Cross-Attn": 6.0, "w/o Gaussian": 9.0, "w/o KL": 0.0, "w/o InfoNCE": 7.5}
 
-    def accuracy(entry: SuiteRun, target: str) -> float:
+    def accuracy(entry, target):
         return 80 - drops.get(entry.variant.name, 3.0) * (entry.variant.name != "Full ProCAP")
 
     found = judge_all(put_suite(tmp_path, "ablation", accuracy))
@@ -129,7 +125,7 @@ def test_a_component_that_changes_nothing_does_not_help(tmp_path: Path) -> None:
     assert "one seed" in found["steadier"]["result"]
 
 
-def test_speed_is_judged_by_repeated_measurements(tmp_path: Path) -> None:
+def test_speed_is_judged_by_repeated_measurements(tmp_path):
     """Training is slower in every measurement, inference on one data set only, and accuracy is of 400 images."""
 
     def row(dataset: str, method: str, step: float, fps: float, correct: int) -> dict[str, object]:
@@ -147,15 +143,13 @@ def test_speed_is_judged_by_repeated_measurements(tmp_path: Path) -> None:
     report = {"schema": SCHEMA, "backbone": {"name": MINI.backbone}, "settings": settings, "rows": rows}
     write_json(tmp_path / "runtime" / "x" / "runtime.json", report)
     found = judge_all(SuiteResults.read(suite, options, tmp_path))
-    assert (
-        found["slower-training"]["verdict"] == "holds"
-        and "digits +50.00; tiles +50.00 %" in found["slower-training"]["result"]
-    )
+    slower = found["slower-training"]
+    assert slower["verdict"] == "holds" and "digits +50.00; tiles +50.00 %" in slower["result"]
     assert found["slower-inference"]["verdict"] == "does not hold"
     assert found["accuracy-gain"]["verdict"] == "undecided" and "digits +2.50" in found["accuracy-gain"]["result"]
 
 
-def test_the_papers_own_numbers_are_judged(tmp_path: Path) -> None:
+def test_the_papers_own_numbers_are_judged(tmp_path):
     """What follows from the printed tables, without any result."""
     names = list(dict.fromkeys(claim.suite for claim in load_claims()))
     suites = [SuiteResults.read(load_suite(name), load_suite(name).options(PAPER), tmp_path) for name in names]
@@ -184,7 +178,7 @@ def results(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_command_prints_the_claims(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_claims(results, capsys):
     assert main(["table", "claims", "--results", str(results), "--format", "json"]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]
     assert "do not apply to the paper's data: they are of generated data sets" in table["title"]
@@ -197,10 +191,86 @@ def test_the_command_prints_the_claims(results: Path, capsys: pytest.CaptureFixt
     assert "no --seeds" in capsys.readouterr().err
 
 
-def test_the_report_has_a_section_of_claims(results: Path, tmp_path: Path) -> None:
+def test_the_report_has_a_section_of_claims(results, tmp_path):
     for wanted, count in (((), len(TESTS)), (("ablation",), 9)):
         page = write_report(results, tmp_path / "page", wanted=wanted, shown="results")
         [section] = [one for one in Page(page.read_text()).root.all("section") if one.attributes["id"] == "claims"]
         assert f"Of {count} claims" in words_of(section)
         [table] = tables(section).values()
         assert len([row for row in table.all("tr") if row.all("td")]) == count
+
+
+pytestmark = pytest.mark.usefixtures("at_home")
+PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
+
+
+@pytest.mark.parametrize("profile", [MINI, PAPER], ids=lambda profile: profile.name)
+def test_every_reading_changes_one_thing_and_is_validated_on_classes_held_out(profile):
+    suite = load_suite("readings")
+    runs = suite.plan(suite.options(profile))
+    assert {run.spec.config.classes for run in runs} == {"base", "dev-base"}
+    [default, *others] = {run.variant.name: run.spec.config for run in runs}.values()
+    for other in others:
+        options = {name for name, value in other.options.items() if value != default.options[name]}
+        fields = {name for name, value in other.recipe if value != getattr(default.recipe, name)}
+        assert len(options) + len(fields) + (other.precision != default.precision) == 1, other
+    for run in runs:
+        name = run.dataset
+        held_out = (f"{name}:dev-base:val", f"{name}:dev-novel:val")
+        own = (f"{name}:base:val", f"{name}:base:test", f"{name}:novel:test")
+        assert run.spec.targets == (held_out if run.spec.config.classes == "dev-base" else own)
+
+
+def test_an_option_of_the_user_moves_the_default_and_leaves_out_what_it_excludes():
+    suite = load_suite("readings")
+    options = suite.options(MINI, options={"procap": {"deep_tokens": "independent"}})
+    names = {run.variant.name for run in suite.plan(options)}
+    assert "deep_tokens=refined" in names and not names & {"deep_tokens=independent", "inject=final"}
+
+
+# Correct images of 100 of the default, by target; a reading has more of some of them.
+COUNTS = {"base:val": 60, "dev-base:val": 50, "dev-novel:val": 50, "base:test": 70, "novel:test": 70}
+
+
+def write_results(results: Path, gains: dict[str, dict[str, tuple[int, ...]]], without: str = "") -> SuiteResults:
+    """gains: more correct images by reading and target, one for each pair of data set and seed in order."""
+    suite = load_suite("readings")
+    options = suite.options(MINI, datasets=("digits", "petals"), seeds=(1, 2))
+    pairs = list(product(options.datasets, options.seeds))
+    for run in suite.plan(options):
+        put_config(results, run.spec.config)
+        for target in run.spec.targets:
+            kind = target.partition(":")[2]
+            more = gains.get(run.variant.name, {}).get(kind, (0, 0, 0, 0))[pairs.index((run.dataset, run.seed))]
+            if run.variant.name != without or kind != "dev-novel:val":
+                put_score(results, run.spec.config, target, COUNTS[kind] + more, 100)
+    return SuiteResults.read(suite, options, results)
+
+
+def test_a_reading_is_a_difference_to_the_default_with_the_interval_of_its_pairs(tmp_path):
+    gains = {"zero_output=false": {"base:val": (1, 2, 3, 4), "dev-novel:val": (-5, -5, -5, -5)}}
+    table = table_of(write_results(tmp_path, gains, without="norm=none"), "readings")
+    rows = {row.labels[0]: row.cells for row in table.rows}
+    assert [cell.mean for cell in rows["default"]] == [60, 50, 70, 70, 70]
+    # The mean of 1 to 4 is 2.5, its standard error 0.6455, and the 97.5 % quantile of t with 3 degrees 3.1824.
+    assert rows["zero_output=false"][0] == "+2.50 (0.45 to 4.55)"
+    # The harmonic mean of 50 and 45 instead of 50 and 50, in every pair.
+    assert rows["zero_output=false"][1] == "-2.63 (-2.63 to -2.63)"
+    assert rows["zero_output=false"][2:] == ("+0.00 (0.00 to 0.00)",) * 3
+    assert rows["norm=none"][1] is None and rows["norm=none"][0] is not None, "a missing result is no difference"
+
+
+def test_bench_lists_the_suite_and_all_leaves_it_out(capsys):
+    assert main(["bench", "--help"]) == 0 and "readings of the paper" in capsys.readouterr().out
+    words = ["--profile", "mini", "--quick", "--dry-run"]
+    assert main(["bench", "all", *words]) == 0 and "/dev-base/" not in capsys.readouterr().out
+    assert main(["bench", "readings", *words]) == 0 and "dev-base/" in capsys.readouterr().out
+
+
+def test_the_page_names_every_option_of_procap():
+    named = set(re.findall(r"`(\w+)(?:=[^`]*)?`", PAGE.read_text()))
+    assert set(ProCAPOptions.model_fields) <= named, set(ProCAPOptions.model_fields) - named
+
+
+def test_the_diagram_is_the_one_that_its_program_draws():
+    assert OUT.read_text() == diagram()

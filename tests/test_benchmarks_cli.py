@@ -1,7 +1,5 @@
 """The command line: fast help, one-line errors, exit codes, plans that write nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import run
+from command_line import read_files, run
 from made_results import put_halves, put_run
 from plug_ins import METHOD, install
 
@@ -27,8 +25,6 @@ from shards.default_paths import cache_home, data_root
 ROOT = Path(__file__).resolve().parents[1]
 HEAVIEST = ("torch", "ray", "mlflow", "matplotlib", "deepspeed", "open_clip", "timm", "scipy", "sklearn")
 HEAVY = (*HEAVIEST, "numpy", "pydantic")
-
-
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
@@ -37,10 +33,6 @@ def shards(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("shards")
     assert main(["data", "pack", "digits", "--data", str(root)]) == 0
     return root
-
-
-def snapshot(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 LIGHT = {
@@ -97,11 +89,7 @@ WRONG: list[tuple[str, int, str]] = [
         (f"{command} --methods maple --datasets digits --option depth=99", 2, "depth = 99, but mini has 12 vision")
         for command in ("train", "bench base-to-novel", "sweep --param lr=0.1,0.01")
     ),
-    (
-        "train --methods coop,maple --datasets digits --option dept=3",
-        2,
-        "unknown option of coop, maple 'dept': did you mean depth?",
-    ),
+    ("train --methods coop,maple --datasets digits --option dept=3", 2, "of coop, maple 'dept': did you mean depth?"),
     ("train --methods maple --datasets digits --option coop.n_ctx=4", 2, "method 'coop' is not among the chosen"),
     ("train --methods maple --datasets digits --backbone vit-b-61", 2, "unknown backbone"),
     ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),
@@ -112,11 +100,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --tracking file:///runs", 2, "is not a store that MLflow supports"),
     ("train --methods coprompt --datasets digits", 1, "give --option sentences=FILE"),
     ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
-    (
-        "train --methods maple --datasets digits --recipe-field batches=class --batch-size 64",
-        2,
-        "has 64 of one",
-    ),
+    ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
     ("eval --methods maple --datasets digits", 1, "was not trained; train it first: procap train --methods maple"),
     ("eval nowhere", 2, "nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
@@ -177,16 +161,13 @@ def test_a_results_folder_that_cannot_be_written(capsys, tmp_path, shards):
     assert code == 1 and "name another folder with --results" in err
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "data pack shapes --data /proc/x",
-        "data pack shapes --data /sys/x --dry-run",
-        "train --methods zeroshot --datasets digits --results {link}/x",
-        "train --methods zeroshot --datasets digits --dry-run --results /",
-        "train --methods zeroshot --datasets digits --results local:///proc/x",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "data pack shapes --data /proc/x",
+    "data pack shapes --data /sys/x --dry-run",
+    "train --methods zeroshot --datasets digits --results {link}/x",
+    "train --methods zeroshot --datasets digits --dry-run --results /",
+    "train --methods zeroshot --datasets digits --results local:///proc/x",
+])  # fmt: skip
 def test_root_writes_to_no_folder_of_the_system(capsys, tmp_path, shards, monkeypatch, line):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (tmp_path / "link").symlink_to("/proc")
@@ -208,18 +189,11 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
     assert code == 1 and "train/0.tar" in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (
-            RuntimeError("first\nsecond"),
-            1,
-            "internal error: RuntimeError: first second (run with -v for the traceback)",
-        ),
-        (KeyboardInterrupt(), 130, "stopped; repeat the command to go on"),
-        (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "message"), [
+    (RuntimeError("first\nsecond"), 1, "internal error: RuntimeError: first second (run with -v for the traceback)",),
+    (KeyboardInterrupt(), 130, "stopped; repeat the command to go on"),
+    (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
+])  # fmt: skip
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
     import benchmarks.cli.ls
 
@@ -264,10 +238,7 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
-    for words, message in (
-        ("runs --sort size", "column to sort by 'size'"),
-        ("methods --seeds 1", "ls runs --seeds 1"),
-    ):
+    for words, message in (("runs --sort size", "to sort by 'size'"), ("methods --seeds 1", "ls runs --seeds 1")):
         code, _, err = run(capsys, "ls", *words.split())
         assert code == 2 and message in err
 
@@ -282,9 +253,7 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
     assert (code, err) == (0, "") and list(rows)[-4:] == [*points]
     assert "No module named 'no_such_module'" in rows["gone"]["summary"] and rows["gone"]["recipe"] is None
-    assert re.fullmatch(
-        r"method 'wrong' .* fails in .*mine.py, line 9, recipe: ZeroDivision.*", rows["wrong"]["summary"]
-    )
+    assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
     assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
     code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
@@ -301,7 +270,7 @@ def test_unfinished_suites_of_other_packages_break_no_listing(capsys, tmp_path, 
 
 def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
-    before = snapshot(tmp_path)
+    before = read_files(tmp_path)
     common = ["--methods", "coop,maple", "--datasets", "digits,tiles", "--epochs", "2", "--data", shards, "--dry-run"]
     # The finished run has no checkpoint, and the others are not trained.
     for code, *command in ((1, "train", *common), (1, "eval", *common), (0, "demo", "--dry-run")):
@@ -317,17 +286,14 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     assert states["base/tiles/maple/mini/16shot"]["state"] == "new"
     assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
     assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
-    assert snapshot(tmp_path) == before
+    assert read_files(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("dataset", "shots", "code", "message"),
-    [
-        ("digits", 90, 0, "of 5 classes have fewer than 90 images, which are all used"),
-        ("digits", 100000, 2, "has 92 training images"),
-        ("tiles", 100000, 2, "'tiles' has 480 training images in all"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "shots", "code", "message"), [
+    ("digits", 90, 0, "of 5 classes have fewer than 90 images, which are all used"),
+    ("digits", 100000, 2, "has 92 training images"),
+    ("tiles", 100000, 2, "'tiles' has 480 training images in all"),
+])  # fmt: skip
 def test_a_plan_compares_shots_with_the_images_that_there_are(capsys, shards, dataset, shots, code, message):
     words = ("train", "--methods", "coop", "--datasets", dataset, "--shots", shots, "--dry-run", "--data", shards)
     given, _, err = run(capsys, *words)
@@ -366,9 +332,9 @@ def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
     assert code == 0 and {entry["total"] for entry in json.loads(out.splitlines()[-1])["evaluated"]} == {15}
     code, out, _ = run(capsys, "table")
     assert code == 0 and "CoOp" in out and "†" in out and "never averaged" in out
-    before = snapshot(tmp_path)
+    before = read_files(tmp_path)
     assert run(capsys, "eval", *chosen, "--targets", "digits:novel", "--limit", "15")[0] == 0
-    assert snapshot(tmp_path) == before
+    assert read_files(tmp_path) == before
 
 
 def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_path):
@@ -388,7 +354,6 @@ def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
 
 
 def test_the_error_for_an_untrained_run_has_the_command_that_trains_it(capsys, tmp_path, shards):
-    """The printed command plans the run that was requested."""
     flags = ["--methods", "coop", "--datasets", "digits", "--seeds", "7", "--epochs", "2", "--lr", "0.01"]
     place = ["--data", shards, "--results", tmp_path / "my results"]
     code, _, err = run(capsys, "eval", *flags, *place, "--tracking", "off")

@@ -1,18 +1,17 @@
 """Estimates of run time: from counted operations at first, from finished runs once there are any."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from made_results import put_config, put_run, put_score
 
 from benchmarks.cli import main
+from benchmarks.results.profiles import MINI
 from benchmarks.runtime.flops import BACKBONES, bilinear, count_evaluation, count_step
+from benchmarks.suites import load_suite
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
 from benchmarks.suites.progress import RunProgress
 from cluster.run import RunSpec, TrialReport
@@ -23,7 +22,6 @@ from runner.environment import cpu_name
 from runner.run_folders import RunFolder
 
 pytestmark = pytest.mark.usefixtures("at_home")
-
 H200 = Machine("NVIDIA H200", "cuda")
 HERE = Machine(cpu_name(), "cpu")
 HALVES = ("digits:base:test", "digits:novel:test")
@@ -31,7 +29,7 @@ PLAN = ("bench", "base-to-novel", "--profile", "mini", "--datasets", "digits", "
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> RuntimeConfig:
+def runtime(tmp_path):
     return RuntimeConfig(tmp_path / "data", tmp_path / "results")
 
 
@@ -161,7 +159,7 @@ ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, TrialReport()], "held by oth
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt: str):
+def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt):
     guess, done, run = Guess(), TrialReport(state="done", seconds=4.0, host="a"), spec_of(config())
     progress = RunProgress([run], guess, 1, quiet=True)
     with progress.display:
@@ -176,7 +174,6 @@ def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attemp
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
-    """The forecast lines of a dry run, by cluster size."""
     capsys.readouterr()
     assert main([*PLAN, *more]) == 0
     return [line.strip() for line in capsys.readouterr().out.splitlines() if " machine-hours" in line]
@@ -189,7 +186,9 @@ def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, 
     assert "costs" not in new[0]
     assert f"costs {3.5 * hours:.2f}"[:-1] in planned(capsys, "--price", "3.5")[0]
     assert [line.split()[0] for line in planned(capsys, "--processes", "2")] == ["2", "4", "8", "16"]
-    runs = planned_runs()
+    suite = load_suite("base-to-novel")
+    entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
+    runs = [entry.spec.config for entry in entries]
     for one in runs:
         finish(runtime, one)
     trained = planned(capsys)
@@ -199,12 +198,3 @@ def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, 
     assert planned(capsys) == [] and len(planned(capsys, "--force")) == 4
     assert main([*PLAN[:-1], "--price", "3.5"]) == 2
     assert "add --dry-run" in capsys.readouterr().err
-
-
-def planned_runs() -> list[RunConfig]:
-    from benchmarks.results.profiles import MINI
-    from benchmarks.suites import load_suite
-
-    suite = load_suite("base-to-novel")
-    entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
-    return [entry.spec.config for entry in entries]

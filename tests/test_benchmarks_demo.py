@@ -1,7 +1,5 @@
 """The demo: one command from nothing to tables and figures, and again to nothing more to do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -33,7 +31,6 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def accuracies(out: Path) -> list[tuple]:
-    """The table without its last columns, which are speeds."""
     table = json.loads((out / "results/collections/suite/base-to-novel/base-to-novel.json").read_text())
     return [(row["labels"], row["cells"][:3]) for row in table["rows"]]
 
@@ -78,16 +75,13 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop", "sign"),
-    [
-        (signal.SIGKILL, "data/.digits.partial/set/train"),
-        (signal.SIGKILL, "results/base/digits/coop/mini/16shot/*/config.json"),
-        (signal.SIGKILL, "results/base/digits/maple/mini/16shot/*/eval"),
-        (signal.SIGTERM, "results/base/digits/procap/mini/16shot/*/state/*"),
-        (signal.SIGINT, "results/base/digits/maple/mini/16shot/*/config.json"),
-    ],
-)
+@pytest.mark.parametrize(("stop", "sign"), [
+    (signal.SIGKILL, "data/.digits.partial/set/train"),
+    (signal.SIGKILL, "results/base/digits/coop/mini/16shot/*/config.json"),
+    (signal.SIGKILL, "results/base/digits/maple/mini/16shot/*/eval"),
+    (signal.SIGTERM, "results/base/digits/procap/mini/16shot/*/state/*"),
+    (signal.SIGINT, "results/base/digits/maple/mini/16shot/*/config.json"),
+])  # fmt: skip
 def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturbed, stop, sign):
     out = tmp_path / "demo"
     command = [*COMMAND, str(out)]

@@ -1,22 +1,19 @@
 """Every table of a finished `bench all --profile mini --quick` stays as it was printed, number by number."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 from golden_results import COMMANDS, GOLDEN, RUN, print_tables, write_results
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+def frozen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("golden")
     return folder, write_results(folder)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_table_is_as_it_was(frozen, name, monkeypatch, tmp_path) -> None:
+def test_a_table_is_as_it_was(frozen, name, monkeypatch, tmp_path):
     folder, paths = frozen
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
     texts = print_tables(folder, name)

@@ -1,12 +1,9 @@
 """A method of one's own: written by `procap new method`, checked by `procap check method`, its mistakes found."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from plug_ins import METHOD, install
@@ -73,7 +70,7 @@ KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plai
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory):
     """The package that `procap new method own-tokens` writes, and a module of methods with mistakes."""
     folder = tmp_path_factory.mktemp("own")
     assert main(["new", "method", "own-tokens", "--out", str(folder)]) == 0
@@ -106,19 +103,16 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     assert method_class("own-tokens").title == "Own tokens"
 
 
-@pytest.mark.parametrize(
-    ("name", "failing", "note"),
-    [
-        ("noisy", "determinism", "loss() draws from torch's global generator"),
-        ("random", "determinism", "draw() draws from Python's global generator"),
-        ("unused", "gradients", "no gradient reaches spare"),
-        ("forgetful", "resume", "register_buffer"),
-        ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
-        ("unlabelled", "shapes", '"ce" first'),
-        ("plain", "class", "summary is empty"),
-        ("failing", "gradients", "method 'failing' (plug-in) fails in "),
-    ],
-)
+@pytest.mark.parametrize(("name", "failing", "note"), [
+    ("noisy", "determinism", "loss() draws from torch's global generator"),
+    ("random", "determinism", "draw() draws from Python's global generator"),
+    ("unused", "gradients", "no gradient reaches spare"),
+    ("forgetful", "resume", "register_buffer"),
+    ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
+    ("unlabelled", "shapes", '"ce" first'),
+    ("plain", "class", "summary is empty"),
+    ("failing", "gradients", "method 'failing' (plug-in) fails in "),
+])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
     assert code == 1 and not found[failing]["passed"]
@@ -190,16 +184,13 @@ def test_the_colour_of_a_new_method_is_that_of_no_other(written):
     assert colour not in {*SPARE, *(look.colour for look in (*LOOKS.values(), BASE, NOVEL))}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["new", "method", "My_Method"], "lower-case letters, digits and dashes, as in my-method"),
-        (["new", "method", "maple"], "there is a method 'maple' already"),
-        (["check", "method", "mapel"], "did you mean maple"),
-        (["check", "method", "maple", "--only", "speeds"], "unknown check 'speeds': did you mean speed"),
-        (["check", "method", "zeroshot"], "zeroshot trains nothing"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["new", "method", "My_Method"], "lower-case letters, digits and dashes, as in my-method"),
+    (["new", "method", "maple"], "there is a method 'maple' already"),
+    (["check", "method", "mapel"], "did you mean maple"),
+    (["check", "method", "maple", "--only", "speeds"], "unknown check 'speeds': did you mean speed"),
+    (["check", "method", "zeroshot"], "zeroshot trains nothing"),
+])  # fmt: skip
 def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, few_digits):
     more = [] if words[0] == "new" else ["--data", str(few_digits), "--dataset", "digits"]
     assert main([*words, *more]) == 2

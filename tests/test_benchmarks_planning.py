@@ -1,6 +1,4 @@
-"""What suites consist of, for whatever is chosen of them: runs, targets, recipes, shots."""
-
-from __future__ import annotations
+"""What suites and single runs consist of, for whatever is chosen of them: runs, targets, recipes, shots."""
 
 import json
 import re
@@ -27,7 +25,8 @@ from procap.errors import UsageError
 from procap.methods import EARLIER_DEFAULTS, METHODS, method_options
 from runner.config import RuntimeConfig
 from runner.run_collection import Collection
-from shards.catalogue import CATALOGUE
+from shards.catalogue import CATALOGUE, find
+from shards.fewshot import CLASS_CHOICES, select_labels
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -49,18 +48,11 @@ def test_base_to_novel_is_the_papers_table_one():
 
 # Runs in the paper's profile, evaluations, and how many of the runs another suite before it has already.
 COUNTS = {
-    "base-to-novel": (143, 286, 0),
-    "stability": (33, 66, 33),
-    "cross-dataset": (13, 143, 0),
-    "domain-generalization": (13, 65, 13),
-    "few-shot": (506, 506, 4),
-    "ablation": (40, 80, 8),
-    "prompt-length": (16, 32, 4),
-    "sensitivity": (145, 290, 5),
-    "duration": (99, 198, 33),
-    "runtime": (0, 0, 0),
+    "base-to-novel": (143, 286, 0), "stability": (33, 66, 33), "cross-dataset": (13, 143, 0),
+    "domain-generalization": (13, 65, 13), "few-shot": (506, 506, 4), "ablation": (40, 80, 8),
+    "prompt-length": (16, 32, 4), "sensitivity": (145, 290, 5), "duration": (99, 198, 33), "runtime": (0, 0, 0),
     "qualitative": (4, 4, 2),
-}
+}  # fmt: skip
 
 
 def test_the_suites_are_the_papers_and_share_their_runs():
@@ -74,9 +66,8 @@ def test_the_suites_are_the_papers_and_share_their_runs():
         targets = {(entry.path, target) for entry in entries for target in entry.spec.targets}
         assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
         seen |= paths
-    plans = [
-        plan_suite(load_suite(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in PAPER_SUITES
-    ]
+    paper = SuiteFlags(profile="paper")
+    plans = [plan_suite(load_suite(name), paper, RuntimeFlags(), Path("data")) for name in PAPER_SUITES]
     assert sorted(spec.config.path for spec in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
 
 
@@ -186,10 +177,7 @@ def settled(name: str, *option: str, methods: str = "", several: bool = False) -
 def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
     assert settled("ablation", "procap.infonce=false") == {"procap": {"infonce": False}}
     assert "ablation sets infonce of procap itself in some variants, which keep theirs" in capsys.readouterr().err
-    for name, option in (
-        ("prompt-length", "n_ctx=8"),
-        ("sensitivity", "procap.nce_weight=1"),
-    ):
+    for name, option in (("prompt-length", "n_ctx=8"), ("sensitivity", "procap.nce_weight=1")):
         with pytest.raises(UsageError, match=rf"{name} sets \w+ of \w+ itself, so that this would change nothing"):
             settled(name, option)
     assert settled("prompt-length", "n_ctx=8", "heads=4", several=True) == {"procap": {"heads": 4}}
@@ -274,9 +262,8 @@ def test_procap_is_trained_and_evaluated_on_other_backbones(backbone, few_digits
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
     def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
         flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])
-        return {
-            run.variant.method for run in plan_suite(load_suite("few-shot"), flags, RuntimeFlags(), Path("data")).runs
-        }
+        plan = plan_suite(load_suite("few-shot"), flags, RuntimeFlags(), Path("data"))
+        return {run.variant.method for run in plan.runs}
 
     assert planned("all") == {*METHODS} - {"coprompt"} and "coprompt" not in planned("table1")
     assert planned("all", "mini") == {*METHODS} == planned("all", "paper", "coprompt.sentences={dataset}.json")
@@ -294,9 +281,8 @@ def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_one
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
-    planned = plan_suite(
-        load_suite(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
-    )
+    flags = SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1")
+    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"))
     assert (
         SuiteOptions.from_json(json.loads(json.dumps(planned.options.to_json())), data=Path("data")) == planned.options
     )
@@ -316,10 +302,8 @@ def test_shots_are_those_of_all_runs_or_of_a_curve():
 
 
 def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
-    plans = [
-        plan_suite(load_suite(name), SuiteFlags(), RuntimeFlags(), tmp_path)
-        for name in ("cross-dataset", "domain-generalization")
-    ]
+    suites = map(load_suite, ("cross-dataset", "domain-generalization"))
+    plans = [plan_suite(suite, SuiteFlags(), RuntimeFlags(), tmp_path) for suite in suites]
     specs = merge_runs(plans)
     assert len(specs) == len(plans[0].runs) == len(plans[1].runs)
     assert all(f"{target}:all:test" in specs[0].targets for target in ("shapes", "tiles", "shapes-art"))
@@ -350,9 +334,7 @@ def test_every_rung_of_the_ladder_adds_one_part_to_mmlop():
     first, *others = [run.spec.config for run in suite.plan(options) if (run.dataset, run.seed) == ("dtd", 1)]
     assert first.method == "ivlp" and (first.options["n_ctx"], first.options["vision_depth"]) == (4, 9)
     assert {config.recipe for config in (first, *others)} == {first.recipe} and first.recipe.epochs == 30
-    changes = [
-        {name for name in one.options if one.options[name] != other.options[name]} for one, other in pairwise(others)
-    ]
+    changes = [{name for name in a.options if a.options[name] != b.options[name]} for a, b in pairwise(others)]
     assert changes == [{"text_weight", "image_weight", "logit_weight"}, {"drift_correction"}, {"shared_factor"}]
     assert others[-1] == options.run(Variant("mmlop"), "dtd", 1, "base")
 
@@ -383,3 +365,34 @@ def test_a_shortened_schedule_is_more_than_its_warm_up(profile, recipe):
     asked = load_suite("base-to-novel").options(profile, overrides={"epochs": 2, "warmup_epochs": 2})
     found = {entry.variant.method: entry.spec.config.recipe for entry in load_suite("base-to-novel").plan(asked)}
     assert found["procap"].warmup_epochs == 2, "what is asked for is done"
+
+
+def planned_run(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> dict:
+    capsys.readouterr()
+    place = ("--data", str(folder / "data"), "--results", str(folder), "--dry-run", "--json")
+    # The plan is printed before the run is refused, which is not trained.
+    assert main(["eval", "--methods", "coop", "--epochs", "2", *flags, *place]) == 1
+    [run] = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    return run
+
+
+def test_a_development_run_is_evaluated_on_val_and_never_on_test(capsys, tmp_path):
+    run = planned_run(capsys, tmp_path, "--datasets", "digits", "--classes", "dev-base")
+    assert run["run"].startswith("dev-base/digits/coop/")
+    assert [target["target"] for target in run["targets"]] == ["digits:dev-base:val", "digits:dev-novel:val"]
+    # Three and two of ten classes, 16 shots, two epochs.
+    val = find("digits").counts["val"]
+    assert run["train_images"] == 2 * 3 * 16
+    assert [target["images"] for target in run["targets"]] == [round(val * 3 / 10), round(val * 2 / 10)]
+
+
+def test_where_no_val_list_is_published_training_images_stand_in(capsys, tmp_path):
+    run = planned_run(capsys, tmp_path, "--datasets", "imagenet", "--classes", "dev-base")
+    assert [target["target"] for target in run["targets"]] == ["imagenet:dev-base:train", "imagenet:dev-novel:train"]
+
+
+@pytest.mark.parametrize("classes", CLASS_CHOICES)
+def test_plans_count_the_classes_that_runs_take(capsys, tmp_path, classes):
+    for name in ("oxford-pets", "dtd"):
+        run = planned_run(capsys, tmp_path, "--datasets", name, "--classes", classes, "--shots", "1")
+        assert run["train_images"] == 2 * len(select_labels(range(find(name).classes), classes))

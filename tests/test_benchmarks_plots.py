@@ -1,40 +1,27 @@
 """Figures show the numbers of the results and nothing else: what is drawn is read back from the axes."""
 
-from __future__ import annotations
-
+import itertools
 import math
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from made_results import made, put_run, put_score
+from made_results import made, put_config, put_score
 
+from benchmarks.plots import style
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.plots.style import (
-    BASE,
-    FORMATS,
-    LOOKS,
-    NOVEL,
-    OTHER,
-    assign_dataset_looks,
-    assign_looks,
-    image_of,
-    save_plots,
-)
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteRun, Variant
+from benchmarks.results.variant import Variant
 from benchmarks.suites import load_suite
 from runner.results import harmonic_mean
 
 TOTAL = 400
 SETS = ("tiles", "petals", "digits")
-Dropped = Callable[[SuiteRun], bool]
 
 
 @dataclass
@@ -45,7 +32,6 @@ class Made:
     percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def figure(self, name: str) -> Any:
-        assert self.done.suite.plots is not None
         return self.done.suite.plots(self.done)[name]()
 
     def values(self, variant: Any, dataset: str, half: str) -> list[float]:
@@ -54,21 +40,11 @@ class Made:
 
     def hm(self, variant: Any, *datasets: str) -> float:
         """Of the mean base and the mean novel accuracy over these data sets."""
-        base, novel = (
-            mean(v for name in datasets for v in self.values(variant, name, half)) for half in ("base", "novel")
-        )
+        base, novel = (mean(v for name in datasets for v in self.values(variant, name, h)) for h in ("base", "novel"))
         return harmonic_mean(base, novel)
 
 
-def make(
-    folder: Path,
-    name: str,
-    world: str = "mini",
-    dropped: Dropped = lambda entry: False,
-    *,
-    limited: bool = False,
-    **more: Any,
-) -> Made:
+def make(folder, name, world="mini", dropped=lambda entry: False, *, limited=False, **more):
     """Finished runs for all of a suite's plan but what is `dropped`."""
     suite = load_suite(name)
     options = suite.options(PROFILES[world], **more)
@@ -77,13 +53,7 @@ def make(
     for entry in suite.plan(options):
         if dropped(entry):
             continue
-        plan = entry.spec.config
-        config = put_run(
-            folder, plan.method, plan.dataset, seed=plan.seed, classes=plan.classes, shots=plan.shots,
-            backbone=plan.backbone, pretrained=plan.pretrained, precision=plan.precision,
-            overrides=plan.recipe.model_dump(), options=plan.options,
-        )  # fmt: skip
-        assert config.path == plan.path
+        config = put_config(folder, entry.spec.config)
         for target in entry.spec.targets:
             correct, half = rng.randint(TOTAL // 3, TOTAL), target.split(":")[1] if ":" in target else "all"
             put_score(folder, config, target, correct, TOTAL, of=2 * TOTAL if limited else None)
@@ -92,7 +62,6 @@ def make(
 
 
 def lines_of(axes: Any) -> dict[str, list[float]]:
-    """The heights of every named line."""
     return {line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
 
 
@@ -105,7 +74,6 @@ def near(wanted: Any) -> Any:
 
 
 def bars_of(figure: Any) -> dict[str, list[float]]:
-    """The heights of the bars by the name below their group."""
     found: dict[str, list[float]] = {}
     for axes in figure.axes:
         names = [label.get_text() for label in axes.get_xticklabels()]
@@ -143,9 +111,8 @@ def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
     zeroshot, maple, procap = halves.done.variants
     for variant in (zeroshot, procap):
         assert lines[variant.name] == near([halves.hm(variant, name) for name in (*SETS, SETS[0])])
-    assert lines["MaPLe"] == near(
-        [halves.hm(maple, "tiles"), halves.hm(maple, "petals"), math.nan, halves.hm(maple, "tiles")]
-    )
+    tiles, petals = (halves.hm(maple, name) for name in ("tiles", "petals"))
+    assert lines["MaPLe"] == near([tiles, petals, math.nan, tiles])
 
 
 def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_nothing(halves):
@@ -234,9 +201,7 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
         for variant in swept.done.variants
         if variant.key["nce_temperature"] == 0.07
     }
-    rows, columns = (
-        [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
-    )
+    rows, columns = ([one.get_text() for one in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels()))
     assert (rows, columns) == (["0", "$10^{-2}$", "1"], ["0", "$10^{-5}$", "$10^{-3}$"])
     formulas = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
     assert all(text.get_parse_math() for text in formulas)
@@ -255,11 +220,7 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
 
 def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept):
     lines = lines_of(swept.figure("sensitivity-temperature").axes[0])
-    own = [
-        variant
-        for variant in swept.done.variants
-        if (variant.key["nce_weight"], variant.key["kl_weight"]) == (0.01, 1e-5)
-    ]
+    own = [one for one in swept.done.variants if (one.key["nce_weight"], one.key["kl_weight"]) == (0.01, 1e-5)]
     own.sort(key=lambda variant: variant.key["nce_temperature"])
     wanted = {name: [swept.hm(variant, name) for variant in own] for name in swept.done.options.datasets}
     wanted["mean"] = [mean(column) for column in zip(*wanted.values(), strict=True)]
@@ -302,7 +263,7 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
         suite = load_suite(name)
         done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
-        assert suite.plots and save_plots(tmp_path / "drawn", suite.plots(done)) == []
+        assert suite.plots and style.save_plots(tmp_path / "drawn", suite.plots(done)) == []
     assert not (tmp_path / "drawn").exists()
 
 
@@ -329,49 +290,43 @@ def test_dollars_in_a_name_are_no_formula(halves):
 
 
 def test_limited_results_carry_the_dagger_and_say_what_it_means(tmp_path):
-    made = make(
-        tmp_path, "base-to-novel", quick=True, datasets=("tiles",), seeds=(1,), methods=("procap",), limited=True
-    )
+    small = {"quick": True, "datasets": ("tiles",), "seeds": (1,), "methods": ("procap",)}
+    made = make(tmp_path, "base-to-novel", limited=True, **small)
     figure = made.figure("hm-bars")
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["tiles †"]
     assert "† only the first images" in figure.get_suptitle()
 
 
-@pytest.mark.parametrize("form", [*FORMATS, "svg"])
+@pytest.mark.parametrize("form", [*style.FORMATS, "svg"])
 def test_the_same_numbers_give_the_same_file_whatever_matplotlib_is_set_to(swept, form):
     import matplotlib
 
-    first = image_of(swept.figure("sensitivity-temperature"), form)
+    first = style.image_of(swept.figure("sensitivity-temperature"), form)
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "pdf.fonttype": 3, "svg.fonttype": "none"}):
-        assert image_of(swept.figure("sensitivity-temperature"), form) == first
+        assert style.image_of(swept.figure("sensitivity-temperature"), form) == first
 
 
 def test_a_method_looks_the_same_everywhere_and_like_no_other():
-    own: Mapping[str, Any] = assign_looks({"MaPLe": "maple", "ProCAP": "procap"})
-    assert (
-        own
-        == assign_looks({"ProCAP": "procap", "MaPLe": "maple"})
-        == {"MaPLe": LOOKS["maple"], "ProCAP": LOOKS["procap"]}
-    )
+    own: Mapping[str, Any] = style.assign_looks({"MaPLe": "maple", "ProCAP": "procap"})
+    assert own == {"MaPLe": style.LOOKS["maple"], "ProCAP": style.LOOKS["procap"]}
+    assert own == style.assign_looks({"ProCAP": "procap", "MaPLe": "maple"})
     # A grey printout has markers, dashes and hatches left.
-    for first in LOOKS:
-        for second in LOOKS:
-            if first != second:
-                assert (LOOKS[first].marker, LOOKS[first].dashes) != (LOOKS[second].marker, LOOKS[second].dashes)
-    assert len(set(assign_dataset_looks(map(str, range(56))).values())) == 56
+    for one, other in itertools.permutations(style.LOOKS.values(), 2):
+        assert (one.marker, one.dashes) != (other.marker, other.dashes)
+    assert len(set(style.assign_dataset_looks(map(str, range(56))).values())) == 56
     # A plot with base and novel accuracy has another colour for the third line.
-    third = assign_looks({"VPT": "vpt"}, taken=(BASE, NOVEL))["VPT"]
-    assert third.colour not in (BASE.colour, NOVEL.colour)
+    third = style.assign_looks({"VPT": "vpt"}, taken=(style.BASE, style.NOVEL))["VPT"]
+    assert third.colour not in (style.BASE.colour, style.NOVEL.colour)
 
 
 def test_of_many_methods_ours_zero_shot_and_the_best_are_highlighted():
     methods = {f"variant {i}": f"plug-in {i}" for i in range(13)} | {"zero-shot": "zeroshot", "ours": "procap"}
-    looks = assign_looks(methods, {f"variant {i}": 50.0 + i for i in range(12)})
-    highlighted = {title: look for title, look in looks.items() if look is not OTHER}
+    looks = style.assign_looks(methods, {f"variant {i}": 50.0 + i for i in range(12)})
+    highlighted = {title: look for title, look in looks.items() if look is not style.OTHER}
     assert set(highlighted) == {"ours", "zero-shot", *(f"variant {i}" for i in (8, 9, 10, 11))}
-    assert len(set(highlighted.values())) == 6 and looks["ours"] == LOOKS["procap"]
-    few = assign_looks({f"variant {i}": f"plug-in {i}" for i in range(7)})
-    assert len(set(few.values()) - {OTHER}) == 7
+    assert len(set(highlighted.values())) == 6 and looks["ours"] == style.LOOKS["procap"]
+    few = style.assign_looks({f"variant {i}": f"plug-in {i}" for i in range(7)})
+    assert len(set(few.values()) - {style.OTHER}) == 7
 
 
 def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path):

@@ -1,12 +1,9 @@
 """The qualitative pictures show what their rule says, and their record holds what the runs really answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,6 @@ from benchmarks.tables.check import check_metrics
 from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
-from procap.methods.procap import ProCAP
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.evaluate import evaluate, load_trained
 from runner.run_folders import RunFolder
@@ -52,12 +48,9 @@ def done(tiny_checkpoint, place) -> SuiteResults:
     quick = {"epochs": 1, "batch_size": 20, "lr": 0.02, "warmup": "none", "test_batch_size": 16}
     suite = load_suite("qualitative")
     more: dict[str, Any] = {
-        "datasets": ("digits",),
-        "classes": "all",
-        "methods": tuple(TITLES),
-        "backbone": str(tiny_checkpoint),
+        "datasets": ("digits",), "classes": "all", "methods": tuple(TITLES), "backbone": str(tiny_checkpoint),
         "overrides": quick,
-    }
+    }  # fmt: skip
     return SuiteResults.read(suite, suite.options(find_profile("mini"), **more), place.results)
 
 
@@ -65,10 +58,8 @@ def test_pictured_runs_are_of_base_classes_and_maple_has_the_tokens_and_recipe_o
     done = made(tmp_path, "qualitative", PAPER)
     runs = {(run.dataset, run.spec.config.method): run.spec for run in done.runs}
     assert {spec.config.classes for spec in runs.values()} == {"base"}
-    assert {target for spec in runs.values() for target in spec.targets} == {
-        "oxford-flowers:base:test",
-        "eurosat:base:test",
-    }
+    targets = {target for spec in runs.values() for target in spec.targets}
+    assert targets == {"oxford-flowers:base:test", "eurosat:base:test"}
     maple, procap = (runs["eurosat", method].config for method in PAIR)
     assert maple.options["n_ctx"] == procap.options["n_ctx"] == 4 and maple.recipe == procap.recipe
 
@@ -78,7 +69,6 @@ def test_the_picture_of_prompts_prints_accuracies_beside_those_of_the_paper(tmp_
     ours = {variant.name: done.metric(variant, "eurosat", Target("eurosat", "base")) for variant in done.variants}
     texts = accuracy_texts(done, "eurosat")
     for (title, metric), paper in zip(ours.items(), ("96.86", "98.43"), strict=True):
-        assert metric is not None
         assert texts[title] == f"{metric.mean:.2f} % on base classes (published: {paper} %)"
     rows = table_of(done, "qualitative-accuracy").rows
     assert [row.cells[0].mean for row in rows if row.source == "published"] == [96.86, 98.43]
@@ -91,7 +81,7 @@ def test_the_picture_of_prompts_prints_accuracies_beside_those_of_the_paper(tmp_
 
 
 @pytest.fixture(scope="module")
-def run(done, place) -> Callable[..., RunConfig]:
+def run(done, place):
     """A finished run of a method, trained when it is first asked for."""
 
     def finished(method: str) -> RunConfig:
@@ -237,7 +227,6 @@ def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
     method = load_trained(run("procap"), place).method
     [entry] = [entry for entry in pair["prompts"]["methods"] if entry["title"] == "ProCAP"]
     assert [stage["name"] for stage in entry["stages"]] == ["learned means", "after cross-attention"]
-    assert isinstance(method, ProCAP)
     tokens = method.text_mu[0], method.refine(*method.tokens(None))[1][0]
     for stage, learned in zip(entry["stages"], tokens, strict=True):
         values = torch.tensor([token["values"] for token in stage["tokens"]], dtype=torch.float64)

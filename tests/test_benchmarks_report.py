@@ -1,14 +1,11 @@
 """`procap report`: one page without external resources that begins with the results and names everything missing."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +32,7 @@ SERVER = "http://someone:secret@mlflow.example:5000"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def coarse_plots() -> Iterator[None]:
+def coarse_plots():
     """Draw plots with few pixels, which takes less time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "DPI", 40)
@@ -73,7 +70,7 @@ def tree(page: Path) -> Node:
     return Page(page.read_text()).root
 
 
-def test_the_page_loads_nothing(tree: Node, page: Path) -> None:
+def test_the_page_loads_nothing(tree, page):
     assert not tree.all("link", "iframe", "object", "embed", "base", "form")
     for node in tree.all("script", "img", "a", "source", "video"):
         for name in ("src", "href"):
@@ -85,7 +82,7 @@ def test_the_page_loads_nothing(tree: Node, page: Path) -> None:
     assert not [node for node in every(tree) if any(name.startswith("on") for name in node.attributes)]
 
 
-def test_ids_are_unique_and_links_resolve(tree: Node, page: Path) -> None:
+def test_ids_are_unique_and_links_resolve(tree, page):
     ids = Counter(node.attributes["id"] for node in every(tree) if "id" in node.attributes)
     assert ids and set(ids.values()) == {1}, [name for name, count in ids.items() if count > 1]
     for link in tree.all("a"):
@@ -99,7 +96,7 @@ def test_ids_are_unique_and_links_resolve(tree: Node, page: Path) -> None:
             assert node.attributes.get(name, next(iter(ids))) in ids
 
 
-def test_headings_images_and_tables_are_accessible(tree: Node) -> None:
+def test_headings_images_and_tables_are_accessible(tree):
     assert tree.all("html")[0].attributes["lang"] == "en"
     assert tree.all("img") and all(len(image.attributes["alt"]) > 10 for image in tree.all("img"))
     levels = [int(node.tag[1]) for node in tree.all("h1", "h2", "h3", "h4")]
@@ -107,13 +104,11 @@ def test_headings_images_and_tables_are_accessible(tree: Node) -> None:
     assert all(after <= before + 1 for before, after in pairwise(levels)), levels
     for table in tree.all("table"):
         assert table.attributes["aria-labelledby"] and all("scope" in head.attributes for head in table.all("th"))
-        widths = {
-            sum(int(cell.attributes.get("colspan", 1)) for cell in row.all("th", "td")) for row in table.all("tr")
-        }
+        widths = {sum(int(one.attributes.get("colspan", 1)) for one in row.all("th", "td")) for row in table.all("tr")}
         assert len(widths) == 1, widths
 
 
-def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree: Node, results: Path) -> None:
+def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree, results):
     shown = tables(tree)
     suites, _ = find_started_suites(results)
     every_table = [table for one in suites for table in one.suite.tables(one.results)]
@@ -137,12 +132,11 @@ def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree: Node, resu
 
 
 def section(text: str, name: str) -> str:
-    """The text of a section of the page, without markup."""
     [node] = [node for node in every(Page(text).root) if node.attributes.get("id") == name]
     return words_of(node)
 
 
-def test_the_page_begins_with_its_results_and_ends_with_the_machines(page: Path, tree: Node) -> None:
+def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree):
     ids = [node.attributes["id"] for node in tree.all("section")]
     assert ids == ["results", "claims", "suite-base-to-novel", "suite-ablation", "missing", "caveats", "method", "work"]
     [headline] = [node for node in tree.all("section") if node.attributes["id"] == "results"]
@@ -153,7 +147,7 @@ def test_the_page_begins_with_its_results_and_ends_with_the_machines(page: Path,
     assert linked == ids
 
 
-def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page: Path, results: Path) -> None:
+def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results):
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
     assert "3 of 16 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
@@ -166,9 +160,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     assert "Generated data (all suites)" in section(text, "caveats")
 
 
-def test_the_command_at_the_top_is_the_plan_again(
-    page: Path, results: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_at_the_top_is_the_plan_again(page, results, capsys, tmp_path):
     block = next(node for node in Page(page.read_text()).root.all("pre") if "base-to-novel" in node.text())
     words = shlex.split(block.text())
     assert words[0] == "procap" and words[-2:] == ["--results", "results"]
@@ -179,7 +171,7 @@ def test_the_command_at_the_top_is_the_plan_again(
     assert runs == {entry.path for entry in find_started_suites(results)[0][0].results.runs}
 
 
-def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_page(page, results, tmp_path):
     again = write_report(results, tmp_path / "again", shown="results")
     files = sorted(path.relative_to(page.parent) for path in page.parent.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(again.parent) for path in again.parent.rglob("*") if path.is_file())
@@ -207,7 +199,7 @@ SUITE = Suite(name="own", title="my own", methods=("zeroshot",), seeds=(1,), dat
 """
 
 
-def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path: Path) -> None:
+def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path):
     file, root = tmp_path / "own.py", tmp_path / "results"
     file.write_text(OWN)
     _, entries = begin(root, str(file))
@@ -226,7 +218,7 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path:
     assert "procap report FILE.py" in section(write_report(root, tmp_path / "unnamed").read_text(), "missing")
 
 
-def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> None:
+def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
@@ -244,7 +236,7 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
 
 
-def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -> None:
+def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
@@ -257,7 +249,7 @@ def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -
     assert build_report(root, ["duration"], shown="results").state == "No suite could be read."
 
 
-def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path, monkeypatch):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
@@ -269,35 +261,28 @@ def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, mon
     plain = write_report(root).read_text()
     assert "mlflow.example" not in plain and "procap ui --results" in Page(plain).root.text()
     linked = write_report(root, tracking=SERVER).read_text()
-    addresses = [
-        link.attributes["href"] for link in Page(linked).root.all("a") if link.attributes["href"][:4] == "http"
-    ]
+    addresses = [a.attributes["href"] for a in Page(linked).root.all("a") if a.attributes["href"][:4] == "http"]
     assert "http://mlflow.example:5000/#/experiments/7/runs/p1" in addresses and len(addresses) == 2
     assert "secret" not in linked
 
 
-def test_the_recipe_of_each_method_is_described(tmp_path: Path) -> None:
+def test_the_recipe_of_each_method_is_described(tmp_path):
     begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("zeroshot", "maple", "procap"))
     ((suite,), _) = find_started_suites(tmp_path)
     recipes = ["MaPLe: adamw 0.01, 2 epochs, batch 16", "ProCAP: adamw 3.90625e-05, 2 epochs, batch 16"]
     assert describe_recipes(suite) == recipes
 
 
-def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) -> None:
+def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
     put_entry(root, entries[0])
     folder = root / "collections/suite/qualitative"
     Image.new("RGB", (3200, 900), "white").save(folder / "predictions.png")
     pick = {"class": "red <tile>", "answers": {"ProCAP": "blue tile"}, "right": {"ProCAP": False}}
-    shown = {
-        "target": "tiles:all:test",
-        "pick_rule": "the first ones",
-        "picks": [pick],
-        "methods": [{"title": "ProCAP"}],
-        "eigencam": {"tokens": "patches", "sign": "so", "range": "0 to 1"},
-        "prompts": {"order": "as they are", "methods": []},
-    }
+    shown = {"target": "tiles:all:test", "pick_rule": "the first ones", "picks": [pick]}
+    shown |= {"methods": [{"title": "ProCAP"}], "prompts": {"order": "as they are", "methods": []}}
+    shown["eigencam"] = {"tokens": "patches", "sign": "so", "range": "0 to 1"}
     record = {"runs": [entries[0].path], "pictures": {"predictions": describe_pictures(shown)["predictions"]}}
     (folder / "pictures.json").write_text(json.dumps(record))
     page = write_report(root)
@@ -310,7 +295,7 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) 
     assert "the picture predictions.png" in section(write_report(root).read_text(), "missing")
 
 
-def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path: Path) -> None:
+def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path):
     """Such as figures of an older options, which still lie in the folder."""
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("maple", "procap"))
@@ -331,9 +316,7 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
     assert shown(runs[1:]) == shown(runs[::-1]) == []
 
 
-def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_path, capsys):
     root = tmp_path / "results"
     root.mkdir()
     with pytest.raises(UserError, match="no run below"):

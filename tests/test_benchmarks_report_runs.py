@@ -1,38 +1,34 @@
-"""`procap report` of runs without a suite, and of sweeps: classes, confusions and misclassified images."""
-
-from __future__ import annotations
+"""`procap report` of runs without a suite and of sweeps; the time and cost of every run in it."""
 
 import base64
 import io
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import put_run, put_score
-from report_pages import Node, Page, every, tables, words_of
+from made_results import put_config, put_run, put_score
+from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 from sklearn.metrics import confusion_matrix
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
+from benchmarks.report.report import write_report
+from benchmarks.report.started_suites import find_started_suites, merge_unfinished
+from benchmarks.results.runtime import SCHEMA
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
-from runner.config import RunConfig
 from runner.image_answers import pack_bits, pack_labels
 from runner.predictions import count_classes
-from runner.results import write_json
+from runner.results import RankUse, ResourceUse, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from shards.fewshot import Selection, evaluation_split
+from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 
 SHARES = {"coop": 0.9, "maple": 0.6, "zeroshot": 0.3}
 
 
-def put_predictions(
-    results: Path, config: RunConfig, labels: np.ndarray, predicted: np.ndarray, names: list[str], digest: str
-) -> None:
-    """An evaluation on all classes with these predictions."""
+def put_predictions(results, config, labels, predicted, names, digest):
     right = predicted == labels
     file = put_score(results, config, f"{config.dataset}:all", int(right.sum()), len(labels))
     document = json.loads(file.read_text()) | {
@@ -46,12 +42,12 @@ def put_predictions(
 
 
 @pytest.fixture(scope="module")
-def digits(few_digits: Path) -> Selection:
+def digits(few_digits):
     return evaluation_split(open_dataset(few_digits, "digits"))
 
 
 @pytest.fixture(scope="module")
-def made(few_digits: Path, digits: Selection, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def made(few_digits, digits, tmp_path_factory):
     """Zero-shot CLIP, two methods with two seeds, a run that was only trained, an unfinished one, and a sweep."""
     root = tmp_path_factory.mktemp("runs") / "results"
     labels, names = digits.images.labels, list(digits.classnames)
@@ -65,10 +61,8 @@ def made(few_digits: Path, digits: Selection, tmp_path_factory: pytest.TempPathF
     put_run(root, "vpt", "digits")
     unfinished = put_run(root, "kgcoop", "digits")
     RunFolder(root / unfinished.path).train_file.unlink()
-    settings = SweepSettings(
-        name="rates", space={"lr": [0.01, 0.1]}, methods=("coop",), datasets=("digits",), seeds=(3,)
-    )
-    write_json(root / "sweeps/rates/sweep.json", settings)
+    swept = {"space": {"lr": [0.01, 0.1]}, "methods": ("coop",), "datasets": ("digits",), "seeds": (3,)}
+    write_json(root / "sweeps/rates/sweep.json", SweepSettings(name="rates", **swept))
     runs = [put_run(root, "coop", "digits", seed=3, overrides={"lr": rate}).path for rate in (0.01, 0.1)]
     SweepFolder(root / "sweeps/rates").save(
         Configuration(number=place, values={"lr": rate}, runs=(runs[place],), state="finished",
@@ -79,13 +73,13 @@ def made(few_digits: Path, digits: Selection, tmp_path_factory: pytest.TempPathF
     return root, predictions
 
 
-def write(root: Path, data: Path, out: Path, *flags: str) -> Node:
+def write(root, data, out, *flags):
     assert main(["report", "--results", str(root), "--data", str(data), "--out", str(out), *flags]) == 0
     return Page((out / "index.html").read_text()).root
 
 
 @pytest.fixture(scope="module")
-def tree(made: tuple[Path, dict], few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+def tree(made, few_digits, tmp_path_factory):
     return write(made[0], few_digits, tmp_path_factory.mktemp("page") / "page")
 
 
@@ -93,28 +87,24 @@ def images_of(tree: Node) -> list[Node]:
     return [item for part in every(tree) if part.attributes.get("class") == "images" for item in part.all("li")]
 
 
-def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree: Node) -> None:
+def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree):
     assert [node.text() for node in tree.all("h2")][:3] == ["Sweep rates", "Single runs", "What failed or is missing"]
     shown = tables(tree)
     best = [words_of(cell) for cell in shown["Sweep rates"].all("tr")[1].all("td")]
     assert best[:2] == ["0.1", "51.00"]
     states = {row.all("th")[0].text(): row.all("td")[0].text() for row in shown["Runs"].all("tr")[1:]}
-    assert sorted(states.values()) == ["finished"] * 6 + ["unfinished"] and not [
-        path for path in states if "seed3" in path
-    ]
+    assert sorted(states.values()) == ["finished"] * 6 + ["unfinished"] and "seed3" not in "".join(states)
     assert "kgcoop" in words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
 
 
-def test_a_sweep_has_a_table_by_its_name(made: tuple[Path, dict], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_has_a_table_by_its_name(made, capsys):
     assert main(["table", "rates", "--results", str(made[0]), "--format", "csv"]) == 0
     assert ",0.1,51.0," in capsys.readouterr().out.splitlines()[1]
     assert main(["table", "rates", "--results", str(made[0]), "--check"]) == 2
     assert "no --check" in capsys.readouterr().err
 
 
-def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(
-    tree: Node, made: tuple[Path, dict], digits: Selection
-) -> None:
+def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tree, made, digits):
     shown, labels = tables(tree), digits.images.labels
     for method, title in (("coop", "CoOp"), ("maple", "MaPLe")):
         expected = sum(confusion_matrix(labels, made[1][method, seed], labels=range(10)) for seed in (1, 2))
@@ -134,9 +124,7 @@ def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(
         assert untrained == f"{100 * (made[1]['zeroshot', 1] == labels)[own].mean():.2f}"
 
 
-def test_misclassified_images_are_the_wrong_ones_of_the_test_set(
-    tree: Node, made: tuple[Path, dict], digits: Selection
-) -> None:
+def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, digits):
     from PIL import Image
 
     labels, predictions = digits.images.labels, made[1].values()
@@ -161,17 +149,12 @@ def test_misclassified_images_are_the_wrong_ones_of_the_test_set(
         assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ("absent", "is not packed in"),
-        ("packed again", "was packed again with other content since"),
-        ("older", "procap eval RUN --force adds them"),
-    ],
-)
-def test_what_hides_the_images_is_said(
-    made: tuple[Path, dict], few_digits: Path, tmp_path: Path, change: str, text: str
-) -> None:
+@pytest.mark.parametrize(("change", "text"), [
+    ("absent", "is not packed in"),
+    ("packed again", "was packed again with other content since"),
+    ("older", "procap eval RUN --force adds them"),
+])  # fmt: skip
+def test_what_hides_the_images_is_said(made, few_digits, tmp_path, change, text):
     root, data = tmp_path / "results", few_digits
     shutil.copytree(made[0], root)
     for file in root.glob("all/digits/coop/*/*/*/eval/*.json"):
@@ -185,25 +168,20 @@ def test_what_hides_the_images_is_said(
     assert "Accuracy by class: digits, all classes" in tables(tree)
 
 
-def test_flags_select_runs_and_what_does_not_exist_is_refused(
-    made: tuple[Path, dict], few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, capsys):
     tree = write(made[0], few_digits, tmp_path / "page", "--methods", "maple", "--seeds", "2")
     assert next(node.text() for node in tree.all("h2")) == "Selected runs" and len(tables(tree)["Runs"].all("tr")) == 2
     assert all("of 1" not in item.text() and "(" not in item.text() for item in images_of(tree)), "one evaluation"
     tree = write(made[0], few_digits, tmp_path / "page", "rates")
     assert next(node.text() for node in tree.all("h2")) == "Sweep rates" and "Runs" not in tables(tree)
     capsys.readouterr()
-    for flags, why in (
-        (["--methods", "tcp"], "no run below"),
-        (["rates", "--seeds", "1"], "name suites or select runs"),
-    ):
+    for flags, why in ((["--methods", "tcp"], "no run below"), (["rates", "--seeds", "1"], "name suites or select")):
         assert main(["report", "--results", str(made[0]), *flags]) in (1, 2)
         assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("classes", "share"), [(2, 0.7), (30, 1.0), (1000, 0.7)])
-def test_the_page_stays_small_for_any_number_of_classes(tmp_path: Path, classes: int, share: float) -> None:
+def test_the_page_stays_small_for_any_number_of_classes(tmp_path, classes, share):
     draws = np.random.default_rng(classes)
     labels = np.repeat(np.arange(classes), 3)
     predicted = np.where(draws.random(len(labels)) < share, labels, draws.integers(0, classes, len(labels)))
@@ -221,3 +199,80 @@ def test_the_page_stays_small_for_any_number_of_classes(tmp_path: Path, classes:
     assert (page / "index.html").stat().st_size < 200_000
     written = json.loads((page / "tables/classes-digits-all.json").read_text())
     assert len(written["rows"]) == classes, "the files have all rows"
+
+
+def test_time_and_cost_count_a_shared_run_once(tmp_path):
+    root = tmp_path / "results"
+    chosen = {"datasets": ("tiles",), "methods": ("procap",), "seeds": (1,)}
+    for name in ("base-to-novel", "stability"):
+        _, entries = begin(root, name, **chosen)
+    put_entry(root, entries[0])
+    text = write_report(root, price=3600.0).read_text()
+    # 12.5 s of training and two evaluations of a second each, see made_results.
+    assert "At 3600 an hour, of a GPU or a machine, that is 14.50." in text
+    table = tables(Page(text).root)["Suites, their runs, and how long they took"]
+    last = [words_of(cell) for cell in table.all("tr")[-1].all("td")]
+    assert last == ["1", "1", "2", "12.5", "2.0", "-"]
+
+
+def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path):
+    root, machine = tmp_path / "results", {"gpu": None, "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"}
+    options, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
+    row = {"dataset": "tiles", "method": "procap"}
+    measured = {"schema": SCHEMA, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
+    measured["settings"] = {"classes": "base", "options": {}}
+    write_json(root / "runtime" / "x" / "runtime.json", {**measured, "environment": machine})
+    _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
+    put_entry(root, entries[0])
+    record = {"runs": [entries[0].path], "pictures": {}, "seconds": 9.0, "environment": machine}
+    (root / "collections/suite/qualitative/pictures.json").write_text(json.dumps(record))
+    text = write_report(root, price=3600.0).read_text()
+    # 12.5 s of training and an evaluation of a second, see made_results.
+    assert "At 3600 an hour, of a GPU or a machine, that is 73.50." in text
+    shown = tables(Page(text).root)
+    rows = [row for row in shown["Suites, their runs, and how long they took"].all("tr") if row.all("td")]
+    assert [words_of(row.all("td")[5]) for row in rows] == ["51.0", "9.0", "60.0"]
+    (busy,) = [row for row in shown["Machines"].all("tr") if "EPYC" in row.text()]
+    assert words_of(busy.all("td")[-1]) == "60.0" and "Python 3.12.1" in text
+
+
+def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
+    """Tested on all other sets but not on the shifted ones, it is finished for one suite alone."""
+    root, chosen = tmp_path / "results", {"methods": ("procap",), "seeds": (1,)}
+    _, entries = begin(root, "cross-dataset", **chosen)
+    _, shifted = begin(root, "domain-generalization", **chosen)
+    assert entries[0].path == shifted[0].path
+    config = put_config(root, entries[0].spec.config)
+    for target in entries[0].spec.targets:
+        put_score(root, config, target, 150, 200)
+    found, _ = find_started_suites(root)
+    assert [[run.state for run in one.unfinished] for one in found] == [[], ["not evaluated"]]
+    assert merge_unfinished(found) == merge_unfinished(found[::-1]) == list(found[1].unfinished)
+    text = write_report(root).read_text()
+    assert "1 of 1 run unfinished: 1 trained, with evaluations missing." in text
+    rows = tables(Page(text).root)["Suites, their runs, and how long they took"].all("tr")
+    evaluations = len(entries[0].spec.targets)
+    assert [words_of(row.all("td")[2]) for row in rows[1:]] == [str(evaluations), "1", str(evaluations)]
+
+
+def test_gpus_count_with_every_process_and_draw_power(tmp_path):
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    folder = RunFolder(root / put_entry(root, entries[0]).path)
+    training = folder.train()
+    peak = training.peak_memory_bytes
+    rank = RankUse(host="a", device="cuda:0", data_share=0, communication_share=0, peak_memory_bytes=peak)
+    changes = {
+        "seconds": 7200.0,
+        "ranks": [rank, rank],
+        "environment": {"gpu": "NVIDIA H200", "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"},
+        "use": ResourceUse(cpu_percent=90, gpu_watts=500),
+    }
+    write_json(folder.train_file, training.model_copy(update=changes))
+    text = write_report(root).read_text()
+    assert "4.00 GPU-hours and 0.00 machine-hours without a GPU" in text and "drew 2.00 kWh." in text
+    machine = next(row for row in Page(text).root.all("tr") if row.text().strip().startswith("NVIDIA"))
+    assert [words_of(cell) for cell in machine.all("th", "td")][:5] == [
+        "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.0",
+    ]  # fmt: skip
+    assert "Python 3.12.1" in text

@@ -1,7 +1,5 @@
 """The runtime benchmark: modes agree, tables mark what was not run, targets are compared, rows are in MLflow."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -17,7 +15,7 @@ import torch
 from rank_processes import run_ranks
 
 from benchmarks.cli import main
-from benchmarks.results.profiles import MINI, PAPER, Profile
+from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.runtime.benchmark import measure, measure_suite, write
 from benchmarks.runtime.data import class_names, load_case_data
@@ -146,9 +144,6 @@ def test_each_method_and_mode_is_an_mlflow_run_with_its_metrics(report, runtime)
         assert metrics.get("train_seconds") == row["train_seconds"] and metrics["accuracy"] == row["accuracy"]
 
 
-# --- targets ----------------------------------------------------------------------------------------------------------
-
-
 def check(capsys, monkeypatch, runtime, report, **ratios: float) -> tuple[int, dict[str, str]]:
     """Run `--check` on a CPU, with the given report; returns the exit code and the states of the targets by name."""
     sizes = tuple((kind, 5, 2, ratio) for kind, ratio in ratios.items())
@@ -190,9 +185,7 @@ def test_methods_are_compared_in_fast_mode_of_the_full_model_only():
     speeds = {"zeroshot": (100.0, 1.0), "maple": (100.0, 1.0), "procap": (98.0, 1.2)}
     states = {one.what: one.state for one in list_targets(make_report("ViT-B-16", "CPU", "fp32", **speeds))}
     where = "photographs-102 fp32"
-    assert {states[f"FPS of the encoder, ProCAP over {name}, {where}"] for name in ("zero-shot", "MaPLe-style")} == {
-        "met"
-    }
+    assert {states[f"FPS of the encoder, ProCAP over {x}, {where}"] for x in ("zero-shot", "MaPLe-style")} == {"met"}
     assert states[f"step, ProCAP over MaPLe-style, {where}"] == "NOT MET"
     others = [one.what for one in list_targets(make_report("mini", "CPU", "fp32", **speeds))]
     assert not [what for what in others if "ProCAP over" in what]
@@ -210,9 +203,6 @@ def test_targets_of_an_h200_are_judged_there_only_and_need_a_whole_training():
     on_cpu = list_targets(make_report("ViT-B-16", "CPU", "bf16", procap=(1.0, 1.0)))
     assert not [target for target in on_cpu if target.what.startswith("H200")]
     assert sum(target.what.startswith("CPU, ViT-B/16") for target in on_cpu) == len(CPU_RATIOS)
-
-
-# --- the suite --------------------------------------------------------------------------------------------------------
 
 
 class MeasuringBegan(Exception):
@@ -242,7 +232,7 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
 
 
 @pytest.mark.parametrize(("profile", "quick"), [(MINI, True), (PAPER, False)])
-def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, profile: Profile, quick: bool):
+def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, profile, quick):
     asked = []
 
     def begin(settings, *_, **__):
@@ -297,9 +287,6 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
     assert [[cell is not None for cell in row.cells[:2]] for row in ratios.rows] == [[True, False], [False, True]]
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
 ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}
 
 
@@ -341,18 +328,15 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
     assert "MMRL" in done.out and "random weights" in done.out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--precision", "fp8"), "fp32, bf16"),
-        (("--methods", "mapel"), "maple"),
-        (("--classes", "novel"), "base, all"),
-        (("--budget", "nan"), "--budget nan"),
-        (("--budget", "-5"), "--budget -5"),
-        (("--scaling", "0x4"), "--scaling 0x4"),
-        (("--scaling", "10x0"), "--scaling 10x0"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (("--precision", "fp8"), "fp32, bf16"),
+    (("--methods", "mapel"), "maple"),
+    (("--classes", "novel"), "base, all"),
+    (("--budget", "nan"), "--budget nan"),
+    (("--budget", "-5"), "--budget -5"),
+    (("--scaling", "0x4"), "--scaling 0x4"),
+    (("--scaling", "10x0"), "--scaling 10x0"),
+])  # fmt: skip
 def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
     assert main(["bench", "runtime", *flags]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("procap: ")]

@@ -1,36 +1,25 @@
 """The work that the runtime benchmark times: both modes agree, and preparing changes no training."""
 
-from __future__ import annotations
-
 import copy
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from small_runs import ReplayByRunning
 
 from benchmarks.cli import main
 from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.flops import count_flops, without_fused_kernels
 from benchmarks.runtime.measure import Summary, peak_bytes, time_in_turns
 from benchmarks.runtime.settings import make_settings, run_config
-from benchmarks.runtime.workload import (
-    MODES,
-    Evaluation,
-    Training,
-    make_classifier,
-    make_engine,
-    models_by_mode,
-)
+from benchmarks.runtime.workload import MODES, Evaluation, Training, make_classifier, make_engine, models_by_mode
 from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.mini import load_mini
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
-from runner.cuda_graphs import Part
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
@@ -77,27 +66,10 @@ def test_the_highest_rate_is_that_of_the_lowest_time():
     assert summary.rate(8) == Summary(4.0, 2.0, 8.0, 3)
 
 
-# --- accelerations ----------------------------------------------------------------------------------------------------
-
-
-class ReplayByRunning:
-    """Replace CUDA graphs: replay a part by running it once more."""
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        yield
-
-    def capture(self, part: Part) -> Part:
-        return part
-
-
 @pytest.fixture
 def graphs_on_cpu(monkeypatch):
     """Graphs without a GPU; operations, whose count takes seconds, are not counted."""
-    monkeypatch.setattr("benchmarks.runtime.workload.CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr("benchmarks.runtime.workload.CudaGraphs", lambda device: ReplayByRunning())
     monkeypatch.setattr("benchmarks.runtime.workload.count_flops", lambda *_: 0.0)
 
 
@@ -170,9 +142,6 @@ def test_only_the_fast_model_is_compiled(tiny_clip):
     assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)
     blocks = [own[mode].visual.transformer.resblocks[0] for mode in ("reference", "fast")]
     assert ["before_attention" in vars(block) for block in blocks] == [False, True]
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -1,12 +1,8 @@
 """Paired statistics: tests equal brute force, intervals equal plain resampling, and whatever is left out is noted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,17 +13,9 @@ from made_results import put_run, put_score
 from scipy.stats import kstest, rankdata, wilcoxon
 
 from benchmarks.results import load
-from benchmarks.results.statistics import (
-    Comparison,
-    compare,
-    holm,
-    sign_flip_p,
-    wilcoxon_p,
-)
+from benchmarks.results.statistics import Comparison, compare, holm, sign_flip_p, wilcoxon_p
 from benchmarks.tables.comparison import comparison_table
-from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig
 from runner.image_answers import pack_bits
 from runner.results import harmonic_mean
 
@@ -115,9 +103,8 @@ def test_the_interval_is_that_of_drawing_images_one_by_one():
             drawn[side, part] = 100 * parts["dtd", half].mean(0)[images].mean(1)
     hm = 2 * drawn[:, 0] * drawn[:, 1] / drawn.sum(1)
     difference = hm[0] - hm[1]
-    assert found.interval == pytest.approx(
-        np.quantile(difference, [0.025, 0.975]), abs=12 * difference.std() / draws**0.5
-    )
+    error = 12 * difference.std() / draws**0.5
+    assert found.interval == pytest.approx(np.quantile(difference, [0.025, 0.975]), abs=error)
 
 
 def test_a_method_against_itself_is_no_better():
@@ -156,24 +143,22 @@ def split_variants(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {str(variant): rows for variant, rows in frame.groupby("variant")}
 
 
-def edit(file: Path, **changed: Any) -> None:
+def edit(file, **changed):
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
 
 
-def put(results: Path, config: RunConfig, target: str, right: np.ndarray) -> None:
-    """An evaluation with its single images' answers."""
+def put(results, config, target, right):
     edit(put_score(results, config, target, int(right.sum()), len(right)), correct_bits=pack_bits(right))
 
 
 def right_of(method: str, target: str, seed: int) -> np.ndarray:
-    """Answers from a fixed random stream."""
     size = SIZES[target.rpartition(":")[2]] + len(target)
     place = sum(map(ord, target))
     return answers(size, seed, METHODS[method], place, len(method))[seed - 1]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def whole(tmp_path_factory):
     """Three methods with three seeds on three data sets; leave it as it is."""
     results = tmp_path_factory.mktemp("whole")
     for method, dataset, seed in itertools.product(METHODS, DATASETS, SEEDS):
@@ -184,21 +169,18 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def results(whole, tmp_path) -> Path:
+def results(whole, tmp_path):
     """The same, to be changed."""
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def table_of(results: Path, **how: Any) -> Table:
+def table_of(results, **how):
     return comparison_table(split_variants(load(results)), **{"draws": 500, **how})
 
 
 def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
-    """From answers alone: of mean base and mean novel accuracy."""
-    means = [
-        np.mean([right_of(method, f"{dataset}:{half}", seed).mean() for seed in seeds]) for half in ("base", "novel")
-    ]
+    means = [np.mean([right_of(method, f"{dataset}:{half}", s).mean() for s in seeds]) for half in ("base", "novel")]
     return 100 * harmonic_mean(*means)
 
 
@@ -249,7 +231,7 @@ def test_any_variant_can_be_the_reference(whole):
         comparison_table(split_variants(without[without.method == "coop"]))
 
 
-def file_of(results: Path, method: str, dataset: str, seed: int, half: str) -> Path:
+def file_of(results, method, dataset, seed, half):
     [folder] = (results / "base" / dataset / method).glob(f"*/*/seed{seed}-*")
     return folder / "eval" / f"{dataset}-{half}-test.json"
 
@@ -258,7 +240,7 @@ def tasks_of(found: Comparison) -> list[str]:
     return list(found.tasks.index.get_level_values("task"))
 
 
-def left_out(results: Path, what: str) -> tuple[Comparison, str]:
+def left_out(results, what):
     """MaPLe against ProCAP, and the one sentence about `what`."""
     found = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
     [sentence] = [sentence for sentence in found.left_out if what in sentence]
@@ -270,9 +252,8 @@ def test_results_without_answers_are_named_and_have_tests_but_no_interval(result
     whole = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
     edit(file_of(results, "maple", "eurosat", 2, "novel"), correct_bits=None)
     found, sentence = left_out(results, "without the answers to single images")
-    assert (
-        "MaPLe has counts" in sentence and sentence.endswith("eurosat (seed 2).") and "procap eval --force" in sentence
-    )
+    assert "MaPLe has counts" in sentence and "procap eval --force" in sentence
+    assert sentence.endswith("eurosat (seed 2).")
     assert found.interval is None and whole.interval is not None
     assert (found.difference, found.p_values, found.record) == (whole.difference, whole.p_values, whole.record)
 

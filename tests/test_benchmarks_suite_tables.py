@@ -1,17 +1,12 @@
 """Tables of suites: every figure follows from the integer counts, and stands beside the right published one."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +27,7 @@ from runner.run_folders import RunFolder
 SEEDS = (1, 2, 3)
 
 
-def counted(results: Path) -> list[dict[str, Any]]:
+def counted(results):
     """Every evaluation, from the JSON of its files alone."""
     found = []
     for file in results.rglob("eval/*.json"):
@@ -47,7 +42,7 @@ def counted(results: Path) -> list[dict[str, Any]]:
     return found
 
 
-def values(rows: list[dict[str, Any]], **wanted: Any) -> np.ndarray:
+def values(rows, **wanted):
     """Accuracies of the seeds in order, of the rows that are as wanted; options only as far as they are named."""
     options = wanted.pop("options", {})
     fitting = [
@@ -61,7 +56,7 @@ def values(rows: list[dict[str, Any]], **wanted: Any) -> np.ndarray:
     return np.array([found[seed] for seed in sorted(found)])
 
 
-def halves(rows: list[dict[str, Any]], dataset: str, **wanted: Any) -> tuple[np.ndarray, np.ndarray]:
+def halves(rows, dataset, **wanted):
     base, novel = (values(rows, source=dataset, target=dataset, classes=half, **wanted) for half in ("base", "novel"))
     return base, novel
 
@@ -78,18 +73,17 @@ def three(base: np.ndarray, novel: np.ndarray) -> list[tuple[float, float | None
     return [(mean, std, len(base)) for mean, std in zip(means, spreads, strict=True)]
 
 
-def mean_of_hms(rows: list[dict[str, Any]], datasets: tuple[str, ...], **wanted: Any) -> float:
+def mean_of_hms(rows, datasets, **wanted):
     pairs = [halves(rows, dataset, **wanted) for dataset in datasets]
     return float(np.mean([hm(base.mean(), novel.mean()) for base, novel in pairs]))
 
 
-def own_rows(table: Table) -> dict[tuple[str, ...], Mapping[str, str]]:
-    """The rows of the CSV that are ours, by labels."""
+def own_rows(table):
     reader = csv.DictReader(io.StringIO(render(table, "csv")))
     return {tuple(row[name] for name in table.labels): row for row in reader if row["source"] == "ours"}
 
 
-def same(row: Mapping[str, str], column: str, mean: float, std: float | None = None, n: int | None = None) -> None:
+def same(row, column, mean, std=None, n=None):
     assert float(row[column]) == pytest.approx(mean, abs=1e-5)
     if n is not None:
         assert row[f"{column} n"] == str(n)
@@ -134,7 +128,7 @@ def test_stability_prints_the_mean_of_hms_and_names_the_other_reading(tmp_path):
 
 
 def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path):
-    def skip(entry: Any, target: str) -> bool:
+    def skip(entry, target):
         return (entry.variant.method, entry.dataset, entry.seed, target) == ("maple", "tiles", 2, "tiles:novel:test")
 
     sets = ("shapes", "tiles")
@@ -203,14 +197,11 @@ def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_
     assert len([row for row in table.rows if row.source == "published"]) == 18
 
 
-@pytest.mark.parametrize(
-    ("chosen", "why"),
-    [
-        ({"backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
-        ({"quick": True}, "short ones of --quick"),
-        ({"overrides": {"epochs": 3}}, "the recipes are changed: epochs 3"),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "why"), [
+    ({"backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
+    ({"quick": True}, "short ones of --quick"),
+    ({"overrides": {"epochs": 3}}, "the recipes are changed: epochs 3"),
+])  # fmt: skip
 def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path, chosen, why):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), **chosen)
     table = table_of(done, "base-to-novel")
@@ -355,9 +346,8 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
     tables = [SAMPLE, *published_tables(), *done.suite.tables(done)]
     body = "\n\\clearpage\n".join(render(table, "latex") for table in tables)
     file = tmp_path / "tables.tex"
-    file.write_text(
-        f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
-    )
+    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
+    file.write_text(f"{head}{body}\n\\end{{document}}\n")
     said = subprocess.run(
         [program, "-interaction=nonstopmode", "-halt-on-error", file.name], cwd=tmp_path, capture_output=True, text=True
     )
@@ -368,12 +358,8 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
 def test_long_and_wide_tables_are_cut_and_lose_nothing():
     columns = tuple(Column(f"a long heading {number}") for number in range(12))
     lines = tuple(
-        Row(
-            (f"set {row // 10}", f"method {row}"),
-            tuple(Metric(row + place / 100) for place in range(12)),
-            group=str(row // 10),
-        )
-        for row in range(90)
+        Row((f"set {n // 10}", f"method {n}"), tuple(Metric(n + i / 100) for i in range(12)), group=str(n // 10))
+        for n in range(90)
     )
     text = render(Table("big", "Big", ("Data set", "Method"), columns, lines), "latex")
     check_latex(text)

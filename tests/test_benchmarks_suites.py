@@ -1,6 +1,4 @@
-"""Suites by name: what they consist of, that they are done once, and what a failing run costs."""
-
-from __future__ import annotations
+"""Suites by name: done once, at a path or a URL; what a failing run costs, and which files are kept."""
 
 import json
 import os
@@ -8,23 +6,31 @@ import shutil
 
 import pytest
 from command_line import run
+from made_results import made
+from test_cluster_sweep import sweep_settings
 
-from benchmarks.cli import execution
+from benchmarks.cli import bench as bench_command
+from benchmarks.cli import execution, main
+from benchmarks.cli.flags import EngineFlags, RuntimeFlags
+from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
+from benchmarks.studies.chaos.fault_cluster import count_tracked, load_outcomes
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.outputs import short_names
-from benchmarks.suites.planning import find_suite
+from benchmarks.suites.outputs import make_outputs, short_names
+from benchmarks.suites.planning import SuitePlan, find_suite, join_recorded
 from cluster.launcher import launch
+from cluster.sweep import Sweep
 from procap.errors import UsageError
+from runner.config import RuntimeConfig
 from runner.run_collection import Collection, read_collection, read_collections, write_collection
+from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.fixture
 def small(few_digits, short_checkpoint) -> tuple[object, ...]:
-    """What makes a suite one of seconds."""
     chosen = ("--profile", "mini", "--datasets", "digits", "--backbone", short_checkpoint, "--data", few_digits)
     return (*chosen, "--max-concurrent", "1", "--tracking", "off")
 
@@ -36,22 +42,6 @@ def without_plots(monkeypatch):
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "message"),
-    [
-        ("base-to-novel", "1,4", "base-to-novel takes one number; few-shot draws curves"),
-        ("few-shot", "full", "a curve is over numbers of shots"),
-        ("few-shot", "1,0", "numbers of 1 or more are needed"),
-        ("few-shot", "1,many", "one number of images per class is needed"),
-        ("few-shot", "2,full", "full stands alone"),
-        ("few-shot", "many", "one number of images per class is needed, or full"),
-    ],
-)
-def test_shots_that_a_suite_cannot_take_are_answered_in_one_line(name, words, message, capsys):
-    code, out, err = run(capsys, "bench", name, "--shots", words, "--dry-run")
-    assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
 def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys):
@@ -120,14 +110,11 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert code == 2 and "no file" in err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
-        (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
-        (("recipe=name)", "recipe=options.oops)"), "the plan of suite 'mine' fails: AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
+    (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
+    (("recipe=name)", "recipe=options.oops)"), "the plan of suite 'mine' fails: AttributeError"),
+])  # fmt: skip
 def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, message, tmp_path, capsys):
     file = tmp_path / "wrong.py"
     file.write_text(OWN.replace(*change))
@@ -232,9 +219,9 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
 
 REFUSED = {
     "food101": ("--datasets", "food101,eurosat"),
-    "nobody": ("--backbone", "nobody"),
+    "unknown backbone 'nobody'": ("--backbone", "nobody"),
     "none.pt": ("--backbone", "ViT-B/16", "--pretrained", "none.pt"),
-    "--shots 99": ("--shots", "99"),
+    "the largest class of 'digits' has": ("--shots", "99"),
 }
 
 
@@ -257,16 +244,12 @@ def test_data_sets_that_are_missing_are_named_together(tmp_path, capsys):
     assert code == 1 and "'food101', 'eurosat' are not packed" in err and "procap data pack food101 eurosat" in err
 
 
-def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_digits, short_checkpoint, capsys):
+def test_the_plan_says_where_weights_are(few_digits, short_checkpoint, capsys):
     words = ("bench", "base-to-novel", "--datasets", "digits", "--data", few_digits, "--seeds", "1", "--dry-run")
     assert "weights of mini: in the program" in run(capsys, *words)[1]
     assert f": {short_checkpoint}\n" in run(capsys, *words, "--backbone", short_checkpoint)[1]
     assert "weights of ViT-B-16: missing: weights 'openai'" in run(capsys, *words, "--backbone", "ViT-B/16")[1]
     assert json.loads(run(capsys, *words, "--json")[1].splitlines()[-1])["weights"] == {"mini": "in the program"}
-    code, out, err = run(capsys, *words, "--shots", "99")
-    assert code == 2 and not out and "the largest class of 'digits' has" in err and err.count("\n") == 1
-    code, out, err = run(capsys, *words, "--backbone", "nobody")
-    assert code == 2 and not out and "unknown backbone 'nobody'" in err and err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -284,27 +267,31 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
     assert code == 1 and "as it is chosen here" in err and "but 2 runs of it with other flags" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--launcher cloud", "unknown launcher 'cloud'"),
-        ("--address host:1", "add --launcher ray"),
-        ("--autoscale", "add --launcher ray"),
-        ("--gpus 1.5", "at most 1, or a whole number"),
-        ("--cpus inf", "a finite number is needed"),
-        ("--gpus nan", "a finite number is needed"),
-        ("--dry-run --price inf", "--price inf: a finite number is needed"),
-        ("--max-concurrent 0", "at least 1 is needed"),
-        ("--profile mars", "unknown profile 'mars'"),
-        ("--accelerate foo", "known are auto, off,"),
-        ("--accelerate foo --dry-run", "known are auto, off,"),
-        ("--engine deepspeed --zero-stage 7", "ZeRO stage 7 is not supported"),
-        ("--engine deepspeed --deepspeed-config none.json --launcher ray", "none.json"),
-        ("--launcher ray --address http://127.0.0.1:8265", "behind a dashboard"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("--shots 1,4", "base-to-novel takes one number; few-shot draws curves"),
+    ("few-shot --shots full", "a curve is over numbers of shots"),
+    ("few-shot --shots 1,0", "numbers of 1 or more are needed"),
+    ("few-shot --shots 1,many", "one number of images per class is needed"),
+    ("few-shot --shots 2,full", "full stands alone"),
+    ("few-shot --shots many", "one number of images per class is needed, or full"),
+    ("--launcher cloud", "unknown launcher 'cloud'"),
+    ("--address host:1", "add --launcher ray"),
+    ("--autoscale", "add --launcher ray"),
+    ("--gpus 1.5", "at most 1, or a whole number"),
+    ("--cpus inf", "a finite number is needed"),
+    ("--gpus nan", "a finite number is needed"),
+    ("--dry-run --price inf", "--price inf: a finite number is needed"),
+    ("--max-concurrent 0", "at least 1 is needed"),
+    ("--profile mars", "unknown profile 'mars'"),
+    ("--accelerate foo", "known are auto, off,"),
+    ("--accelerate foo --dry-run", "known are auto, off,"),
+    ("--engine deepspeed --zero-stage 7", "ZeRO stage 7 is not supported"),
+    ("--engine deepspeed --deepspeed-config none.json --launcher ray", "none.json"),
+    ("--launcher ray --address http://127.0.0.1:8265", "behind a dashboard"),
+])  # fmt: skip
 def test_wrong_words_are_answered_in_one_line(words, message, capsys):
-    code, out, err = run(capsys, "bench", "base-to-novel", *words.split())
+    suite = [] if words.startswith("few-shot") else ["base-to-novel"]
+    code, out, err = run(capsys, "bench", *suite, *words.split())
     assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
@@ -333,3 +320,137 @@ def test_names_of_files_and_metrics_of_a_suite_are_valid_and_distinct(name, tmp_
     assert len(set(names)) == len(names)
     for one in names:
         _validate_metric_name(f"hm/{one}")
+
+
+OTHER_FILES = ("notes.md", "collection.json", "thesis.png", "broken.json")
+
+
+def write_blank(folder, plots):
+    """Write empty files in place of plots, which take seconds to draw."""
+    files = [folder / f"{name}.png" for name in plots]
+    for file in files:
+        file.write_bytes(b"")
+    return files
+
+
+def test_outputs_of_other_options_are_removed_and_other_files_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
+    suite = load_suite("base-to-novel")
+    chosen = {"datasets": ("tiles", "petals"), "methods": ("maple", "procap"), "seeds": (1,)}
+    done = made(tmp_path, suite.name, MINI, **chosen)
+    runtime = RuntimeConfig(tmp_path / "data", tmp_path)
+    assert not make_outputs(suite, done.options, runtime).failed
+    before = {file.name for file in done.folder.iterdir()}
+    for name in OTHER_FILES:
+        (done.folder / name).write_bytes(b"{broken")
+    other = suite.options(MINI, **{**chosen, "methods": ("maple",)})
+    make_outputs(suite, other, runtime)
+    after = {file.name for file in done.folder.iterdir()}
+    assert {*OTHER_FILES, "base-to-novel.md", "base-to-novel.csv"} <= after
+    assert {"base-to-novel-comparison.md", "base-to-novel-comparison.tex"} <= before - after
+    assert make_outputs(suite, done.options, runtime).tables and before <= {f.name for f in done.folder.iterdir()}
+
+
+def test_a_narrower_command_keeps_the_rows_of_earlier_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
+    made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
+    place = ["--profile", "mini", "--seeds", "1", "--results", str(tmp_path)]
+    printed = []
+    for methods, datasets in (("zeroshot,maple", "digits,tiles"), ("maple", "tiles")):
+        assert main(["bench", "base-to-novel", "--methods", methods, "--datasets", datasets, *place]) == 0
+        assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == 0
+        printed.append((tmp_path / "collections/suite/base-to-novel/base-to-novel.md").read_text())
+        assert printed[0] in capsys.readouterr().out
+    assert printed[0] == printed[1] and "| digits" in printed[0] and "CLIP (zero-shot)" in printed[0]
+
+
+@pytest.mark.parametrize(("name", "earlier", "now", "together"), [
+    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",)}, {"methods": ("maple", "coop")}),
+    ("base-to-novel", {"seeds": (1, 2)}, {"seeds": (3,)}, {"seeds": (1, 2, 3)}),
+    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop", "maple")}, {"methods": ("coop", "maple")}),
+    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",), "overrides": {"epochs": 3}}, {}),
+    ("base-to-novel", {"methods": ("maple",), "shots": (4,)}, {"methods": ("coop",)}, {}),
+    ("few-shot", {"methods": ("maple",), "shots": (1, 4)}, {"methods": ("maple",), "shots": (2,)},
+     {"shots": (1, 2, 4)}),
+])  # fmt: skip
+def test_commands_with_the_same_settings_share_their_tables(tmp_path, name, earlier, now, together):
+    shared = {"datasets": ("tiles",), "seeds": (1,)}
+    before = made(tmp_path, name, MINI, **shared | earlier)
+    unfinished = before.suite.options(MINI, **shared | earlier | {"datasets": ("tiles", "petals")})
+    write_collection(tmp_path, SuitePlan.make(before.suite, unfinished).collection)
+    options = before.suite.options(MINI, **shared | now)
+    joined = join_recorded(SuitePlan.make(before.suite, options), tmp_path)
+    # The data set without a finished run is left out.
+    assert joined.options == before.suite.options(MINI, **shared | now | together)
+
+
+@pytest.fixture
+def there(tmp_path):
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def at(few_digits, short_checkpoint, there) -> tuple[str, ...]:
+    where = ("--data", few_digits, "--results", f"local://{there}", "--backbone", short_checkpoint)
+    return tuple(map(str, (*where, "--datasets", "digits", "--max-concurrent", "1", "--tracking", "off")))
+
+
+SUITE = ("--profile", "mini", "--methods", "zeroshot", "--seeds", "1")
+
+
+def and_interrupted(work):
+    def work_and_stop(*arguments):
+        work(*arguments)
+        raise Interrupted(15, "stopped; repeat to go on")
+
+    return work_and_stop
+
+
+def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, capsys):
+    monkeypatch.setattr(execution, "launch", and_interrupted(launch))
+    assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
+    collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
+    assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
+
+
+@pytest.mark.slow
+def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, capsys):
+    monkeypatch.setattr(Sweep, "run", and_interrupted(Sweep.run))
+    asked = ("--name", "s", "--methods", "zeroshot", "--param", "shots=1,2")
+    assert main(["sweep", *asked, *at]) == 143
+    collection = json.loads((there / "collections/sweep/s/collection.json").read_text())
+    assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
+
+
+def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_command, "PAPER_SUITES", ["base-to-novel"])
+    assert main(["bench", "all", *SUITE, *at]) == 0
+    page = tmp_path / "report/index.html"
+    assert f"the result files in local://{there}" in page.read_text()
+    page.write_text("<html>my thesis</html>")
+    capsys.readouterr()
+    assert main(["bench", "all", *SUITE, *at]) == 3
+    said = capsys.readouterr()
+    assert "1 done, 1 failed:\n  procap report: report is not empty and no report" in said.err and "CLIP" in said.out
+    assert page.read_text() == "<html>my thesis</html>"
+
+
+def test_the_commands_printed_by_a_sweep_hold_no_password():
+    place = RuntimeFlags(
+        data="https://data.example/shards?sig=hunter2",
+        results="s3://bucket/results",
+        tracking="postgresql+psycopg2://me:hunter2@db/mlflow",
+    )
+    for line in make_commands(sweep_settings(), {"recipe.lr": 0.1}, place, EngineFlags()):
+        assert "hunter2" not in line and "--results s3://bucket/results" in line
+        assert "--data https://data.example/shards" in line and "--tracking postgresql+psycopg2://db/mlflow" in line
+
+
+def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(few_digits, short_checkpoint, tmp_path):
+    words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]
+    words += ["--seeds", "1,2", "--backbone", str(short_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
+    words += ["--results", str(tmp_path)]
+    assert main([*words, "--tracking", "off"]) == 0
+    assert main(words) == 0
+    runs, parents = count_tracked(tmp_path)
+    assert runs == dict.fromkeys(load_outcomes(tmp_path), 1) and runs and parents == ["FINISHED"]

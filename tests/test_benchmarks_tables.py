@@ -1,7 +1,5 @@
 """Tables: every number follows from integer counts, and nothing is averaged that does not belong together."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -10,24 +8,30 @@ import re
 import shutil
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from golden_results import write_results
-from made_results import put_halves, put_run, put_score
+from made_results import made, put_halves, put_run, put_score, table_of
+from report_pages import Page, tables
 from toy_shards import toy_source
 
+from benchmarks import results
 from benchmarks.cli import main
+from benchmarks.report.report import write_report
 from benchmarks.results import load
 from benchmarks.results.frame import title_variants
 from benchmarks.results.metrics import Metric
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
-from benchmarks.tables.table import Table
 from procap.errors import UserError
+from runner.calibration import ImagePredictions, measure_calibration
+from runner.image_answers import pack_bits
+from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source
 
@@ -44,8 +48,7 @@ class Line:
         return tuple(self.cells[name] for name in ("Base", "Novel", "HM"))
 
 
-def lines_of(results: Path) -> list[Line]:
-    """Every row that `procap table` prints."""
+def lines_of(results):
     found = []
     for table in run_tables(load(results)):
         titles = [column.title for column in table.columns]
@@ -53,27 +56,20 @@ def lines_of(results: Path) -> list[Line]:
     return found
 
 
-def line_of(results: Path, method: str, dataset: str) -> Line:
+def line_of(results, method, dataset):
     lines = [line for line in lines_of(results) if (line.cells["Method name"], line.labels[0]) == (method, dataset)]
     return lines[0]
 
 
-def titles_of(results: Path) -> list[str]:
-    """Of the rows of the first table."""
-    return list(dict.fromkeys(row.labels[-1] for row in run_tables(load(results))[0].rows))
-
-
-def table_of(results: Path) -> Table:
-    """The table of halves."""
+def runs_table(results):
     return run_tables(load(results))[0]
 
 
-def text_of(results: Path, form: str) -> str:
-    """All that is printed."""
+def text_of(results, form):
     return "\n\n".join(render(table, form) for table in run_tables(load(results)))
 
 
-def notes_of(results: Path) -> list[str]:
+def notes_of(results):
     return [note for table in run_tables(load(results)) for note in table.notes]
 
 
@@ -99,7 +95,7 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
                 pair = ((rng.randint(30, base_total), base_total), (rng.randint(30, novel_total), novel_total))
                 counts[dataset, method, seed] = pair
                 put_halves(tmp_path, method, dataset, *pair, seed=seed, recipe="procap", overrides={"epochs": 2})
-    found = items_of(to_dict(table_of(tmp_path)))
+    found = items_of(to_dict(runs_table(tmp_path)))
     datasets = ("shapes", "tiles", "digits")
 
     def percent(dataset, method, seed, half):
@@ -155,7 +151,7 @@ def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (90, 100), (90, 100), shots=16, recipe="procap")
     put_halves(tmp_path, "maple", "shapes", (20, 100), (20, 100), shots=16, options={"n_ctx": 3})
     assert sorted(line.cells["Base"].mean for line in lines_of(tmp_path)) == [20, 50, 80, 90]
-    titles = titles_of(tmp_path)
+    titles = {row.labels[-1] for row in runs_table(tmp_path).rows}
     assert len(titles) == 4
     assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for t in titles for part in t[7:-1].split(", ")}
 
@@ -168,7 +164,7 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
     speeds = [cells[column].mean for column in ("FPS", "FPS of the model", "training s")]
     fps = 400 / (100 / 100 + 300 / 50)
     assert speeds == pytest.approx([fps, 2 * fps, 12.5])
-    table = table_of(tmp_path)
+    table = runs_table(tmp_path)
     printed = [render(table, form).splitlines() for form in ("md", "latex")]
     for lines in printed:
         [line] = [line for line in lines if "CoOp" in line and "50.00" in line]
@@ -269,16 +265,6 @@ def test_an_evaluation_of_other_weights_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_copy_of_a_run_elsewhere_is_not_counted(tmp_path):
-    """A tracker keeps copies of result files below the same folder."""
-    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    copy = tmp_path / "artifacts" / "0"
-    copy.mkdir(parents=True)
-    for file in (tmp_path / config.path).glob("*.json"):
-        (copy / file.name).write_bytes(file.read_bytes())
-    assert len(load(tmp_path)) == 2
-
-
 def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (41, 100))
     put_halves(tmp_path, "coop", "tiles", (85, 100), (60, 100))
@@ -294,17 +280,118 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         assert found - {("coop", "Average")} == expected
 
 
-def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(frozen_results):
-    every, suite = load(frozen_results), load(frozen_results, "ablation")
+def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):
+    write_results(tmp_path)
+    every, suite = load(tmp_path), load(tmp_path, "ablation")
     assert set(every.columns) <= set(re.findall(r"[a-z_]+", load.__doc__ or ""))
     assert (every.accuracy == 100 * every.correct / every.total).all()
     assert set(suite.path) < set(every.path) and set(suite.method) == {"maple", "procap"}
     with pytest.raises(UserError, match="no suite nothing"):
-        load(frozen_results, "nothing")
+        load(tmp_path, "nothing")
+
+
+METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")
+NAMES = ["a", "b", "c"]
 
 
 @pytest.fixture(scope="module")
-def frozen_results(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("frozen")
-    write_results(folder)
-    return folder
+def done(tmp_path_factory) -> SuiteResults:
+    """Base-to-novel of six methods, two data sets and two seeds, with drawn predictions for three classes."""
+    folder = tmp_path_factory.mktemp("made")
+    done = made(folder, "base-to-novel", datasets=("shapes", "petals"), methods=METHODS, seeds=(1, 2))
+    for number, file in enumerate(sorted(done.results.rglob("eval/*.json"))):
+        document, draws = json.loads(file.read_text()), np.random.default_rng(number)
+        total = document["total"]
+        confidence, labels = draws.uniform(0.3, 1, total), np.arange(total) % 3
+        # A class with a lower share of correct images in one data set.
+        right = draws.random(total) < np.where((labels == 1) & ("petals" in str(file)), 0.2, confidence)
+        predicted = np.where(right, labels, (labels + 1) % 3)
+        images = ImagePredictions(labels, predicted, confidence, nll=-np.log(confidence), brier=1 - confidence)
+        document |= {
+            "correct": int(right.sum()),
+            "num_classes": 3,
+            "correct_bits": pack_bits(right),
+            "calibration": measure_calibration(images).model_dump(),
+            "per_class": {
+                "names": NAMES,
+                "correct": np.bincount(labels[right], minlength=3).tolist(),
+                "total": np.bincount(labels).tolist(),
+            },
+        }
+        file.write_text(json.dumps(document))
+    return SuiteResults.read(done.suite, done.options, done.results)
+
+
+def test_rows_are_means_over_data_sets_with_the_deviation_over_seeds(done):
+    table = table_of(done, "base-to-novel-calibration")
+    assert [row.labels[1] for row in table.rows] == [one.name for one in done.variants] * 2
+    halves = {f"{half} classes, 2 data sets (trained on base)" for half in ("base", "novel")}
+    assert {row.labels[0] for row in table.rows} == halves
+    columns = ("accuracy", "macro_accuracy", "nll", "ece", "ece_mass", "brier")
+    frame = done.frame[(done.frame.method == "maple") & (done.frame.target_classes == "novel")]
+    row = next(row for row in table.rows if row.labels[0].startswith("novel") and row.labels[1] == "MaPLe")
+    for cell, column in zip(row.cells, columns, strict=True):
+        by_seed = [mean(frame[frame.seed == seed][column]) for seed in (1, 2)]
+        assert (cell.mean, cell.std) == (pytest.approx(mean(by_seed)), pytest.approx(stdev(by_seed)))
+
+
+def test_the_worst_classes_are_those_of_procap_beside_zero_shot_and_the_best_other_method(done):
+    table = table_of(done, "base-to-novel-worst-classes")
+    shares = {method: share_by_class(done, method) for method in METHODS}
+    best = max(METHODS[1:-1], key=lambda method: done.frame[done.frame.method == method].correct.sum())
+    titles = {one.method: one.name for one in done.variants}
+    assert [column.title for column in table.columns[1:]] == [titles[name] for name in ("procap", "zeroshot", best)]
+    halves = {row.labels[::2] for row in table.rows[:2]}
+    assert len(table.rows) == 2 * 2 * 3 and halves == {("b", "base"), ("b", "novel")}
+    found = [row.cells[1].mean for row in table.rows if isinstance(row.cells[1], Metric)]
+    assert found == sorted(found) and found == pytest.approx(sorted(shares["procap"].values()))
+    for row in table.rows:
+        label, dataset, half = row.labels
+        wanted = [shares[name][dataset, half, label] for name in ("procap", "zeroshot", best)]
+        assert [cell.mean for cell in row.cells[1:] if isinstance(cell, Metric)] == pytest.approx(wanted)
+
+
+def share_by_class(done, method):
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for row in done.frame[done.frame.method == method].itertuples():
+        for name, correct, total in zip(NAMES, row.per_class.correct, row.per_class.total, strict=True):
+            counts = found.setdefault((row.dataset, row.target_classes, name), [0, 0])
+            counts[0], counts[1] = counts[0] + correct, counts[1] + total
+    return {key: 100 * correct / total for key, (correct, total) in found.items()}
+
+
+def test_of_many_methods_the_diagram_shows_five_with_the_accuracy_of_every_bin(done):
+    figure = done.suite.plots(done)["reliability"]()
+    headings = [axes.get_title(loc="left").split("\n") for axes in figure.axes]
+    titles = [heading[0] for heading in headings[:5]]
+    assert len(figure.axes) == 10 and {"CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"} < set(titles)
+    novel = figure.axes[5 + titles.index("ProCAP")]
+    rows = done.frame[(done.frame.method == "procap") & (done.frame.target_classes == "novel")]
+    count, correct = (
+        sum(np.array(getattr(one.equal_width, name)) for one in rows.calibration) for name in ("count", "correct")
+    )
+    heights = {round(bar.get_x() * 15): bar.get_height() for bars in novel.containers[::2] for bar in bars}
+    assert heights == pytest.approx({place: correct[place] / count[place] for place in np.flatnonzero(count)})
+    shown = float(re.search(r"ECE ([\d.]+) %", novel.get_title(loc="left"))[1])
+    assert shown == pytest.approx(rows.ece.mean(), abs=0.05)
+
+
+def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done, tmp_path, capsys):
+    assert main(["table", "calibration", "--results", str(done.results), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [table["name"] for table in document["tables"]] == ["calibration", "worst-classes"]
+    assert len(document["tables"][0]["rows"]) == 2 * len(METHODS)
+    old = made(tmp_path, "base-to-novel", datasets=("shapes",), methods=("maple",), seeds=(1,))
+    assert not [table for table in old.suite.tables(old) if "calibration" in table.name]
+    assert old.suite.plots(old)["reliability"]() is None
+    assert results.load(tmp_path).nll.isna().all()
+    assert main(["table", "calibration", "--results", str(tmp_path)]) == 1
+    assert "procap eval --force" in capsys.readouterr().err
+
+
+def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp_path):
+    runs, settings = tuple(done.paths), done.options.to_json()
+    write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
+    page = write_report(done.results, tmp_path / "page", wanted=[done.name])
+    assert {"Calibration", "Classes with the lowest accuracies of ProCAP"} <= {*tables(Page(page.read_text()).root)}
+    assert (page.parent / "figures" / "reliability.png").is_file()

@@ -1,9 +1,9 @@
-"""The boundary of the command line: what it refuses to read as arguments, and what it never prints."""
-
-from __future__ import annotations
+"""The boundary of the command line: what it refuses to read, what it never prints, and a browser's view of MLflow."""
 
 import io
+import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -11,18 +11,31 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
+import psutil
 import pytest
+import tracked_runs
+from child_process import start_process
 from local_server import Answer, LocalServer
 from pydantic import ValidationError
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags, command_line
+from benchmarks.cli.ui import RunFilter, check_port, find_collection, select
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
+from benchmarks.report.links import COMPARED, compare_page
+from benchmarks.studies.chaos.ports import free_port
+from procap.errors import UsageError, UserError
 from runner.config import RunConfig, plan_run
+from runner.run_collection import Collection, write_collection
+from runner.tracking.export import sync
+from runner.tracking.store import TrackingStore
 from shards.errors import DataUsageError
 from shards.image_files import find_images
 
@@ -31,9 +44,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("place", ["ls", "runs", "--results=", "value"])
 @pytest.mark.parametrize("text", ["a\nb", "a\tb", "\x1b[31mred", "caf\udce9", "a\u2028b"])
-def test_control_characters_in_an_argument_are_refused(
-    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_in_an_argument_are_refused(place, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = {"ls": [text], "runs": ["ls", text], "--results=": ["table", f"--results={text}"]}
     assert main(lines.get(place, ["train", "--option", f"template={text}", "--results", "r"])) == 2
@@ -43,9 +54,7 @@ def test_control_characters_in_an_argument_are_refused(
 
 
 @pytest.mark.parametrize("name", ["HOME", "PROCAP_DATA", "MLFLOW_TRACKING_URI", "folder"])
-def test_control_characters_in_the_environment_are_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_in_the_environment_are_refused(name, tmp_path, monkeypatch, capsys):
     odd = tmp_path / "a\nb"
     odd.mkdir()
     monkeypatch.chdir(odd) if name == "folder" else monkeypatch.setenv(name, str(odd))
@@ -53,14 +62,11 @@ def test_control_characters_in_the_environment_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe", "socket"])
-@pytest.mark.parametrize(
-    "line",
-    ["predict run {}", "predict run images --out {}", "sweep {}", "import {} --method maple", "data pack {}",
-     "train --deepspeed-config={}", "train --option sentences={}", "table --results {}", "export {}"],
-)  # fmt: skip
-def test_devices_pipes_and_sockets_are_refused(
-    line: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("line", [
+    "predict run {}", "predict run images --out {}", "sweep {}", "import {} --method maple", "data pack {}",
+    "train --deepspeed-config={}", "train --option sentences={}", "table --results {}", "export {}",
+])  # fmt: skip
+def test_devices_pipes_and_sockets_are_refused(line, kind, tmp_path, capsys):
     """Reading one might not end, and writing a file would replace it."""
     path = Path("/dev/null") if kind == "device" else tmp_path / "odd"
     if kind == "pipe":
@@ -72,14 +78,11 @@ def test_devices_pipes_and_sockets_are_refused(
     assert f"{path} is a device, a pipe or a socket: name a file or a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["demo --out {}", "predict {} photo.png", "export {}", "import {} --method coop", "sweep {}",
-     "data pack shapes --data {}", "train --pretrained={}", "table --results {}"],
-)  # fmt: skip
-def test_a_url_in_the_place_of_a_folder_is_refused_without_its_secrets(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("line", [
+    "demo --out {}", "predict {} photo.png", "export {}", "import {} --method coop", "sweep {}",
+    "data pack shapes --data {}", "train --pretrained={}", "table --results {}",
+])  # fmt: skip
+def test_a_url_in_the_place_of_a_folder_is_refused_without_its_secrets(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(line.format("http://me:hush@127.0.0.1:9/x?k=hush").split()) == 2
     out, err = capsys.readouterr()
@@ -87,9 +90,7 @@ def test_a_url_in_the_place_of_a_folder_is_refused_without_its_secrets(
     assert not any(tmp_path.iterdir())
 
 
-def test_credentials_are_masked_in_all_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_credentials_are_masked_in_all_output(monkeypatch, capsys):
     import benchmarks.cli.ls
 
     def fail() -> None:
@@ -104,37 +105,33 @@ def test_credentials_are_masked_in_all_output(
     assert "Traceback" in err and "https://host/x?token=***" in err and "hush" not in err
 
 
-def test_commands_to_repeat_have_no_credentials() -> None:
-    flags = RuntimeFlags(
-        "https://me:hush@host/d?k=hush", results="a b", tracking="postgresql://u:hush@db/x?password=hush"
-    )
+def test_commands_to_repeat_have_no_credentials():
+    store = "postgresql://u:hush@db/x?password=hush"
+    flags = RuntimeFlags("https://me:hush@host/d?k=hush", results="a b", tracking=store)
     assert command_line(flags) == "--data https://host/d --results 'a b' --tracking postgresql://db/x"
 
 
 @pytest.mark.parametrize("flag", ["--option", "--recipe-field"])
 @pytest.mark.parametrize("text", ["token=hush", "maple.api_key=hush", "ctx_init=hf_abcdefghijklmnopqrstuvwx"])
 @pytest.mark.parametrize("command", ["train", "submit --dry-run -- train --data /d --results /r"])
-def test_a_credential_as_an_option_is_refused(
-    command: str, flag: str, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_credential_as_an_option_is_refused(command, flag, text, capsys):
     words = [*command.split(), "--methods", "maple", "--datasets", "shapes", flag, text]
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "credential" in err and err.count("\n") == 1 and "hush" not in err and "hf_" not in err
 
 
-@pytest.mark.parametrize(
-    ("encoding", "shown"),
-    [("ascii", '^ 75 +- 1 + -> "\\u4e2d" \\udce9\n'), ("latin-1", "^ 75 ± 1 + -> \"\\u4e2d\" \\udce9\n"),
-     ("utf-8", "↑ 75 ± 1 † → “中” \\udce9\n")],
-)  # fmt: skip
-def test_a_terminal_gets_what_its_encoding_has(encoding: str, shown: str) -> None:
+@pytest.mark.parametrize(("encoding", "shown"), [
+    ("ascii", '^ 75 +- 1 + -> "\\u4e2d" \\udce9\n'), ("latin-1", "^ 75 ± 1 + -> \"\\u4e2d\" \\udce9\n"),
+    ("utf-8", "↑ 75 ± 1 † → “中” \\udce9\n"),
+])  # fmt: skip
+def test_a_terminal_gets_what_its_encoding_has(encoding, shown):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     print("↑ 75 ± 1 † → “中” \udce9", file=OutputStream(terminal), flush=True)  # type: ignore[arg-type]
     assert terminal.buffer.getvalue().decode(encoding) == shown  # type: ignore[attr-defined]
 
 
-def test_messages_and_results_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_and_results_cannot_control_the_terminal(capsys):
     assert one_line("a\n b \x1b[2J \u202e c") == r"a b \x1b[2J \u202e c"
     show("a\n b \x1b[2J\x9b")
     note("c\r\td")
@@ -143,32 +140,31 @@ def test_messages_and_results_cannot_control_the_terminal(capsys: pytest.Capture
 
 @pytest.mark.parametrize("field", ["dataset", "method", "backbone"])
 @pytest.mark.parametrize("name", ["..", "../../outside/x/..", "a\x1b[2Jb", ""])
-def test_a_configuration_from_outside_cannot_leave_the_results(field: str, name: str) -> None:
+def test_a_configuration_from_outside_cannot_leave_the_results(field, name):
     plain = plan_run(method="coop", dataset="digits").model_dump()
     with pytest.raises(ValidationError, match=f"{field}[\\s\\S]*cannot be the name of a folder"):
         RunConfig.model_validate({**plain, field: name})
 
 
 @pytest.mark.parametrize("name", ["a\nb.png", "a\x1b[2J.png", "caf\udce9.png"])
-def test_an_image_whose_name_controls_the_terminal_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_image_whose_name_controls_the_terminal_is_refused(name, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataUsageError, match="has a control character or is not UTF-8: rename it") as caught:
         list(find_images([tmp_path]))
     assert str(caught.value).isascii()
 
 
-@pytest.mark.parametrize("text", ["=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0", "- x", "\t=1"])
-def test_a_formula_in_a_csv_file_is_quoted(text: str) -> None:
-    assert csv_text(text) == f"'{text}"
+FORMULAS = ["=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0", "- x", "\t=1"]
+NUMBERS = ["-1.5", "+0.3", "-1e-3", "-", "--", "-0.30 ± 0.10", "-inf", "a=b", "", "75.0"]
 
 
-@pytest.mark.parametrize("text", ["-1.5", "+0.3", "-1e-3", "-", "--", "-0.30 ± 0.10", "-inf", "a=b", "", "75.0"])
-def test_numbers_in_a_csv_file_stay_numbers(text: str) -> None:
-    assert csv_text(text) == text
+@pytest.mark.parametrize("text", FORMULAS + NUMBERS)
+def test_a_formula_in_a_csv_file_is_quoted_and_a_number_is_not(text):
+    assert csv_text(text) == (f"'{text}" if text in FORMULAS else text)
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-"])
-def test_closed_streams_do_not_stop_a_command(closed: str, tmp_path: Path) -> None:
+def test_closed_streams_do_not_stop_a_command(closed, tmp_path):
     """A file that is written meanwhile must not get the number of a closed stream."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom benchmarks.console.output import open_streams, note, show\n"
@@ -181,9 +177,7 @@ def test_closed_streams_do_not_stop_a_command(closed: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", ["train --methods coop", "eval --methods zeroshot"])
-def test_sigterm_ends_a_wait_for_a_server_at_once(
-    command: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sigterm_ends_a_wait_for_a_server_at_once(command, few_digits, tmp_path, monkeypatch, capsys):
     """Images are read inside the loops over steps and batches, which finish a step before they end."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     place = ["--datasets", "digits", "--shots", "1", "--results", str(tmp_path / "results"), "--tracking", "off"]
@@ -203,3 +197,116 @@ def test_sigterm_ends_a_wait_for_a_server_at_once(
         code = main([*command.split(), *place, "--data", server.url])
         assert time.monotonic() - sent[0] < 5 and code == 143
     assert "procap: SIGTERM: stopped" in capsys.readouterr().err.splitlines()[-1]
+
+
+PATHS = [f"base/shapes/{name}/mini/16shot/seed1-0" for name in ("coop", "maple", "procap")]
+
+
+def test_a_port_in_use_is_named_with_one_that_may_be_free():
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} on 127\.0\.0\.1 .* --port {port + 1}"):
+            check_port(port)
+    check_port(free_port())
+
+
+def methods(wanted: RunFilter, collection: Collection | None = None) -> list[str]:
+    return [path.split("/")[2] for path in select(PATHS, wanted, collection)[0]]
+
+
+def test_runs_are_selected_by_any_part_of_their_path():
+    assert methods(RunFilter()) == ["coop", "maple", "procap"]
+    assert methods(RunFilter(runs=["/coop/", "procap"])) == ["coop", "procap"]
+    for paths, runs, message in ((PATHS, ["cocoop"], "no run matches cocoop"), ([], [], "there is no run to show")):
+        with pytest.raises(UserError, match=message):
+            select(paths, RunFilter(runs=runs))
+
+
+def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search():
+    suite = Collection(kind="suite", name="base-to-novel", runs=tuple(PATHS)[:2])
+    assert methods(RunFilter(suite="base-to-novel"), suite) == ["coop", "maple"]
+    found, where = select(PATHS, RunFilter(methods=["maple"], datasets=["shapes"]), suite)
+    assert found == [PATHS[1]]
+    assert where == "tags.`suite.base-to-novel` = 'yes' AND tags.method = 'maple' AND tags.dataset = 'shapes'"
+    # MLflow's search has no OR: several are found by leaving out the others.
+    _, where = select(PATHS, RunFilter(methods=["coop", "maple"]))
+    assert where == "tags.method IS NOT NULL AND tags.method != 'procap'"
+    with pytest.raises(UsageError, match="unknown method among these runs 'mapple': did you mean maple"):
+        select(PATHS, RunFilter(methods=["mapple"]), suite)
+
+
+def test_an_unknown_suite_or_sweep_is_answered_with_the_known_ones(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no sweep in .* yet"):
+        find_collection(tmp_path, RunFilter(sweep="rates"))
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
+    with pytest.raises(UsageError, match="unknown suite 'base-to-old': did you mean base-to-novel"):
+        find_collection(tmp_path, RunFilter(suite="base-to-old"))
+    with pytest.raises(UsageError, match="give one of them"):
+        find_collection(tmp_path, RunFilter(suite="base-to-novel", sweep="rates"))
+
+
+def test_the_comparison_names_its_runs_and_has_a_limit():
+    address = compare_page("http://127.0.0.1:5000", "7", ["a", "b"])
+    assert address is not None and address.startswith("http://127.0.0.1:5000/#/compare-runs?")
+    query = parse_qs(address.partition("?")[2])
+    assert json.loads(query["runs"][0]) == ["a", "b"] and json.loads(query["experiments"][0]) == ["7"]
+    assert compare_page("", "7", ["a"]) is None and compare_page("", "7", ["a"] * (COMPARED + 1)) is None
+
+
+def ask(address: str, document: dict) -> dict:
+    body = json.dumps(document).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture
+def page(tmp_path):
+    """`ui` in a process of its own over two runs that were not sent before, and what it printed."""
+    for seed in (1, 2):
+        tracked_runs.evaluated(tmp_path, seed)
+    # Ctrl-C counts also where the tests run in the background of a shell, which ignores it.
+    code = "import signal, sys; from benchmarks.cli import main;"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler);"
+    code += "sys.exit(main(['ui', '--results', sys.argv[1], '--port', sys.argv[2]]))"
+    command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with start_process(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
+        reader.start()
+        patience = time.monotonic() + 600
+        while len(lines) < 2 and process.poll() is None and time.monotonic() < patience:
+            time.sleep(0.1)
+        assert len(lines) == 2
+        yield process, lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_shows_the_runs_to_this_machine_alone_and_stops_whole(page, how, tmp_path):
+    process, lines = page
+    address = re.findall(r"http://[^/]*", lines[0])[0]
+    assert address.startswith("http://127.0.0.1:")
+    runs = json.loads(unquote(re.findall(r"runs=([^&]*)", lines[1])[0]))
+    found = ask(f"{address}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"]})["runs"]
+    assert sorted(run["info"]["run_id"] for run in found) == sorted(runs) and len(runs) == 2
+    children = psutil.Process(process.pid).children(recursive=True)
+    words = [word for child in children for word in child.cmdline()]
+    assert "--artifacts-destination" in words and not any("sqlite:" in word for word in words), "it may hold a password"
+    port = int(address.rpartition(":")[2])
+    addresses = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == socket.AF_INET]
+    for other in (other for other in addresses if not other.startswith("127.")):
+        with closing(socket.socket()) as visitor:
+            visitor.settimeout(5)
+            assert visitor.connect_ex((other, port)) != 0, f"answers on {other} as well"
+    for host in ("evil.example", f"192.168.1.5:{port}", f"127.0.0.1:{port + 1}"):
+        page = f"{address}/api/2.0/mlflow/experiments/get?experiment_id=1"
+        foreign = urllib.request.Request(page, headers={"Host": host})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(foreign, timeout=120)
+    process.send_signal(how)
+    assert process.wait(120) == 0
+    gone, alive = psutil.wait_procs(children, timeout=120)
+    assert gone and not alive
+    assert not sync(TrackingStore.choose(tmp_path)).sent

@@ -1,14 +1,10 @@
 """Suites and sweeps on a cluster of three hosts while its parts are killed: the same results as in one process."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from toy_shards import toy_source
 
@@ -21,7 +17,7 @@ from benchmarks.studies.chaos.fault_cluster import (
     wait_for,
     without_cluster,
 )
-from benchmarks.studies.chaos.nodes import REPOSITORY, Node, find_trials
+from benchmarks.studies.chaos.nodes import REPOSITORY, find_trials
 from cluster.node_probe import PACKAGES
 from runner.remote_results import results_root
 from runner.run_folders import find_runs
@@ -40,7 +36,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+def there(tmp_path_factory):
     with start_cluster(tmp_path_factory.mktemp("site")) as found:
         yield found
 
@@ -75,9 +71,7 @@ FAULTS = ("nothing", "worker", "node", "node replaced", "driver", "driver and no
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_after_any_fault_the_results_equal_those_of_one_process(
-    name: str, fault: str, cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
-) -> None:
+def test_after_any_fault_the_results_equal_those_of_one_process(name, fault, cluster, alone, tmp_path):
     words = [*COMMANDS[name], *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words)
     victim = cluster.node_on(2)
@@ -106,7 +100,7 @@ ONE = ["bench", "base-to-novel", "--datasets", "digits", "--methods", "maple", "
 
 
 @pytest.mark.parametrize("fault", ["worker", "node", "network"])
-def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster: FaultCluster, tmp_path: Path) -> None:
+def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault, cluster, tmp_path):
     results, reference = tmp_path / "together", tmp_path / "alone"
     cluster.procap(*ONE, "--tracking", "off", "--results", reference).wait()
     # Typed on the head's host, so that a rank is on one of the two that may be killed.
@@ -137,11 +131,11 @@ def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster
     assert not find_leftovers(results) and count_tracked(results) == ({path: 1 for path in mine}, ["FINISHED"])
 
 
-def ranks(node: Node) -> list[psutil.Process]:
+def ranks(node):
     return [process for _, process in node.find_processes("ray::Rank")]
 
 
-def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: FaultCluster, tmp_path: Path) -> None:
+def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster, tmp_path):
     shared = ["sweep", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--epochs", "4"]
     shared += ["--shots", "4", "--batch-size", "4", "--results", str(tmp_path)]
     one = [*shared, "--name", "one", "--param", "lr=0.002,0.01"]
@@ -163,7 +157,7 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: FaultCluster, t
     assert not find_leftovers(tmp_path)
 
 
-def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: FaultCluster, tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster, tmp_path):
     data, results, other = tmp_path / "data", tmp_path / "results", tmp_path / "code"
     results.mkdir()
     pack_source(toy_source(), data, per_shard=5)
@@ -190,7 +184,7 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Fault
         assert not find_runs(results) and not find_leftovers(results)
 
 
-def test_a_broken_shard_fails_its_runs_alone(cluster: FaultCluster, tmp_path: Path) -> None:
+def test_a_broken_shard_fails_its_runs_alone(cluster, tmp_path):
     data, results = tmp_path / "data", tmp_path / "results"
     words = ["bench", "base-to-novel", "--datasets", "digits,tiles", "--methods", "coop", "--seeds", "1,2", "--epochs"]
     words += ["1", "--profile", "mini", "--data", str(data), "--results", str(results), *cluster.flags]
@@ -213,9 +207,7 @@ def test_a_broken_shard_fails_its_runs_alone(cluster: FaultCluster, tmp_path: Pa
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(
-    name: str, signum: signal.Signals, code: int, cluster: FaultCluster, tmp_path: Path
-) -> None:
+def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(name, signum, code, cluster, tmp_path):
     # So many epochs that no run ends while the signal is handled.
     words = [*COMMANDS[name], "--epochs", "400", *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words)
@@ -229,9 +221,7 @@ def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(
     assert all(any(one.run.state.glob(f"step-*{one.run.progress().step}-*")) for one in trainings)
 
 
-def test_a_host_that_is_cut_off_loses_its_run_to_another(
-    cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster, alone, tmp_path):
     if not cluster.nodes.hosts:
         pytest.skip("no network namespaces here")
     command = cluster.procap(*COMMANDS["suite"], *cluster.flags, "--results", tmp_path)
@@ -246,9 +236,7 @@ def test_a_host_that_is_cut_off_loses_its_run_to_another(
     check_as_alone(tmp_path, alone["suite"])
 
 
-def test_a_command_whose_own_node_dies_reports_it_and_resumes_when_repeated(
-    cluster: FaultCluster, alone: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_command_whose_own_node_dies_reports_it_and_resumes_when_repeated(cluster, alone, tmp_path):
     if not cluster.nodes.hosts:
         pytest.skip("no network namespaces here")
     words = [*COMMANDS["suite"], *cluster.flags, "--results", str(tmp_path)]
@@ -267,9 +255,7 @@ def test_a_command_whose_own_node_dies_reports_it_and_resumes_when_repeated(
     check_as_alone(tmp_path, alone["suite"])
 
 
-def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(
-    alone: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(alone, tmp_path):
     results = tmp_path / "results"
     words = [*COMMANDS["suite"], "--results", str(results)]
     with start_cluster(tmp_path / "first") as lost:
@@ -286,9 +272,7 @@ def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(
 
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="takes redis-server")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_head_with_its_state_in_redis_comes_back_and_the_driver_continues(
-    name: str, alone: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_head_with_its_state_in_redis_comes_back_and_the_driver_continues(name, alone, tmp_path):
     results = tmp_path / "results"
     with start_cluster(tmp_path / "site", redis=True) as shared:
         command = shared.procap(*COMMANDS[name], *shared.flags, "--results", results)
@@ -300,10 +284,9 @@ def test_a_head_with_its_state_in_redis_comes_back_and_the_driver_continues(
     check_as_alone(results, alone[name])
 
 
-def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone: dict[str, Path], tmp_path: Path) -> None:
+def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone, tmp_path):
     with start_cluster(tmp_path, objects=True) as shared:
         server = shared.server
-        assert server is not None
         results = f"s3://{server.bucket}/lab"
         words = [*COMMANDS["suite"], *shared.flags, "--results", results]
         command = shared.procap(*words)

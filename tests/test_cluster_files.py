@@ -1,16 +1,25 @@
-"""Check the cluster files with the programs that read them: Ray, EC2, Kubernetes, and our own command line."""
+"""The files of a cluster, of its jobs and its image, run and checked by the programs that read them."""
 
-from __future__ import annotations
-
+import contextlib
 import copy
+import fnmatch
 import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 import yaml
@@ -19,11 +28,13 @@ from jsonschema import validate as validate_by_schema
 
 from benchmarks.cli.app import program
 from procap import __version__
+from runner.environment import LIBRARY_DEFAULTS
 
 ROOT = Path(__file__).parents[1]
 CLUSTER = ROOT / "cluster"
 AUTOSCALER = sorted((CLUSTER / "autoscaler").glob("*.yaml"))
 KUBERAY = [CLUSTER / "kuberay" / "raycluster.yaml", CLUSTER / "kuberay" / "rayjob.yaml"]
+
 FILES = [
     *AUTOSCALER,
     *sorted((CLUSTER / "kuberay").glob("*.yaml")),
@@ -176,10 +187,8 @@ def test_versions_are_those_of_the_project():
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned
     assert {cluster_of(read(path))["rayVersion"] for path in KUBERAY} == {pinned[1]}
-    named = {
-        path.name: set(re.findall(r"procap-bench[:-]([0-9][\w.]*?)(?=\.tar|[\s|;]|$)", path.read_text()))
-        for path in FILES
-    }
+    tag = r"procap-bench[:-]([0-9][\w.]*?)(?=\.tar|[\s|;]|$)"
+    named = {path.name: set(re.findall(tag, path.read_text())) for path in FILES}
     assert set().union(*named.values()) == {__version__}, named
     assert {c["image"] for path in KUBERAY for c in containers_of(read(path))} == {f"procap-bench:{__version__}"}
     assert {read(path)["docker"]["image"] for path in AUTOSCALER} == {f"procap-bench:{__version__}"}
@@ -205,11 +214,9 @@ def test_ports_beyond_loopback_have_a_comment_and_every_cluster_needs_a_token():
 
 def test_no_file_holds_a_secret():
     """Keys come from Kubernetes' secrets, instance roles and files; pods name secrets and give no variable a value."""
-    looks_secret = re.compile(
-        r"AKIA[0-9A-Z]{16}|-----BEGIN|(?i:password|secret_access_key|token)\s*[:=]\s*[\"']?[\w/+]{12,}"
-    )
+    secret = r"AKIA[0-9A-Z]{16}|-----BEGIN|(?i:password|secret_access_key|token)\s*[:=]\s*[\"']?[\w/+]{12,}"
     for path in FILES:
-        assert not looks_secret.search(path.read_text()), path.name
+        assert not re.search(secret, path.read_text()), path.name
     for path in KUBERAY:
         for container in containers_of(read(path)):
             assert "env" not in container and [next(iter(source)) for source in container["envFrom"]] == ["secretRef"]
@@ -243,3 +250,221 @@ def test_the_commands_in_the_files_are_those_of_the_program():
         assert parse(["submit", "--", *words])["words"] == words
         with pytest.raises(Exception, match=r"(?i)no such option"):
             parse([*words, "--resluts", "x"])
+
+
+DOCKERFILE = ROOT / "cluster" / "container" / "Dockerfile"
+
+
+def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
+    binary = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+    if binary is None:
+        pytest.skip("hadolint is not installed")
+    return subprocess.run([binary, "--no-color", str(path)], capture_output=True, text=True, timeout=300)
+
+
+def test_the_container_file_is_understood_and_a_broken_one_is_refused(tmp_path):
+    ended = hadolint(DOCKERFILE)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    broken = tmp_path / "Dockerfile"
+    for old, new in (("\nRUN ", "\nRUNS "), (":3.11.14-slim-bookworm", ":latest"), ("WORKDIR /opt", "WORKDIR opt")):
+        assert old in DOCKERFILE.read_text()
+        broken.write_text(DOCKERFILE.read_text().replace(old, new, 1))
+        assert hadolint(broken).returncode == 1, new
+
+
+def copied() -> list[str]:
+    lines = [line.split()[1:] for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY ")]
+    return [source for *sources, _ in lines for source in sources]
+
+
+def reaches_the_builder(name: str) -> bool:
+    """Whether Dockerfile.dockerignore lets a path pass: the last pattern that matches it decides."""
+    passes = True
+    for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        parts = [name, *(str(parent) for parent in Path(name).parents)]
+        if line and not line.startswith("#") and any(fnmatch.fnmatch(part, pattern) for part in parts):
+            passes = line.startswith("!")
+    return passes
+
+
+def test_only_what_the_image_needs_reaches_its_builder():
+    sources = copied()
+    assert all((ROOT / source).exists() and reaches_the_builder(source) for source in sources)
+    for private in ("results/x.json", ".venv/bin/python", ".git/config", ".ray-token-7", "demo/mlflow.db", "id_rsa"):
+        assert not reaches_the_builder(private) and private.split("/")[0] not in sources
+
+
+def test_what_the_image_copies_is_enough_to_build_the_package(tmp_path):
+    for source in copied():
+        here, there = ROOT / source, tmp_path / "context" / source
+        if here.is_dir():
+            shutil.copytree(here, there, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            there.parent.mkdir(exist_ok=True)
+            shutil.copy(here, there)
+    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    line += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(tmp_path / "context")]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    held = set(zipfile.ZipFile(tmp_path / f"procap_bench-{__version__}-py3-none-any.whl").namelist())
+    sources = {
+        str(file.relative_to(ROOT))
+        for package in ("procap", "shards", "runner", "cluster", "benchmarks")
+        for file in (ROOT / package).rglob("*")
+        if file.suffix in (".py", ".safetensors", ".csv", ".json", ".txt", ".html") and "studies" not in file.parts
+    }
+    assert sources <= held, sorted(sources - held)
+    assert not any(name.startswith("benchmarks/studies/") for name in held)
+
+
+def test_the_image_keeps_libraries_as_quiet_as_the_program_does():
+    """Ray's own processes start before the program can say anything."""
+    text = DOCKERFILE.read_text()
+    for name in ("RAY_USAGE_STATS_ENABLED", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_OFFLINE"):
+        assert f"{name}={LIBRARY_DEFAULTS[name]}" in text
+
+
+SCRIPT = ROOT / "cluster" / "slurm" / "ray.sbatch"
+STAND_INS = {name: (ROOT / "tests" / "slurm" / name).read_text() for name in ("scontrol", "srun", "scancel")}
+RAY, PROCAP = ((ROOT / "tests" / "slurm" / name).read_text() for name in ("ray", "procap"))
+
+
+# In the place of the look for nodes that have joined: the first one is there.
+PYTHON = f"""#!/bin/sh
+[ "$1" = - ] || exec {sys.executable} "$@"
+until [ -s nodes.lines ]; do sleep 0.1; done
+"""
+
+FOR_EVER = 99
+
+NODES = """
+import os, ray
+ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
+there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+print([(resources["CPU"], resources["object_store_memory"]) for resources in there])
+print(ray.get(ray.remote(lambda: "answered").remote()))
+"""
+
+
+def free_job() -> int:
+    """A job's number whose three ports are free here."""
+    for number in ((os.getpid() + offset) % 4000 for offset in range(4000)):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(20000 + number * 3, 20003 + number * 3):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return number
+    raise AssertionError("no three free ports")
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Begin the script as Slurm would on the first node of several, with stand-ins in front of PATH."""
+
+    def begin(*words: object, nodes: int, **stand_ins: str) -> subprocess.Popen[str]:
+        bin = tmp_path / "bin"
+        bin.mkdir()
+        for name, text in {**STAND_INS, **stand_ins}.items():
+            (bin / name).write_text(text)
+            (bin / name).chmod(0o755)
+        # Slurm runs a copy that lies elsewhere.
+        copy = Path(shutil.copy(SCRIPT, tmp_path / "slurm_script"))
+        slurm = {
+            "SLURM_JOB_ID": str(free_job()),
+            "SLURM_JOB_NODELIST": ",".join(["localhost", *(f"node{n}" for n in range(1, nodes))]),
+            "SLURM_NNODES": str(nodes),
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_GPUS_ON_NODE": "2",
+            "PATH": f"{bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        line = ["bash", str(copy), *map(str, words)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            line, cwd=tmp_path, env={**os.environ, **slurm}, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+
+    return begin
+
+
+def ended(job: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a job, of which nothing may be left."""
+    try:
+        out, err = job.communicate(timeout=seconds)
+        patience = time.monotonic() + 60
+        while left := members(job.pid):
+            assert time.monotonic() < patience, left
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.returncode, out, err
+
+
+def members(group: int) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.info["cmdline"] or []))
+    return found
+
+
+def test_ray_starts_on_all_nodes_and_ends_with_the_command(submit, tmp_path):
+    """The second node's Ray does not come up at first. The command's exit code is the job's."""
+    (tmp_path / "broken").touch()
+    job = submit(5, 4, "--methods", "maple,procap", nodes=3, ray=RAY, python=PYTHON, procap=PROCAP)
+    code, out, err = ended(job)
+    assert code == 5, err
+    address, *words = out.split()
+    assert address.startswith(("localhost:2", "localhost:3")) and words == ["5", "4", "--methods", "maple,procap"]
+    port = int(address.partition(":")[2])
+    assert (tmp_path / "srun.line").read_text().startswith("--ntasks 3 --ntasks-per-node 1 --kill-on-bad-exit=0 ")
+    lines = (tmp_path / "nodes.lines").read_text().splitlines()
+    started = [line for line in lines if line.endswith("--block")]
+    sizes = "--num-cpus 1 --num-gpus 2 --object-store-memory 1000000000 --block"
+    assert started[0] == (
+        f"token 600:64 start --head --port {port} --ray-client-server-port {port + 2} "
+        f"--dashboard-host 127.0.0.1 --dashboard-port {port + 1} {sizes}"
+    )
+    assert started[1:] == [f"token 600:64 start --address {address} {sizes}"] * 3
+    assert sorted(line for line in lines if line.endswith("ended")) == ["0 ended", "1 ended", "2 ended"]
+    assert not list(tmp_path.glob(".ray-token*"))
+
+
+def test_the_warning_before_the_end_reaches_the_command_alone(submit, tmp_path):
+    """As `--signal B:TERM@120` sends it; Ray goes on until the command has saved."""
+    job = submit(0, FOR_EVER, nodes=1, ray=RAY, python=PYTHON, procap=PROCAP)
+    assert job.stdout.readline().startswith("localhost:")
+    before = (tmp_path / "nodes.lines").read_text()
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.stdout.readline() == "saved\n" and "ended" not in before
+    assert ended(job)[0] == 143
+    assert (tmp_path / "nodes.lines").read_text().endswith("0 ended\n")
+
+
+def test_a_job_whose_ray_is_gone_does_not_wait_for_ever(submit, tmp_path):
+    until_then = "until [[ -e at-work ]]; do sleep 0.1; done &"
+    job = submit(0, FOR_EVER, nodes=1, ray=RAY.replace("sleep 600 &", until_then), python=PYTHON, procap=PROCAP)
+    code, out, _ = ended(job)
+    assert code == 143 and out.endswith("saved\n")
+
+
+@pytest.mark.parametrize("name", ["ray.sbatch", "train.sbatch"])
+def test_the_files_are_bash_and_say_how_to_use_them(name):
+    path = SCRIPT.with_name(name)
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).stderr == b""
+    said = subprocess.run(["bash", str(path)], capture_output=True, text=True)
+    assert said.returncode == 2 and f"cluster/slurm/{name}" in said.stderr and said.stderr.count("\n") == 3
+    options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+( \S+)?", line) for line in options) and "#SBATCH --requeue" in options
+
+
+@pytest.mark.slow
+def test_two_real_nodes_of_ray_answer_to_the_command_and_leave_nothing(submit, tmp_path):
+    """Real Ray, with a token; the nodes share this machine."""
+    (tmp_path / "nodes.py").write_text(NODES)
+    job = submit("bench", nodes=2, procap=f"#!/bin/sh\nexec python {tmp_path / 'nodes.py'}\n")
+    code, out, err = ended(job)
+    assert code == 0, err
+    assert out.splitlines() == ["[(1.0, 1000000000.0), (1.0, 1000000000.0)]", "answered"]
+    assert not list(tmp_path.glob(".ray-token*"))

@@ -1,7 +1,5 @@
 """Sweeps and runs as trials of Ray Tune, on one local Ray that the tests of this file share."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,55 +9,31 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
-from test_cluster_tune_runner import make_paths, run, spec
+from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
 from cluster.configuration import Configuration, SweepFolder
 from cluster.distributed_trial import Rank
 from cluster.launcher import Launcher, connect, launch
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import RunSpec, TrialReport
+from cluster.run import TrialReport
 from cluster.tune_runner import make_callback, run_trials
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import Target, plan_run
 from runner.run_collection import read_collection
 from runner.run_folders import RunFolder, find_runs
 
-ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
-PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
 RATES = (1e4, 1e3, 0.02)
-GRID = ["--name", "grid", "--param", "lr=1e4,1e3,0.02", *PARAMS]
 
 
-@pytest.fixture(scope="module")
-def where(few_digits, tiny_checkpoint) -> list[str]:
-    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
-
-
-TPE = [
-    *[
-        "--name",
-        "tpe",
-        "--search",
-        "tpe",
-        "--param",
-        "lr=loguniform(1e-4,1e30)",
-        "--trials",
-        "7",
-        "--search-seed",
-        "16",
-    ],
-    *PARAMS,
-]
+TPE = ["--name", "tpe", "--search", "tpe", "--param", "lr=loguniform(1e-4,1e30)", "--trials", "7", *PARAMS]
+TPE += ["--search-seed", "16"]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
     Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="finished",
@@ -70,7 +44,7 @@ UNFINISHED = (*RATES, 1e30)
 
 
 @pytest.fixture(scope="module")
-def halved(local_ray, where, tmp_path_factory) -> tuple[Path, int]:
+def halved(local_ray, where, tmp_path_factory):
     """Results of a sweep with TPE and ASHA, and its exit code; leave them as they are.
 
     It continues one of seven configurations, of which two are finished and four have failed; one fails again.
@@ -85,7 +59,7 @@ def halved(local_ray, where, tmp_path_factory) -> tuple[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def searched(halved, where, tmp_path_factory) -> Path:
+def searched(halved, where, tmp_path_factory):
     """Results with a finished grid of 3 configurations, of which `halved` trained a part; leave them as they are."""
     results = shutil.copytree(halved[0], tmp_path_factory.mktemp("searched") / "results")
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results)]) == 0
@@ -96,11 +70,11 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def summary(results: Path, name: str = "grid") -> dict:
+def summary(results, name="grid"):
     return json.loads((results / "sweeps" / name / "summary.json").read_text())
 
 
-def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoint) -> None:
+def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoint):
     wanted = {
         plan_run(method="coop", dataset="digits", seed=seed, shots=2, backbone=str(tiny_checkpoint),
                  overrides={"epochs": 3, "lr": lr, "warmup": "none"}, options={"class_position": "front"}).path
@@ -110,7 +84,7 @@ def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoin
     assert all(RunFolder(searched / run).train() for run in wanted)
 
 
-def test_its_scores_are_the_counts_of_validation_images(searched) -> None:
+def test_its_scores_are_the_counts_of_validation_images(searched):
     rows = summary(searched)["configurations"]
     assert len(rows) == 3
     for row in rows:
@@ -123,7 +97,7 @@ def test_its_scores_are_the_counts_of_validation_images(searched) -> None:
 
 
 @pytest.mark.slow
-def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
+def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path):
     shutil.copytree(few_digits, tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     half = ["--name", "grid", "--param", "lr=0.02", *PARAMS]
@@ -134,7 +108,7 @@ def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few
     assert len(rows) == 1 and all(row["scores"] == wanted[tuple(row["runs"])] for row in rows)
 
 
-def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys) -> None:
+def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys):
     files = {file: file.stat().st_mtime_ns for run in find_runs(searched) for file in run.path.rglob("*.json")}
     before = summary(searched)
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
@@ -144,7 +118,7 @@ def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys)
     assert files == {file: file.stat().st_mtime_ns for file in files}
 
 
-def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys) -> None:
+def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys):
     document = summary(searched)
     train, evaluate = (shlex.split(line)[1:] for line in document["commands"])
     assert main([*train, "--tracking", "off", "--json"]) == 0
@@ -156,7 +130,7 @@ def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys) ->
     assert targets == {"digits:base:test", "digits:novel:test"}
 
 
-def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not(searched, where, capsys) -> None:
+def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not(searched, where, capsys):
     place = [*where, "--results", str(searched), "--dry-run"]
     other = ["--name", "grid", "--param", "lr=0.002,0.2", *PARAMS]
     assert main(["sweep", *ASKED, *other, *place]) == 2
@@ -165,14 +139,14 @@ def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not
     assert main(["sweep", *ASKED, *GRID, "--hours", "2", *place]) == 0
 
 
-def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys) -> None:
+def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys):
     with SweepFolder(searched / "sweeps" / "grid").locked():
         assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
     error = capsys.readouterr().err
     assert "being carried out by another process (pid " in error and error.count("\n") == 1
 
 
-def test_tpe_resumes_and_keeps_to_its_budget(halved) -> None:
+def test_tpe_resumes_and_keeps_to_its_budget(halved):
     results, code = halved
     found = list(SweepFolder(results / "sweeps" / "tpe").load().values())
     assert code == 3 and len(found) == 7 and found[:2] == FINISHED
@@ -182,7 +156,7 @@ def test_tpe_resumes_and_keeps_to_its_budget(halved) -> None:
     assert len(find_runs(results)) == 2 * 4 + 1
 
 
-def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
+def mean_at(configuration, epoch, results):
     """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
     accuracies = []
     for path in configuration.runs:
@@ -192,7 +166,7 @@ def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
     return fmean(accuracies)
 
 
-def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
+def test_a_configuration_that_fails_leaves_the_others_alone(halved):
     results, _ = halved
     document = summary(results, "tpe")
     assert document["counts"]["failed"] == 1 and document["counts"]["running"] == 0
@@ -204,7 +178,7 @@ def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
     assert all("not finite" in why for why in kept.failed.values()), kept.failed
 
 
-def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved, searched) -> None:
+def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved, searched):
     results, _ = halved
     configurations = [*SweepFolder(results / "sweeps" / "tpe").load().values()][len(FINISHED) :]
     found = [one for one in configurations if one.state != "failed"]
@@ -223,7 +197,7 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(ha
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys) -> None:
+def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys):
     results = tmp_path / "results"
     shutil.copytree(searched, results)
     shutil.rmtree(results / "sweeps")
@@ -244,25 +218,24 @@ class Recorder:
         self.reports: list[tuple[int, TrialReport]] = []
         self.ends: dict[int, TrialReport] = {}
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> None:
+    def started(self, trial, config):
         self.began.append(config["number"])
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def reported(self, trial, config, report):
         self.reports.append((config["number"], report))
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def ended(self, trial, config, report):
         self.ends[config["number"]] = report
 
 
-def facts(results: Path, config: RunConfig) -> tuple[str, list[tuple[str, int, int]]]:
+def facts(results, config):
     """Learned weights and counts of a finished run."""
     folder = RunFolder(results / config.path)
     training = folder.train()
-    assert training is not None
     return training.checkpoint_sha256, [(e.target, e.correct, e.total) for e in folder.evaluations()]
 
 
-def stray(results: Path) -> list[Path]:
+def stray(results):
     return [path for path in results.rglob("*") if path.name.endswith(".tmp") or path.name == "state"]
 
 
@@ -272,7 +245,7 @@ RUNS = [LONG, run("zeroshot"), run("coop")]
 
 
 @pytest.fixture(scope="module")
-def executed(local_ray: str, few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
+def executed(local_ray, few_digits, tmp_path_factory):
     """Three runs and a broken one; the process of the first is killed after its first checkpoint."""
     from ray.tune.search import grid_search
     from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -281,13 +254,13 @@ def executed(local_ray: str, few_digits: Path, tmp_path_factory: pytest.TempPath
     recorder, done = Recorder(), threading.Event()
     tasks = [*map(spec, RUNS), spec(BROKEN, ["shapes-sketch:all:train"])]
 
-    def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+    def waits_once(config, runtime):
         """On the node: the first process of the first run stops after its first checkpoint, until it is killed."""
         from runner.checkpointer import Checkpointer
 
         save = Checkpointer.save
 
-        def save_and_wait(checkpointer: Checkpointer, *status: Any) -> None:
+        def save_and_wait(checkpointer, *status):
             save(checkpointer, *status)
             saved.write_text(os.getcwd())
             time.sleep(600)
@@ -298,7 +271,7 @@ def executed(local_ray: str, few_digits: Path, tmp_path_factory: pytest.TempPath
 
     def kill() -> None:
         """Kill the process of the first run after its first checkpoint."""
-        while not saved.exists():
+        while not (saved.exists() and saved.read_text()):
             assert not done.wait(0.02), "no state was saved before the end"
         holder = re.search(r"pid (\d+)", (results / LONG.path / ".lock").read_text())
         assert holder, "no process to kill"
@@ -319,9 +292,7 @@ def executed(local_ray: str, few_digits: Path, tmp_path_factory: pytest.TempPath
     return results, recorder
 
 
-def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(
-    executed: tuple[Path, Recorder], few_digits: Path, tmp_path: Path
-) -> None:
+def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(executed, few_digits, tmp_path):
     results, recorder = executed
     here = Recorder()
     launch(list(map(spec, RUNS)), make_paths(few_digits, tmp_path), Capacity(Resources(), 1, ray=False), here)
@@ -332,7 +303,7 @@ def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(
     assert training is not None and training.resumed == 1
 
 
-def test_a_run_that_fails_stops_no_other(executed: tuple[Path, Recorder]) -> None:
+def test_a_run_that_fails_stops_no_other(executed):
     results, recorder = executed
     assert recorder.ends[3].state == "failed" and "train" in recorder.ends[3].why
     assert "Traceback" not in recorder.ends[3].why
@@ -341,7 +312,7 @@ def test_a_run_that_fails_stops_no_other(executed: tuple[Path, Recorder]) -> Non
 
 
 @pytest.mark.slow
-def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray: str, few_digits: Path, tmp_path: Path) -> None:
+def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray, few_digits, tmp_path):
     """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
     runs = [run(seed=seed) for seed in (1, 2)]
     recorder = Recorder()
@@ -356,7 +327,7 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray: str, few_digits: 
 
 
 @pytest.mark.slow
-def test_a_group_waits_for_a_run_that_another_process_holds(local_ray: str, few_digits: Path, tmp_path: Path) -> None:
+def test_a_group_waits_for_a_run_that_another_process_holds(local_ray, few_digits, tmp_path):
     one, recorder = run(), Recorder()
     paths = make_paths(few_digits, tmp_path, timeout=60.0)
     with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
@@ -371,9 +342,7 @@ def test_a_group_waits_for_a_run_that_another_process_holds(local_ray: str, few_
     assert recorder.began == [0] and recorder.ends[0].state == "done"
 
 
-def test_what_cannot_be_placed_is_refused_before_anything_waits(
-    local_ray: str, few_digits: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_placed_is_refused_before_anything_waits(local_ray, few_digits, tmp_path):
     for launcher, message in (
         (Launcher(kind="ray", address=local_ray, processes=4), "hold 3 such processes"),
         (Launcher(kind="ray", address=local_ray, gpus=1), "hold 0 such processes"),
@@ -385,9 +354,7 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(
             pass
 
 
-def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(
-    local_ray: str, few_digits: Path, tmp_path: Path
-) -> None:
+def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(local_ray, few_digits, tmp_path):
     """Derived from nodes without GPUs they would be none, and all runs of a later node would share its first GPU."""
     asked, paths = Launcher(kind="ray", address=local_ray, autoscale=True), make_paths(few_digits, tmp_path)
     anywhere = replace(paths, runtime=replace(paths.runtime, device="auto"))
@@ -399,15 +366,12 @@ def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(
             assert found.resources.gpus == gpus and found.autoscale
 
 
-def test_runs_wait_for_lost_nodes_for_a_limited_time(
-    local_ray: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
     paths, recorder, share = make_paths(few_digits, tmp_path), Recorder(), Resources(1, 4.0)
     with connect(Launcher(kind="ray", address=local_ray), paths):
-        with pytest.raises(
-            UserError, match=r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to go on"
-        ):
+        message = r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to go on"
+        with pytest.raises(UserError, match=message):
             launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
         autoscaled = make_callback(recorder, Capacity(share, 1, ray=True, autoscale=True))
         for iteration in range(3):
@@ -416,7 +380,7 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 
 
-def test_the_port_of_a_process_group_stays_reserved(local_ray: str) -> None:
+def test_the_port_of_a_process_group_stays_reserved(local_ray):
     rank = Rank()
     _, _, port = rank.locate()
     with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
@@ -424,9 +388,7 @@ def test_the_port_of_a_process_group_stays_reserved(local_ray: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_always_loses_its_process_is_started_five_times(
-    local_ray: str, few_digits: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_always_loses_its_process_is_started_five_times(local_ray, few_digits, tmp_path):
     recorder, paths = Recorder(), make_paths(few_digits, tmp_path)
     with connect(Launcher(kind="ray", address=local_ray), paths) as found:
         run_trials({"number": 7}, lambda config, runtime: os._exit(1), paths, found, recorder)
@@ -435,17 +397,13 @@ def test_a_run_that_always_loses_its_process_is_started_five_times(
     assert "given up after 5 attempts: The actor is dead because" in recorder.ends[7].why
 
 
-def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
-    local_ray: str, few_digits: Path, tmp_path: Path
-) -> None:
+def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(local_ray, few_digits, tmp_path):
     """A numbered GPU is refused on a cluster: a process of Ray sees only its own."""
     paths = make_paths(few_digits, tmp_path)
     paths = replace(paths, runtime=replace(paths.runtime, device="cuda:99"))
     for at_once in (1, 2):
-        with (
-            pytest.raises(UsageError, match="device 'cuda:99' does not exist"),
-            connect(Launcher(max_concurrent=at_once), paths),
-        ):
+        launcher = Launcher(max_concurrent=at_once)
+        with pytest.raises(UsageError, match="device 'cuda:99' does not exist"), connect(launcher, paths):
             pass
     cluster = Launcher(kind="ray", address=local_ray)
     with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), connect(cluster, paths):

@@ -1,7 +1,5 @@
 """`procap submit`: the request that is sent, the secrets that are not, and a job on a real head node."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -11,7 +9,6 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,8 @@ from plug_ins import METHOD, install
 from benchmarks.cli import main
 from benchmarks.studies.chaos.nodes import Nodes
 from benchmarks.studies.chaos.ports import free_port
+from cluster import submit as submission
 from cluster.address import dashboard_url, ray_address, set_auth_mode
-from cluster.submit import (
-    EXCLUDES,
-    RAY_SETTINGS,
-    check_command,
-    collect_sources,
-    connect,
-    follow,
-    job_environment,
-    make_request,
-)
 from procap.errors import UsageError
 from procap.methods import method_source
 from runner.environment import SOURCE_VARIABLE, source_state
@@ -49,62 +37,56 @@ SUITE = Suite(name="sent", title="sent", methods=("theirs",), seeds=(1,), datase
 HUSH = "hush-hush-hush"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--data", "/d"], "--results is missing"),
-        (["bench", "all", "--data", "/d"], "--results is missing"),
-        (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
-        (["train", *SHARED, "--data=~/data"], "--data ~/data is a folder of this machine"),
-        (["sweep", "mine.yaml", *SHARED], "a credential in mine.yaml would be readable"),
-        (["ls", "postgresql://me:hush@db/mlflow"], "would be readable"),
-        (["ls", "--tracking=mysql+pymysql://me:hush@db/mlflow"], "would be readable"),
-        (["ls", "https://hush@host/data"], "would be readable"),
-        (["ls", "https://host/data?X-Amz-Signature=hush"], "would be readable"),
-        (["ls", "postgresql://db/mlflow?user=me&password=hush"], "would be readable"),
-        (["train", *SHARED, "--option", "maple.token=hush"], "would be readable"),
-        (["train", *SHARED, "--option=client_secret=hush"], "would be readable"),
-    ],
-)
-def test_secrets_and_storage_of_this_machine_are_refused_in_one_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("words", "message"), [
+    (["train", "--data", "/d"], "--results is missing"),
+    (["bench", "all", "--data", "/d"], "--results is missing"),
+    (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
+    (["train", *SHARED, "--data=~/data"], "--data ~/data is a folder of this machine"),
+    (["sweep", "mine.yaml", *SHARED], "a credential in mine.yaml would be readable"),
+    (["ls", "postgresql://me:hush@db/mlflow"], "would be readable"),
+    (["ls", "--tracking=mysql+pymysql://me:hush@db/mlflow"], "would be readable"),
+    (["ls", "https://hush@host/data"], "would be readable"),
+    (["ls", "https://host/data?X-Amz-Signature=hush"], "would be readable"),
+    (["ls", "postgresql://db/mlflow?user=me&password=hush"], "would be readable"),
+    (["train", *SHARED, "--option", "maple.token=hush"], "would be readable"),
+    (["train", *SHARED, "--option=client_secret=hush"], "would be readable"),
+])  # fmt: skip
+def test_secrets_and_storage_of_this_machine_are_refused_in_one_line(words, message, tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("tracking: http://me:hush@mlflow.example:5000")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
-        check_command(words)
+        submission.check_command(words)
     assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
 
 
-def test_shared_storage_and_plain_words_are_accepted() -> None:
+def test_shared_storage_and_plain_words_are_accepted():
     for place in ("/shared", "s3://lab/x", "file:///shared/x", "https://host/x?versionId=3"):
-        check_command(["train", "--methods", "coop", "--data", place, "--results", place])
+        submission.check_command(["train", "--methods", "coop", "--data", place, "--results", place])
     words = ["postgresql://db/mlflow", "a=b", "infonce=false", "password=", "the bearer", "deep_tokens=independent"]
-    check_command(["ls", *words, "token=4"])
+    submission.check_command(["ls", *words, "token=4"])
 
 
-@pytest.mark.parametrize(
-    "asked",
-    ["HF_TOKEN=hush", "AWS_ACCESS_KEY_ID=hush", "AWS_SECRET_ACCESS_KEY=hush", "PGPASSWORD=hush", "DB_PWD=hush",
-     "AZURE_STORAGE_CONNECTION_STRING=hush", "MY_PAT=hush",
-     "SETTING=DefaultEndpointsProtocol=https;AccountName=lab;AccountKey=hush;EndpointSuffix=core.windows.net",
-     "SETTING=host=db user=me password='hush'", "SETTING=Driver={SQL};UID=me;PWD=hush",
-     "SETTING=Authorization: Bearer hush", "SETTING=x-api: bearer%20hush", "SETTING=postgresql://me:hush@db/mlflow"],
-)  # fmt: skip
-def test_a_variable_that_holds_a_secret_is_refused(asked: str) -> None:
+@pytest.mark.parametrize("asked", [
+    "HF_TOKEN=hush", "AWS_ACCESS_KEY_ID=hush", "AWS_SECRET_ACCESS_KEY=hush", "PGPASSWORD=hush", "DB_PWD=hush",
+    "AZURE_STORAGE_CONNECTION_STRING=hush", "MY_PAT=hush",
+    "SETTING=DefaultEndpointsProtocol=https;AccountName=lab;AccountKey=hush;EndpointSuffix=core.windows.net",
+    "SETTING=host=db user=me password='hush'", "SETTING=Driver={SQL};UID=me;PWD=hush",
+    "SETTING=Authorization: Bearer hush", "SETTING=x-api: bearer%20hush", "SETTING=postgresql://me:hush@db/mlflow",
+])  # fmt: skip
+def test_a_variable_that_holds_a_secret_is_refused(asked):
     with pytest.raises(UsageError, match=r"readable by all; set it on the nodes.*Kubernetes secret") as caught:
-        job_environment([asked])
+        submission.job_environment([asked])
     assert "hush" not in str(caught.value)
 
 
-def test_variables_that_are_named_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_named_are_sent(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    assert job_environment(["NCCL_DEBUG", "MY_PATH=/a b"]) == {"NCCL_DEBUG": "INFO", "MY_PATH": "/a b"}
+    assert submission.job_environment(["NCCL_DEBUG", "MY_PATH=/a b"]) == {"NCCL_DEBUG": "INFO", "MY_PATH": "/a b"}
     with pytest.raises(UsageError, match="it is not set here"):
-        job_environment(["SURELY_UNSET"])
+        submission.job_environment(["SURELY_UNSET"])
 
 
-def test_ray_packs_the_source_and_its_data_files_and_no_keys(tmp_path: Path) -> None:
+def test_ray_packs_the_source_and_its_data_files_and_no_keys(tmp_path):
     from ray._private.runtime_env.packaging import create_package
 
     tree = tmp_path / "tree"
@@ -112,14 +94,12 @@ def test_ray_packs_the_source_and_its_data_files_and_no_keys(tmp_path: Path) -> 
     for name in [*names, ".env", "id_rsa", "lab.pem", "my-secret.txt", "results/c.json", "tests/d.py", ".git/x"]:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(name)
-    create_package(str(tree), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
+    create_package(str(tree), tmp_path / "sent.zip", include_gitignore=True, excludes=list(submission.EXCLUDES))
     with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
         assert sorted(name for name in archive.namelist() if not name.endswith("/")) == sorted(names)
 
 
-def test_files_of_the_command_and_plug_ins_travel_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch, capsys):
     """From any folder; the code has the same digest where it is unpacked."""
     from ray._private.runtime_env.packaging import create_package
 
@@ -128,9 +108,10 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(
     source = method_source("theirs")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_suite.py").write_text("SUITE = 1")
-    with collect_sources(["bench", "my_suite.py", "--results", "/r"], ROOT) as (words, folder, _, methods, _):
+    given = ["bench", "my_suite.py", "--results", "/r"]
+    with submission.collect_sources(given, ROOT) as (words, folder, _, methods, _):
         assert words == ["bench", "submitted-1/my_suite.py", "--results", "/r"] and folder and "theirs" in methods
-        create_package(str(folder), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
+        create_package(str(folder), tmp_path / "sent.zip", include_gitignore=True, excludes=list(submission.EXCLUDES))
     with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
         archive.extractall(tmp_path / "there")
     there = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*")}
@@ -147,56 +128,45 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(
     assert json.loads(environment[SOURCE_VARIABLE]) == source_state()
 
 
-def test_a_command_is_sent_word_by_word(tmp_path: Path) -> None:
+def test_a_command_is_sent_word_by_word(tmp_path):
     words = ["train", "--option", "name=two words; $(touch x) 'quoted'", "--results", "/shared/my results"]
-    request = make_request(words, name="", environment={}, working_dir=None)
+    request = submission.make_request(words, name="", environment={}, working_dir=None)
     (tmp_path / "benchmarks/cli").mkdir(parents=True)
     (tmp_path / "benchmarks/cli/__main__.py").write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
     printed = subprocess.run(
-        request["entrypoint"],
-        shell=True,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": PATH},
-        capture_output=True,
+        request["entrypoint"], shell=True, cwd=tmp_path, env={**os.environ, "PATH": PATH}, capture_output=True,
         check=True,
-    )
+    )  # fmt: skip
     assert json.loads(printed.stdout) == words
     for wrong in ("a b", "../x", "-x", "x" * 81):
         with pytest.raises(UsageError, match="--name"):
-            make_request(["ls"], name=wrong, environment={}, working_dir=None)
+            submission.make_request(["ls"], name=wrong, environment={}, working_dir=None)
 
 
-@pytest.mark.parametrize(
-    ("given", "variables", "url"),
-    [
-        ("", {}, "http://127.0.0.1:8265"),
-        ("head:9000", {}, "http://head:9000"),
-        ("https://ray.lab.org/", {"RAY_ADDRESS": "x:1"}, "https://ray.lab.org"),
-        ("", {"RAY_ADDRESS": "head:6379"}, "http://head:8265"),
-        ("", {"RAY_ADDRESS": "ray://head:10001"}, "http://head:8265"),
-        ("", {"RAY_ADDRESS": "auto"}, "http://127.0.0.1:8265"),
-        ("", {"RAY_ADDRESS": "head:6379", "RAY_API_SERVER_ADDRESS": "http://api:1"}, "http://api:1"),
-    ],
-)
-def test_the_dashboard_is_found_as_ray_finds_it(
-    monkeypatch: pytest.MonkeyPatch, given: str, variables: dict[str, str], url: str
-) -> None:
+@pytest.mark.parametrize(("given", "variables", "url"), [
+    ("", {}, "http://127.0.0.1:8265"),
+    ("head:9000", {}, "http://head:9000"),
+    ("https://ray.lab.org/", {"RAY_ADDRESS": "x:1"}, "https://ray.lab.org"),
+    ("", {"RAY_ADDRESS": "head:6379"}, "http://head:8265"),
+    ("", {"RAY_ADDRESS": "ray://head:10001"}, "http://head:8265"),
+    ("", {"RAY_ADDRESS": "auto"}, "http://127.0.0.1:8265"),
+    ("", {"RAY_ADDRESS": "head:6379", "RAY_API_SERVER_ADDRESS": "http://api:1"}, "http://api:1"),
+])  # fmt: skip
+def test_the_dashboard_is_found_as_ray_finds_it(monkeypatch, given, variables, url):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert dashboard_url(given) == url
 
 
 @pytest.mark.parametrize("address", ["ftp://head", "http://", "a b", "http://me:hush@head:8265"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_what_is_no_address_is_refused(address):
     with pytest.raises(UsageError) as caught:
         dashboard_url(address)
     assert "hush" not in str(caught.value)
 
 
-def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        ray_address() == "local" and ray_address("auto") == "auto" and ray_address("10.0.0.1:6379") == "10.0.0.1:6379"
-    )
+def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch):
+    assert [ray_address(), ray_address("auto"), ray_address("10.0.0.1:6379")] == ["local", "auto", "10.0.0.1:6379"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
     assert ray_address() == "10.0.0.2:6379" and ray_address("local") == "local"
     for wrong, hint in (("http://head:8265", "procap submit"), ("head", "HOST:6379"), ("ray://head:1", "HOST:6379")):
@@ -204,7 +174,7 @@ def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch: pytest.
             ray_address(wrong)
 
 
-def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_token_is_used_where_there_is_one(monkeypatch, tmp_path):
     def auth(**how: bool) -> tuple[str, str]:
         monkeypatch.setenv("RAY_AUTH_MODE", "")
         monkeypatch.delitem(sys.modules, "ray", raising=False)
@@ -226,7 +196,7 @@ def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
 
 
-def test_a_dry_run_prints_the_request_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_request_and_sends_nothing(capsys):
     words = ["submit", "--address", "127.0.0.1:9", "--name", "n1", "--dry-run", "--json", "--", "train", *SHARED]
     assert main(words) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -237,7 +207,7 @@ def test_a_dry_run_prints_the_request_and_sends_nothing(capsys: pytest.CaptureFi
     assert "working_dir" not in json.loads(capsys.readouterr().out)["runtime_env"]
 
 
-def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cluster_at_an_address_is_one_line(capsys):
     port = free_port()
     assert main(["submit", "--address", f"127.0.0.1:{port}", "ls", "methods", "--json"]) == 1
     error = capsys.readouterr().err
@@ -265,12 +235,9 @@ def test_a_dashboard_that_does_not_answer_is_named(
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard of a head node."""
-    with (
-        Nodes(tmp_path_factory.mktemp("nodes"), environment={"PATH": PATH}) as nodes,
-        pytest.MonkeyPatch.context() as p,
-    ):
+def cluster(tmp_path_factory):
+    running = Nodes(tmp_path_factory.mktemp("nodes"), environment={"PATH": PATH})
+    with running as nodes, pytest.MonkeyPatch.context() as p:
         p.setenv("RAY_AUTH_MODE", "disabled")
         p.delenv("RAY_ADDRESS", raising=False)
         nodes.start_head(cpus=2, dashboard=True)
@@ -278,22 +245,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield nodes.dashboard
 
 
-def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_nothing_of_its_log(
-    cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_no_line(cluster, monkeypatch, capsys):
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "SOME_SETTING"):
         monkeypatch.setenv(name, HUSH)
     assert main(["submit", "--name", "listing", "--env", "NCCL_DEBUG=INFO", "--", "ls", "datasets"]) == 0
     assert "twenty flat shapes" in capsys.readouterr().out
-    client = connect(cluster)
+    client = submission.connect(cluster)
     details = client.get_job_info("listing")
     assert HUSH not in f"{details} {client.get_job_logs('listing')}"
-    assert set(details.runtime_env["env_vars"]) == {*RAY_SETTINGS, "NCCL_DEBUG", SOURCE_VARIABLE}
+    assert set(details.runtime_env["env_vars"]) == {*submission.RAY_SETTINGS, "NCCL_DEBUG", SOURCE_VARIABLE}
     assert main(["submit", "--name", "listing", "--", "ls", "datasets"]) == 2
     assert "there is a job of this --name already" in capsys.readouterr().err
     connections = itertools.count()
 
-    async def breaking(name: str) -> AsyncIterator[str]:
+    async def breaking(name):
         text = client.get_job_logs(name)
         yield text[:100]
         if next(connections) < 2:
@@ -302,14 +267,12 @@ def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_no
 
     monkeypatch.setattr(client, "tail_job_logs", breaking)
     written: list[str] = []
-    assert follow(client, "listing", written.append).driver_exit_code == 0
+    assert submission.follow(client, "listing", written.append).driver_exit_code == 0
     assert "".join(written) == client.get_job_logs("listing") and next(connections) == 3
 
 
 @pytest.mark.slow
-def test_a_suite_of_a_plug_in_runs_on_a_cluster_that_has_neither(
-    cluster: str, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_suite_of_a_plug_in_runs_on_a_cluster_that_has_neither(cluster, few_digits, tmp_path, monkeypatch, capsys):
     install(tmp_path / "lib", {"sent_there": METHOD}, {"theirs": "sent_there:Theirs"})
     monkeypatch.syspath_prepend(tmp_path / "lib")
     monkeypatch.chdir(tmp_path)
@@ -323,9 +286,7 @@ def test_a_suite_of_a_plug_in_runs_on_a_cluster_that_has_neither(
 
 
 @pytest.mark.slow
-def test_runs_of_a_job_equal_those_of_this_machine_and_a_failed_one_is_exit_code_3(
-    cluster: str, few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_a_job_equal_local_ones_and_a_failed_one_is_exit_code_3(cluster, few_digits, tmp_path, capsys):
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", "--seeds", "1,2"]
     words += ["--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
     assert main([*words, "--results", str(tmp_path / "here")]) == 0

@@ -1,14 +1,31 @@
-"""What `procap sweep` plans, refuses and shows, without Ray."""
-
-from __future__ import annotations
+"""Sweeps without Ray: their files and domains, what is planned and refused, and how runs of a trial execute."""
 
 import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import make_runtime
 
 from benchmarks.cli import main
+from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
 from cluster.configuration import Configuration, SweepSettings, make_runs
+from cluster.distributed_trial import rank_environments
+from cluster.executor import RunExecutor
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Capacity, Resources
+from cluster.run import Halving, RunSpec, TrialReport
+from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
+from cluster.tune_runner import explain_failure
+from procap.errors import UsageError
+from runner.config import plan_run
+from runner.run_folders import RunFolder
+from shards.errors import DataError
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
@@ -20,20 +37,12 @@ def sweep_settings(**changes: object) -> SweepSettings:
     return SweepSettings.model_validate(fields | changes)
 
 
-@pytest.fixture(scope="module")
-def where(few_digits, tiny_checkpoint) -> list[str]:
-    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--device", "cuda:99"], "'cuda:99'"),
-        (["--backbone", "/none.pt"], "/none.pt"),
-        (["--device", "cpu", "--accelerate", "graphs"], "needs a CUDA device, not cpu"),
-        (["--launcher", "ray", "--address", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1"),
-    ],
-)
+@pytest.mark.parametrize(("words", "named"), [
+    (["--device", "cuda:99"], "'cuda:99'"),
+    (["--backbone", "/none.pt"], "/none.pt"),
+    (["--device", "cpu", "--accelerate", "graphs"], "needs a CUDA device, not cpu"),
+    (["--launcher", "ray", "--address", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1"),
+])  # fmt: skip
 def test_what_no_run_would_have_is_reported_once_and_leaves_no_sweep(few_digits, tmp_path, capsys, words, named):
     places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off"]
     assert main(["sweep", *ASKED, *GRID, *words, *places]) in (1, 2)
@@ -42,7 +51,7 @@ def test_what_no_run_would_have_is_reported_once_and_leaves_no_sweep(few_digits,
     assert not list((tmp_path / "results").rglob("*.json"))
 
 
-def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, capsys) -> None:
+def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, capsys):
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
     out = capsys.readouterr().out
     document = json.loads(out.splitlines()[-1])
@@ -51,53 +60,44 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
     assert not list(tmp_path.iterdir())
     shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,0", *where]
     assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
-    assert [one["values"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [
-        {"shots": 4},
-        {"shots": 0},
-    ]
+    planned = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
+    assert [one["values"] for one in planned] == [{"shots": 4}, {"shots": 0}]
 
 
-@pytest.mark.parametrize(
-    ("method", "param", "has_effect"),
-    [("zeroshot", "lr=1e-3,1e-2", False), ("coop", "lr=1e-3,0.001", False), ("coop", "lr=1e-3,1e-2", True),
-     ("zeroshot,coop", "lr=loguniform(1e-3,1e-2)", True)],
-)  # fmt: skip
-def test_a_field_whose_values_give_the_same_runs_is_noted(method, param, has_effect, where, tmp_path, capsys) -> None:
+@pytest.mark.parametrize(("method", "param", "has_effect"), [
+    ("zeroshot", "lr=1e-3,1e-2", False), ("coop", "lr=1e-3,0.001", False), ("coop", "lr=1e-3,1e-2", True),
+    ("zeroshot,coop", "lr=loguniform(1e-3,1e-2)", True),
+])  # fmt: skip
+def test_a_field_whose_values_give_the_same_runs_is_noted(method, param, has_effect, where, tmp_path, capsys):
     words = ["sweep", "--methods", method, "--datasets", "digits", "--param", param, "--dry-run"]
     words += ["--trials", "2"] if "uniform" in param else []
     assert main([*words, *where, "--results", str(tmp_path)]) == 0
     assert ("all values of lr give the same runs" in capsys.readouterr().err) is not has_effect
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--param", "seed=1,2"], "averaged over all of --seeds"),
-        (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
-        (["--param", "shots=3,-1"], "shots = -1"),
-        (["--param", "lr=0.1,inf"], "lr must be a finite number"),
-        (["--param", "lr=0.1,1e999"], "lr must be a finite number"),
-        (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "use random or tpe"),
-        (["--param", "lr=loguniform(1e-4,1)"], "--trials or --hours"),
-        (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "lr = -1.5"),
-        (["--param", "lr=1,2", "--trials", "1"], "leave out --trials"),
-        (["--param", "lr=1e-3", "--metric", "test"], "metric = 'test'"),
-        (["--param", "lr=1e-3", "--classes", "novel"], "classes = 'novel'"),
-        (["--param", "lr=1e-3", "--grace-period", "2"], "add --scheduler asha"),
-        (["--param", "lr=1e-3", "--hours", "inf"], "--hours inf: a finite number is needed"),
-        (["--param", "lr=1e-3", "--search", "tpee"], "search = 'tpee'"),
-        (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
-        (
-            ["--param", "lr=1e-3", "--scheduler", "asha", "--grace-period", "3"],
-            "give a smaller --grace-period",
-        ),
-        (["--param", "shots=4,many"], "--shots many: one number of images per class"),
-        (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
-        (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
-        (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
-        (["--param", "lr=1e-3", "--engine", "deepspeed", "--zero-stage", "7", "--dry-run"], "ZeRO stage 7 is not"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--param", "seed=1,2"], "averaged over all of --seeds"),
+    (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
+    (["--param", "shots=3,-1"], "shots = -1"),
+    (["--param", "lr=0.1,inf"], "lr must be a finite number"),
+    (["--param", "lr=0.1,1e999"], "lr must be a finite number"),
+    (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "use random or tpe"),
+    (["--param", "lr=loguniform(1e-4,1)"], "--trials or --hours"),
+    (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "lr = -1.5"),
+    (["--param", "lr=1,2", "--trials", "1"], "leave out --trials"),
+    (["--param", "lr=1e-3", "--metric", "test"], "metric = 'test'"),
+    (["--param", "lr=1e-3", "--classes", "novel"], "classes = 'novel'"),
+    (["--param", "lr=1e-3", "--grace-period", "2"], "add --scheduler asha"),
+    (["--param", "lr=1e-3", "--hours", "inf"], "--hours inf: a finite number is needed"),
+    (["--param", "lr=1e-3", "--search", "tpee"], "search = 'tpee'"),
+    (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
+    (["--param", "lr=1e-3", "--scheduler", "asha", "--grace-period", "3"], "give a smaller --grace-period"),
+    (["--param", "shots=4,many"], "--shots many: one number of images per class"),
+    (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
+    (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
+    (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
+    (["--param", "lr=1e-3", "--engine", "deepspeed", "--zero-stage", "7", "--dry-run"], "ZeRO stage 7 is not"),
+])  # fmt: skip
 def test_what_cannot_be_searched_is_refused_in_one_line_and_starts_nothing(words, message, where, tmp_path, capsys):
     # Shots and epochs must not be given twice.
     asked = ASKED[:-4] if words[1].startswith(("shots", "epochs")) else ASKED
@@ -107,7 +107,7 @@ def test_what_cannot_be_searched_is_refused_in_one_line_and_starts_nothing(words
     assert not list(tmp_path.iterdir())
 
 
-def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refused(where, tmp_path, capsys) -> None:
+def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refused(where, tmp_path, capsys):
     both = ["--methods", "coop", "--param", "dataset=digits,shapes", *where, "--results", str(tmp_path)]
     for flags in (["--search", "tpe", "--trials", "2"], ["--scheduler", "asha"]):
         assert main(["sweep", *both, *flags]) == 2
@@ -116,7 +116,7 @@ def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refu
     assert "imagenet has no validation images" in capsys.readouterr().err
 
 
-def test_configurations_on_different_data_sets_are_not_compared() -> None:
+def test_configurations_on_different_data_sets_are_not_compared():
     varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
     scores = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
     found = [
@@ -125,19 +125,260 @@ def test_configurations_on_different_data_sets_are_not_compared() -> None:
     ]
     document = summarize(varied, found, [])
     assert document["best"] is None and document["best_by_method"] == {}
-    assert {name: one.values["recipe.lr"] for name, one in find_best_of_each(varied, found).items()} == {
-        "digits": 2,
-        "tiles": 1,
-    }
-    assert [line.split()[0] for line in format_table(varied, found).splitlines() if "best" in line] == [
-        "tiles",
-        "digits",
-    ]
+    best = find_best_of_each(varied, found)
+    assert {name: one.values["recipe.lr"] for name, one in best.items()} == {"digits": 2, "tiles": 1}
+    lines = format_table(varied, found).splitlines()
+    assert [line.split()[0] for line in lines if "best" in line] == ["tiles", "digits"]
 
 
-def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> None:
+def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint):
     both = sweep_settings(datasets=("digits", "shapes"), seeds=(1, 2), backbone=str(tiny_checkpoint))
     runs = make_runs(both, {"recipe.lr": 0.1}, few_digits)
     assert [(run.config.dataset, run.config.seed, run.targets) for run in runs] == [
         (name, seed, (f"{name}:base:val",)) for name in ("digits", "shapes") for seed in (1, 2)
     ]
+
+
+NUMBERS = st.one_of(st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False))
+SCALARS = st.one_of(NUMBERS, st.booleans(), st.none(), st.text("abcxyz_/-", min_size=1, max_size=8))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=3)), min_size=1, max_size=6))
+def test_a_list_is_read_value_by_value(values):
+    field, domain = parse_param("pretrained=" + ",".join(json.dumps(value) for value in values), ["coop"])
+    assert field == "pretrained" and isinstance(domain, list)
+    assert domain == [value for number, value in enumerate(values) if value not in values[:number]]
+
+
+@pytest.mark.parametrize(("text", "values"), [
+    ("lr=0.1,1,1.0", [0.1, 1]),
+    ("n_ctx=4,4.0,8", [4, 8]),
+    ("shots=2.0,2,full", [2.0, "full"]),
+    ("grad_clip=null,1,1.0", [None, 1]),
+    ("betas=[0,0.9],[0.0,0.9]", [[0, 0.9]]),
+    ("lr=1,fast", [1, "fast"]),
+])  # fmt: skip
+def test_numbers_that_a_field_reads_alike_are_one_value(text, values):
+    assert json.dumps(parse_param(text, ["coop"])[1]) == json.dumps(values)
+
+
+@pytest.mark.parametrize(("text", "domain"), [
+    ("lr = loguniform( 1e-5, 1e-2 )", {"loguniform": [1e-5, 1e-2]}),
+    ("lr=uniform(0,1)", {"uniform": [0.0, 1.0]}),
+    ("lr=quniform(0,1,0.25)", {"quniform": [0.0, 1.0, 0.25]}),
+    ("n_ctx=randint(1,10)", {"randint": [1, 10]}),
+])  # fmt: skip
+def test_distributions_are_those_of_ray_tune(text, domain):
+    assert parse_param(text, ["coop"])[1] == domain
+    ((_, (low, high, *_)),) = domain.items()
+    drawn = [round_value(domain, to_tune(domain).sample()) for _ in range(20)]
+    assert all(low <= value <= high for value in [*drawn, value_between(domain)]) and len(set(drawn)) > 3
+    assert to_tune([1, 2], grid=True) == {"grid_search": [1, 2]} and to_tune([1, 2]).categories == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("lr", "recipe.lr"), ("recipe.lr", "recipe.lr"), ("n_ctx", "options.n_ctx"), ("shots", "shots")]
+)
+def test_plain_names_find_their_field(name, field):
+    assert resolve_field(name, ["coop", "maple"]) == field
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("seed", "averaged over all of --seeds"),
+    ("seeds", "averaged over all of --seeds"),
+    ("classes", "the metric decides"),
+    ("learnrate", "unknown field 'learnrate'"),
+    ("momentun", "did you mean momentum"),
+    ("depth", "no option of coop"),
+    ("recipe.n_ctx", "unknown field"),
+])  # fmt: skip
+def test_fields_that_cannot_be_varied_are_refused_in_one_line(name, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        resolve_field(name, ["coop", "maple"])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", [
+    "lr", "lr=", "=3", "lr=loguniform(0,1)", "lr=loguniform(1,2,3)", "lr=uniform(2,1)", "lr=quniform(0,1,0)",
+    "lr=randint(0.5,2)", "lr=gauss(0,1)", "lr=uniform(a,b)", "lr=uniform(0,inf)",
+])  # fmt: skip
+def test_what_is_no_domain_is_refused(text):
+    with pytest.raises(UsageError):
+        parse_param(text, ["coop"])
+
+
+@pytest.mark.parametrize("reduction", [2, 3, 10])
+@pytest.mark.parametrize("grace", [1, 2, 5])
+def test_runs_pause_where_asha_decides_and_not_at_their_end(grace, reduction):
+    from ray.tune.schedulers import ASHAScheduler
+
+    for epochs in range(grace + 1, 240):
+        scheduler = ASHAScheduler(max_t=epochs, grace_period=grace, reduction_factor=reduction)
+        [bracket] = scheduler._brackets
+        milestones = sorted(milestone for milestone, _ in bracket._rungs if milestone < epochs)
+        assert Halving(grace, reduction).rungs(epochs) == tuple(milestones), epochs
+
+
+@pytest.fixture
+def write(tmp_path):
+    file = tmp_path / "mine.yaml"
+
+    def write_file(text: str) -> Path:
+        file.write_text(f"methods: coop\ndatasets: digits\n{text}\n")
+        return file
+
+    return write_file
+
+
+def planned(capsys, *words):
+    capsys.readouterr()
+    code = main(["sweep", *map(str, words), "--dry-run", "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out.splitlines()[-1])["sweep"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert main(["sweep", *map(str, words), "--dry-run"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and not captured.out
+    return captured.err
+
+
+def test_numbers_with_an_exponent_are_numbers(write):
+    assert read_yaml(write("a: [-3, 1e-5, .5e1, 2E+3, 1.5]"))["a"] == [-3, 1e-5, 5.0, 2000.0, 1.5]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("metods: coop", "mine.yaml: No such option: --metods"),
+    ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
+    ('results: "a\\nb"', "has a control character"),
+    ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
+    ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
+    ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
+    ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
+    ("timeout: 0\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--timeout'"),
+    ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
+    ("param: {betas: [[1e999, 0.9]]}", "two decay rates from 0 up to"),
+    ("param: {lr: [1", "is no YAML in line"),
+    ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
+    ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
+])  # fmt: skip
+def test_what_would_be_lost_or_never_run_is_refused(write, capsys, text, message):
+    assert message in refused(capsys, write(text))
+
+
+def test_domains_are_written_as_mappings_or_as_on_the_command_line(write, capsys):
+    domains = "lr: 'loguniform(1e-5, 1e-2)', weight_decay: {uniform: [0, 1e-1]}, epochs: '2,4'"
+    plan = planned(capsys, write(f"param: {{{domains}}}\ntrials: 3"))
+    assert plan["space"] == {
+        "recipe.lr": {"loguniform": [1e-5, 1e-2]},
+        "recipe.weight_decay": {"uniform": [0.0, 0.1]},
+        "recipe.epochs": [2, 4],
+    }
+
+
+def test_flags_of_the_command_line_win_and_fields_are_merged(write, capsys):
+    file = write("seeds: [1, 2]\nshots: 4\nparam: {lr: [0.1, 0.2], epochs: [2, 4]}")
+    plan = planned(capsys, file, "--shots", "16", "--param", "lr=0.3", "--tracking", "off")
+    assert (plan["seeds"], plan["shots"]) == ([1, 2], 16)
+    assert plan["space"] == {"recipe.epochs": [2, 4], "recipe.lr": [0.3]}
+
+
+def test_the_name_of_a_sweep_is_its_own_or_the_files(write, tmp_path, capsys):
+    assert planned(capsys, write("name:\nparam: {lr: [0.1, 0.2]}"))["name"] == "mine"
+    odd = write("param: {lr: [0.1, 0.2]}").rename(tmp_path / "s 7.yaml")
+    assert "'s 7' cannot name a sweep" in refused(capsys, odd)
+    assert planned(capsys, "--name", "seven", odd)["name"] == "seven"
+
+
+def run(method="coop", seed=1, epochs=1, **more):
+    changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
+    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
+
+
+def spec(config, targets=("digits:base", "digits:novel")):
+    return RunSpec(config=config, targets=tuple(targets))
+
+
+def make_paths(data, results, **more):
+    runtime = make_runtime(data, results, **more)
+    return StoragePaths(str(data), str(results), runtime)
+
+
+def test_test_images_that_are_not_there_are_found_before_the_training(few_digits, tmp_path):
+    shutil.copytree(few_digits / "digits", tmp_path / "data" / "digits")
+    shutil.rmtree(tmp_path / "data" / "digits" / "test")
+    place = make_runtime(tmp_path / "data", tmp_path / "results")
+    with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
+        RunExecutor([spec(run())], place, lambda report: None).execute()
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(("device", "gpus", "ray", "expected"), [
+    ("auto", 0, True, "cpu"),
+    ("auto", 0, False, "cpu"),
+    ("auto", 0.5, True, "auto"),
+    ("auto", 1, False, "auto"),
+    ("cuda:1", 1, True, "cuda"),
+    ("cuda:1", 1, False, "cuda:1"),
+    ("cuda", 0, True, "cuda"),
+])  # fmt: skip
+def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(device, gpus, ray, expected):
+    """Ray shows a process one GPU, whatever its number on the machine."""
+    assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).device(device) == expected
+
+
+def test_file_names_are_absolute_for_runs_in_another_folder(few_digits, tmp_path):
+    runtime = replace(make_paths(few_digits, tmp_path).runtime, engine="deepspeed", deepspeed_json=Path("ds.json"))
+    shared = StoragePaths.with_absolute_paths("data", "results", runtime)
+    assert shared.runtime.deepspeed_json == Path("ds.json").absolute()
+    assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
+
+
+def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
+    """The last one with the final report, when all runs are finished."""
+    watched = ("digits:base:val",)
+    runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
+    reports: list[TrialReport] = []
+    runtime = make_paths(few_digits, tmp_path).local_runtime()
+    reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
+    assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
+    histories = [RunFolder(tmp_path / one.path).validation() for one in runs]
+    for report in reports:
+        counts = [count for history in histories for count in history if count.epoch == report.epoch - 1]
+        assert report.score == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
+
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tpid: 26803
+The actor is dead because its worker process has died."""
+
+RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=trial)
+  File "/site-packages/ray/tune/trainable/trainable.py", line 329, in train
+    raise skipped from exception_cause(skipped)
+"""
+
+
+@pytest.mark.parametrize(("errors", "reason"), [
+    ([RAISED + "KeyError: 'a'", DIED], "attempts: The actor is dead because its worker process has died;"),
+    ([DIED, RAISED + "KeyError: 'a'"], "attempts: KeyError: 'a';"),
+    ([RAISED + "KeyError: " + "long " * 99], "attempts: KeyError: long long"),
+    ([], "attempts: it was lost;"),
+])  # fmt: skip
+def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
+    """As Ray Tune writes the errors of its attempts down."""
+    text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
+    why = explain_failure(text)
+    assert reason in why and len(why) < 400 and "\n" not in why
+
+
+def test_ranks_of_one_node_follow_each_other():
+    found = [("b", "10.0.0.2", 1), ("a", "10.0.0.1", 2), ("b", "10.0.0.2", 3), ("a", "10.0.0.1", 4)]
+    environments = rank_environments(found)
+    assert [int(one["RANK"]) for one in environments] == [0, 2, 1, 3]
+    assert [int(one["LOCAL_RANK"]) for one in environments] == [0, 0, 1, 1]
+    assert {(one["LOCAL_WORLD_SIZE"], one["WORLD_SIZE"]) for one in environments} == {("2", "4")}
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {("10.0.0.2", "1")}

@@ -1,7 +1,5 @@
 """`procap sweep` on two real Ray nodes of this machine: the same results as locally, whatever is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -9,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 from child_process import start_process
@@ -27,14 +22,13 @@ from runner.config import RuntimeConfig, Target
 from runner.run_folders import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
-
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--batch-size", "4"]
 TPE = ["--name", "tpe", "--param", "lr=loguniform(1e-4,1)", "--search", "tpe", "--epochs", "12"]
 PROGRAM = [sys.executable, "-m", "benchmarks.cli"]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory) -> Iterator[Nodes]:
+def nodes(tmp_path_factory):
     """A head and another node with a processor each."""
     with Nodes(tmp_path_factory.mktemp("nodes")) as found:
         found.start_head(cpus=1)
@@ -47,30 +41,18 @@ def data(few_digits, tiny_checkpoint) -> list[str]:
     return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off"]
 
 
-@pytest.fixture(scope="module")
-def where(data) -> list[str]:
-    return [*data, "--max-concurrent", "1"]
-
-
 @pytest.fixture
 def cluster(nodes: Nodes, data: list[str]) -> list[str]:
     return [*data, "--launcher", "ray", "--address", nodes.address]
 
 
-def sweeping(words: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
-    """`procap sweep` as a process of its own."""
+def sweeping(words):
     settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return start_process(
-        [*PROGRAM, "sweep", *words],
-        env={**os.environ, **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return start_process([*PROGRAM, "sweep", *words], env={**os.environ, **settings}, **pipes)
 
 
 def finish(words: list[str], code: int = 0) -> tuple[dict, str]:
-    """The JSON that the sweep printed, and its messages."""
     with sweeping([*words, "--json"]) as process:
         out, err = process.communicate(timeout=900)
     assert process.returncode == code, err
@@ -88,7 +70,7 @@ def wait_until(condition, seconds: float = 600.0) -> None:
         time.sleep(0.2)
 
 
-def checkpoints(results: Path) -> dict[str, str]:
+def checkpoints(results):
     return {
         run.path.relative_to(results).as_posix(): done.checkpoint_sha256
         for run in find_runs(results)
@@ -96,7 +78,7 @@ def checkpoints(results: Path) -> dict[str, str]:
     }
 
 
-def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, data, tmp_path) -> None:
+def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, data, tmp_path):
     grid = [*ASKED, "--name", "grid", "--param", "lr=0.002,0.1", "--param", "class_position=end,front", "--epochs", "2"]
     there, here = tmp_path / "there", tmp_path / "here"
     found, err = finish([*grid, *cluster, "--results", str(there)])
@@ -106,29 +88,22 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, dat
     assert found["configurations"] == local["configurations"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "sweep --seeds 1,2 --name a --param lr=0.002,0.1 --scheduler asha --epochs 2 --max-concurrent 2",
-        "sweep --seeds 1 --name h --param lr=loguniform(1e-4,1) --hours 0.02 --epochs 1 --max-concurrent 1",
-        "sweep --seeds 1 --name t --param lr=loguniform(1e-4,1) --search tpe --trials 1 --epochs 1",
-        "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
-    ],
-)
-def test_a_local_ray_starts_without_any_setting_of_ray(words, data, tmp_path) -> None:
+@pytest.mark.parametrize("words", [
+    "sweep --seeds 1,2 --name a --param lr=0.002,0.1 --scheduler asha --epochs 2 --max-concurrent 2",
+    "sweep --seeds 1 --name h --param lr=loguniform(1e-4,1) --hours 0.02 --epochs 1 --max-concurrent 1",
+    "sweep --seeds 1 --name t --param lr=loguniform(1e-4,1) --search tpe --trials 1 --epochs 1",
+    "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
+])  # fmt: skip
+def test_a_local_ray_starts_without_any_setting_of_ray(words, data, tmp_path):
     results = tmp_path / "results"
     asked = [*words.split(), "--methods", "coop", "--datasets", "digits", *data, "--results", str(results)]
-    process = subprocess.run(
-        [*PROGRAM, *asked],
-        env={**without_ray_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**without_ray_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.run([*PROGRAM, *asked], env=environment, capture_output=True, text=True)
     assert process.returncode == 0 and "on this machine" in process.stderr, process.stderr
     assert checkpoints(results) and "InvalidAuthToken" not in process.stderr
 
 
-def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, tmp_path) -> None:
+def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, tmp_path):
     words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
     folder = SweepFolder(tmp_path / "sweeps" / "tpe")
     with sweeping(words) as driver:
@@ -144,7 +119,7 @@ def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, t
     assert times == {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
 
 
-def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, data, tmp_path) -> None:
+def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, data, tmp_path):
     results, whole = tmp_path / "halved", tmp_path / "whole"
     words = [*ASKED, "--param", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--epochs", "5", "--recipe-field", "warmup=none"]
     halved = [*words, "--name", "asha", *cluster, "--results", str(results)]
@@ -157,7 +132,7 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
     assert checkpoints(results) == checkpoints(whole)
 
 
-def test_a_signal_leaves_states_and_another_sweep_of_the_name_is_refused_meanwhile(cluster, tmp_path) -> None:
+def test_a_signal_leaves_states_and_another_sweep_of_the_name_is_refused_meanwhile(cluster, tmp_path):
     words = [*ASKED, *TPE[:-1], "4000", *cluster, "--results", str(tmp_path), "--trials", "2"]
     with sweeping(words) as first:
         wait_until(lambda: any(run.progress() for run in find_runs(tmp_path)))
@@ -173,7 +148,7 @@ def test_a_signal_leaves_states_and_another_sweep_of_the_name_is_refused_meanwhi
     assert "2 configurations unfinished, with their states kept" in err
 
 
-def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, monkeypatch) -> None:
+def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, monkeypatch):
     words = [*ASKED, *TPE[:-1], "1", *data, "--max-concurrent", "1", "--results", "s3://results/sweeps-here"]
     with object_server(tmp_path) as server:
         for name, value in server.environment.items():
@@ -189,7 +164,7 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
     assert len(trained) == 4 and len(list((tmp_path / "first").rglob("train.json"))) == 2
 
 
-def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
+def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path):
     asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
              "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
              "ctx_init=a b", "--param", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
@@ -202,9 +177,7 @@ def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_c
     assert set(document["best_by_method"]) == {"coop", "maple"}
 
 
-def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(
-    local_ray, where, tmp_path, capsys
-) -> None:
+def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(local_ray, where, tmp_path, capsys):
     words = ["sweep", *ASKED, "--epochs", "0", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
     drawn = []
     for trials, name in ((3, "a"), (3, "b"), (4, "a")):
@@ -215,7 +188,7 @@ def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_run
     assert drawn[0] == drawn[1] < drawn[2]
 
 
-def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys) -> None:
+def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys):
     words = [*ASKED, "--epochs", "4000", "--name", "h", "--param", "lr=loguniform(1e-4,1)", *where]
     assert main(["sweep", *words, "--hours", str(90 / 3600), "--results", str(tmp_path), "--json"]) == 0
     captured = capsys.readouterr()
@@ -224,9 +197,7 @@ def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path,
     assert "unfinished, with their states kept" in captured.err
 
 
-def test_configurations_that_are_the_same_runs_train_them_once(
-    local_ray, few_digits, tiny_checkpoint, tmp_path
-) -> None:
+def test_configurations_that_are_the_same_runs_train_them_once(local_ray, few_digits, tiny_checkpoint, tmp_path):
     """AdamW does not read momentum: both values are the same training."""
     same = SweepSettings(
         name="s", space={"recipe.momentum": [0.8, 0.9]}, methods=("coop",), datasets=("digits",), seeds=(1,), shots=2,
@@ -240,7 +211,7 @@ def test_configurations_that_are_the_same_runs_train_them_once(
     assert len({one.score for one in sweep.configurations.values()}) == len(find_runs(tmp_path)) == 1
 
 
-def test_an_evaluation_that_was_removed_is_made_again(local_ray, where, tmp_path, capsys) -> None:
+def test_an_evaluation_that_was_removed_is_made_again(local_ray, where, tmp_path, capsys):
     words = ["sweep", *ASKED, "--epochs", "1", "--name", "g", "--param", "lr=0.002,0.1", *where]
     words += ["--results", str(tmp_path), "--json"]
     assert main(words) == 0
@@ -251,15 +222,14 @@ def test_an_evaluation_that_was_removed_is_made_again(local_ray, where, tmp_path
     assert lost.exists() and printed(capsys)["configurations"] == first["configurations"]
 
 
-def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys) -> None:
+def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys):
     words = [*ASKED, "--epochs", "3", "--name", "h", "--param", "lr=0.002", "--metric", "held-out", *where]
     assert main(["sweep", *words, "--results", str(tmp_path), "--json"]) == 0
     document = printed(capsys)
     [row] = document["configurations"]
     for run, score in row["scores"].items():
-        base, novel = (
-            RunFolder(tmp_path / run).evaluation(Target("digits", half, "val")) for half in ("dev-base", "dev-novel")
-        )
+        halves = [Target("digits", half, "val") for half in ("dev-base", "dev-novel")]
+        base, novel = (RunFolder(tmp_path / run).evaluation(half) for half in halves)
         assert score == pytest.approx(2 * base.accuracy * novel.accuracy / (base.accuracy + novel.accuracy))
         assert run.startswith("dev-base/")
     assert all("dev-" not in command and "--metric" not in command for command in document["commands"])

@@ -1,23 +1,26 @@
-"""Files that are damaged in any way, as hypothesis draws them: read as before, or refused in one line."""
-
-from __future__ import annotations
+"""Files that are damaged in any way are read as before or refused in one line; pipes among them are never opened."""
 
 import copy
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from clip_benchmark_shards import layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_results import put_run, put_score
+from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.report.describe import describe_state
@@ -36,11 +39,14 @@ from runner.results import Progress, ValidationCount, ValidationHistory, write_j
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.errors import DataError
-from shards.fewshot import FewShotSamples, read_samples, write_samples
+from shards.fewshot import FewShotSamples, draw_samples, load_samples, read_samples, store_samples, write_samples
 from shards.files import write_file
 from shards.manifest import FILE, read_manifest
 from shards.mirror import mirrored_url
+from shards.pack import pack_source
 from shards.raw.description import read_description
+from shards.reader import open_dataset
+from shards.records import png
 
 Check = Callable[[bytes], None]
 TEXTS = ["", "\0", "\ud800", "a\nb", "..", "/etc/passwd", "NaN", "{}", "{", "\x1b[2J", "e" * 300]
@@ -51,7 +57,6 @@ DEEP = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"\xef\xbb\xbf{}", b"",
 
 
 def parts(document: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
     pairs = list(document.items()) if isinstance(document, dict) else list(enumerate(document))
     inner = [found for _, value in pairs if isinstance(value, dict | list) for found in parts(value)]
     return [(document, key) for key, _ in pairs] + inner
@@ -111,10 +116,9 @@ def tensor_damage(content: bytes) -> st.SearchStrategy[bytes]:
         text = json.dumps(header).encode()
         return len(text).to_bytes(8, "little") + text + content[length:]
 
-    def describe(plain: Any) -> bytes:
-        return join({**header, "__metadata__": {"procap": json.dumps(plain)}})
-
-    own = damaged_documents(json.loads(header["__metadata__"]["procap"])).map(describe)
+    own = damaged_documents(json.loads(header["__metadata__"]["procap"])).map(
+        lambda plain: join({**header, "__metadata__": {"procap": json.dumps(plain)}})
+    )
     return st.one_of(own, own, damaged_documents(header).map(join), damaged_bytes(content))
 
 
@@ -128,7 +132,6 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     evaluation = put_score(results, config, "digits:base", 30, 60)
     run, target = RunFolder(results / config.path), Target.parse("digits:base")
     train = run.train()
-    assert train is not None
     card = {"checkpoint_schema": 1, "config": config.model_dump(mode="json"), "classnames": ["a"], "template": "a {}."}
     card |= {"templates": ["a {}."], "backbone_digest": "b", "manifest_digest": "d"}
     tensors, identity = {"one": torch.ones(2, 3), "two": torch.zeros(1)}, {"config_hash": config.hash}
@@ -155,7 +158,6 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     def read_evaluation() -> None:
         found = run.evaluation(target)
-        assert found is not None
         assert 0 <= found.correct <= found.total and 0 <= found.accuracy <= 100 and 0 <= found.macro_accuracy <= 100
         found.correct_images()
         load(results)
@@ -260,9 +262,7 @@ def plan_sweep(file: Path) -> None:
 
 @pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_read_or_refused_in_one_line(
-    kind: str, examples: int, files: Callable[[str], tuple[Any, Check]]
-) -> None:
+def test_a_damaged_file_is_read_or_refused_in_one_line(kind, examples, files):
     damage, read = files(kind)
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
@@ -275,3 +275,87 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(
             assert text and "\n" not in text and "internal error" not in text, text
 
     check()
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    def stop(number, frame):
+        raise TimeoutError("a pipe was opened")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def replace_by_pipe(file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("name", ["manifest.json", "classnames.txt", "test/index.npy", "test/paths.txt", "test/0.tar"])
+def test_in_a_packed_data_set(name, tmp_path, capsys):
+    pack_source(toy_source(), tmp_path, per_shard=20)
+    replace_by_pipe(tmp_path / "toy" / name)
+    assert main(["data", "check", "toy", "--data", str(tmp_path), "--workers", "1"]) in (1, 2)
+    # Without a manifest the folder is no data set.
+    named = "unknown data set 'toy'" if name == "manifest.json" else str(tmp_path / "toy" / name)
+    assert named in "".join(capsys.readouterr())
+    for stream in (False, True):
+        if name != "classnames.txt":
+            with pytest.raises(DataError, match=name):
+                split = open_dataset(tmp_path, "toy", stream=stream).split("test")
+                assert split.paths
+
+
+@pytest.mark.usefixtures("time_limit")
+def test_among_stored_few_shot_samples(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    samples = draw_samples(open_dataset(tmp_path, "toy"), shots=1, seed=1)
+    replace_by_pipe(tmp_path / "toy" / "few-shot" / f"{samples.digest}.json")
+    with pytest.raises(DataError, match=samples.digest):
+        store_samples(tmp_path / "toy", samples)
+    with pytest.raises(DataError, match=samples.digest):
+        load_samples(tmp_path / "toy", samples.digest)
+
+
+def put_class_folders(folder: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(6):
+            file = folder / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(png(np.full((4, 4, 3), number, np.uint8)))
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("name", ["birds/cat/7.png", "birds/cat/notes", "birds.yaml"])
+@pytest.mark.parametrize("command", ["check", "pack"])
+def test_among_class_folders_of_a_user(name, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    put_class_folders(tmp_path / "birds")
+    replace_by_pipe(tmp_path / name)
+    assert main(["data", command, "./birds", *(["--data", "packed"] if command == "pack" else [])]) in (1, 2)
+    assert name.rpartition("/")[2] in "".join(capsys.readouterr())
+
+
+@pytest.mark.usefixtures("time_limit")
+def test_in_place_of_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "birds.yaml").write_text("name: birds\ntemplate: a {}.\ntable: labels.csv\n", encoding="utf-8")
+    replace_by_pipe(tmp_path / "labels.csv")
+    assert main(["data", "check", "birds.yaml"]) == 1
+    assert "labels.csv" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("name", ["classnames.txt", "test/nshards.txt", "test/0.tar"])
+def test_among_shards_of_others(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    layout(tmp_path / "tars", {"test": (4,)})
+    (tmp_path / "mine.yaml").write_text("name: mine\ntemplate: a {}.\nshards: tars\n", encoding="utf-8")
+    replace_by_pipe(tmp_path / "tars" / name)
+    assert main(["data", "check", "mine.yaml"]) == 1
+    assert name in "".join(capsys.readouterr())

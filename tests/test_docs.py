@@ -1,7 +1,5 @@
 """The documentation: links lead somewhere, commands exist with their flags, and the runnable ones run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -9,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +29,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of the headings of `page`."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def commands(page: Path) -> Iterator[list[str]]:
+def commands(page):
     """The words of every `procap` command of `page`, also behind `torchrun`, `deepspeed` or `procap submit --`."""
     lines = (line for language in ("bash", "sh") for block in blocks(page, language) for line in block.splitlines())
     for line in lines:
@@ -76,7 +72,6 @@ def unknown_words(words: list[str]) -> list[str]:
 
 
 def run_blocks(page: Path, folder: Path) -> None:
-    """Run all `bash` blocks of `page` in `folder` as one script."""
     (folder / "tests").symlink_to(ROOT / "tests")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PROCAP_", "MLFLOW_", "RAY_"))},
@@ -84,18 +79,15 @@ def run_blocks(page: Path, folder: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{folder}:{ROOT}",
     }
-    script = "\n".join(["set -e", *blocks(page, "bash")])
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
-    )
+    command = ["bash", "-c", "\n".join(["set -e", *blocks(page, "bash")])]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def write_examples(page: Path, folder: Path) -> None:
     """Write the files that `page` shows below their names, and install the package that they make."""
-    for name, text in re.findall(
-        r"`([\w-]+\.(?:py|yaml|toml))`[^`]*?:\n\n```\w+\n(.*?)^```", page.read_text(), re.M | re.S
-    ):
+    example = r"`([\w-]+\.(?:py|yaml|toml))`[^`]*?:\n\n```\w+\n(.*?)^```"
+    for name, text in re.findall(example, page.read_text(), re.M | re.S):
         (folder / name).write_text(text)
     assert main(["new", "method", "visual-tokens", "--out", str(folder / "new")]) == 0
     written = folder / "new" / "visual-tokens"
@@ -108,12 +100,12 @@ def write_examples(page: Path, folder: Path) -> None:
             Image.new("RGB", (48, 48), (60 * number, 20 * image, 90)).save(folder / "images" / name / f"{image}.png")
 
 
-def test_the_readme_is_an_entrance() -> None:
+def test_the_readme_is_an_entrance():
     assert (ROOT / "README.md").stat().st_size <= README_BYTES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -126,7 +118,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_and_their_flags_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_their_flags_exist(page, tmp_path, monkeypatch):
     if page.stem == "extending":
         write_examples(page, tmp_path)
         monkeypatch.chdir(tmp_path)
@@ -142,13 +134,13 @@ def test_commands_and_their_flags_exist(page: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page, tmp_path):
     if page.stem == "extending":
         write_examples(page, tmp_path)
     run_blocks(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_blocks_compile(page: Path) -> None:
+def test_python_blocks_compile(page):
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -12,18 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"procap": 0, "shards": 1, "runner": 2, "cluster": 3, "benchmarks": 4}
 INSIDE = {
-    "console": 0,
-    "results": 1,
-    "tables": 2,
-    "plots": 3,
-    "suites": 4,
-    "runtime": 5,
-    "qualitative": 5,
-    "sweeps": 5,
-    "report": 6,
-    "cli": 7,
-    "studies": 8,
-}
+    "console": 0, "results": 1, "tables": 2, "plots": 3, "suites": 4, "runtime": 5, "qualitative": 5, "sweeps": 5,
+    "report": 6, "cli": 7, "studies": 8,
+}  # fmt: skip
 """The layers of `benchmarks/`; packages of one layer do not import each other, and studies are imported by nothing."""
 HEAVY = {"ray", "mlflow", "deepspeed", "matplotlib", "optuna", "sklearn", "scipy", "pandas"}
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -41,7 +31,7 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[str, int, bool]]:
+def imports(tree, at_top=True):
     """Every imported name of a file, as a dotted path, with its line and whether it is imported with the file."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -96,7 +86,6 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def early(tree: ast.Module) -> list[str]:
-    """Heavy libraries that are imported with the file."""
     return [f"line {line}: {name}" for name, line, at_top in imports(tree) if at_top and name.split(".")[0] in HEAVY]
 
 
@@ -107,19 +96,19 @@ def unsafe(tree: ast.Module) -> list[str]:
     return [f"line {c.lineno}" for c in loads if "weights_only=True" not in {ast.unparse(word) for word in c.keywords}]
 
 
-def test_modules_import_lower_layers_only() -> None:
+def test_modules_import_lower_layers_only():
     assert len(FILES) > 200
     found = {(name, other) for name in MODULES for other in imported_modules(name) if not is_allowed(name, other)}
     found |= {(name, ".") for name, path in MODULES.items() if "." in {module for module, _, _ in imports(parse(path))}}
     assert not found, "\n".join(f"{a} -> {b}" for a, b in sorted(found))
 
 
-def test_no_modules_import_each_other_in_a_cycle() -> None:
+def test_no_modules_import_each_other_in_a_cycle():
     found = find_cycle({name: imported_modules(name) for name in MODULES})
     assert not found, " < ".join(found)
 
 
-def test_every_imported_name_exists() -> None:
+def test_every_imported_name_exists():
     """Also where the import is inside a function, which no other check of the default suite would reach."""
     missing = []
     for name, path in MODULES.items():
@@ -131,20 +120,20 @@ def test_every_imported_name_exists() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_every_folder_of_benchmarks_has_a_layer() -> None:
+def test_every_folder_of_benchmarks_has_a_layer():
     folders = {path.parent.relative_to(ROOT / "benchmarks").parts[0] for path in (ROOT / "benchmarks").glob("*/*.py")}
     assert folders <= set(INSIDE)
 
 
-def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+def test_heavy_libraries_are_imported_where_they_are_used():
     assert not {name: found for name, path in MODULES.items() if (found := early(parse(path)))}
 
 
-def test_nothing_is_unpickled_freely() -> None:
+def test_nothing_is_unpickled_freely():
     assert not {name: found for name, path in MODULES.items() if (found := unsafe(parse(path)))}
 
 
-def test_the_rules_catch_what_they_should() -> None:
+def test_the_rules_catch_what_they_should():
     assert not is_allowed("shards.pack", "procap.clip") and not is_allowed("runner.train", "cluster.launcher")
     assert is_allowed("runner.train", "shards.pack") and is_allowed("benchmarks.cli.demo", "cluster.launcher")
     assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.suite")
@@ -161,7 +150,7 @@ def test_the_rules_catch_what_they_should() -> None:
     assert not unsafe(ast.parse("torch.load(file, weights_only=True)"))
 
 
-def test_every_folder_of_code_is_installed() -> None:
+def test_every_folder_of_code_is_installed():
     """A folder without __init__.py can be imported here, where the working tree is, and from no wheel."""
     for folder in {path.parent for path in FILES}:
         assert (folder / "__init__.py").is_file(), f"{folder.relative_to(ROOT)} has no __init__.py"

@@ -1,7 +1,5 @@
 """Loading a CLIP: every format gives its weights with the right activation, and nothing in a file is ever run."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -157,21 +155,20 @@ class Bomb:
         return os.mkdir, (str(self.marker),)
 
 
-def code_in_a_pickle(path: Path, marker: Path) -> None:
-    path.write_bytes(pickle.dumps({"visual.proj": Bomb(marker)}, protocol=2))
-
-
-def code_in_a_checkpoint(path: Path, marker: Path) -> None:
-    torch.save({"visual.proj": Bomb(marker)}, path)
-
-
 def code_in_torchscript(path: Path, marker: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Bomb(marker), protocol=2))
         archive.writestr("archive/constants.pkl", b"")
 
 
-@pytest.mark.parametrize("write", [code_in_a_pickle, code_in_a_checkpoint, code_in_torchscript])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, marker: path.write_bytes(pickle.dumps({"visual.proj": Bomb(marker)}, protocol=2)),
+        lambda path, marker: torch.save({"visual.proj": Bomb(marker)}, path),
+        code_in_torchscript,
+    ],
+)
 def test_code_in_a_file_is_refused_and_never_run(tmp_path, write):
     path, marker = tmp_path / "bomb.pt", tmp_path / "exploded"
     write(path, marker)
@@ -181,56 +178,45 @@ def test_code_in_a_file_is_refused_and_never_run(tmp_path, write):
     assert not marker.exists()
 
 
-def broken_file(kind: str, folder: Path, clip: CLIP) -> Path:
-    path = folder / ("cut.safetensors" if kind == "cut-safetensors" else "weights.pt")
-    match kind:
-        case "folder":
-            path = folder
-            (folder / "model.safetensors").write_bytes(b"x")
-        case "empty":
-            path.write_bytes(b"")
-        case "text":
-            path.write_text("not a checkpoint\n")
-        case "lfs":
-            path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
-        case "cut-pt" | "cut-safetensors":
-            FORMATS["open-clip.pt" if kind == "cut-pt" else "custom-text.safetensors"](clip, path)
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        case "list":
-            torch.save([torch.zeros(2)], path)
-        case "transformers":
-            torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path)
-        case "resnet":
-            torch.save({"visual.layer1.0.conv1.weight": torch.zeros(2)}, path)
-        case "prompts-only":
-            torch.save({"context": torch.zeros(4, 64)}, path)
-        case "one-missing":
-            torch.save({k: v for k, v in openai_names(clip).items() if k != "ln_final.bias"}, path)
-        case "one-extra":
-            torch.save(openai_names(clip) | {"adapter.weight": torch.zeros(2)}, path)
-    return path
+def cut(path: Path, file: str, clip: CLIP) -> None:
+    FORMATS[file](clip, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("folder", r"is a folder.*model\.safetensors"),
-        ("missing", "no weights file at"),
-        ("empty", "is empty"),
-        ("text", "is no checkpoint"),
-        ("lfs", "Git LFS pointer"),
-        ("cut-pt", "cut short"),
-        ("cut-safetensors", "cut short"),
-        ("list", "holds a list, not a state dict"),
-        ("transformers", "transformers' CLIPModel"),
-        ("resnet", "ResNet"),
-        ("prompts-only", "is no ViT CLIP checkpoint"),
-        ("one-missing", r"does not fit tiny-vit: it lacks text\.ln_final\.bias"),
-        ("one-extra", r"does not fit tiny-vit: it has unknown adapter\.weight"),
-    ],
-)
-def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_path, kind, message):
-    path = broken_file(kind, tmp_path, tiny_clip)
+def put_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"x")
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
+    "folder": (lambda path, clip: put_folder(path), r"is a folder.*model\.safetensors"),
+    "missing.pt": (lambda path, clip: None, "no weights file at"),
+    "empty.pt": (lambda path, clip: path.write_bytes(b""), "is empty"),
+    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "is no checkpoint"),
+    "lfs.pt": (lambda path, clip: path.write_text(LFS), "Git LFS pointer"),
+    "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "cut short"),
+    "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "cut short"),
+    "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds a list, not a state dict"),
+    "transformers.pt": (
+        lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),
+        "transformers' CLIPModel"),
+    "resnet.pt": (lambda path, clip: torch.save({"visual.layer1.0.conv1.weight": torch.zeros(2)}, path), "ResNet"),
+    "prompts-only.pt": (
+        lambda path, clip: torch.save({"context": torch.zeros(4, 64)}, path), "is no ViT CLIP checkpoint"),
+    "one-missing.pt": (
+        lambda path, clip: torch.save({k: v for k, v in openai_names(clip).items() if k != "ln_final.bias"}, path),
+        r"does not fit tiny-vit: it lacks text\.ln_final\.bias"),
+    "one-extra.pt": (
+        lambda path, clip: torch.save(openai_names(clip) | {"adapter.weight": torch.zeros(2)}, path),
+        r"does not fit tiny-vit: it has unknown adapter\.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_path, name):
+    path, (write, message) = tmp_path / name, BROKEN[name]
+    write(path, tiny_clip)
     with pytest.raises(UserError, match=message) as caught:
         load_clip("tiny-vit", str(path))
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
@@ -241,26 +227,23 @@ def test_another_architectures_weights_are_refused_with_what_differs(tiny_checkp
         load_clip("ViT-B-16-quickgelu", str(tiny_checkpoint))
 
 
-@pytest.mark.parametrize(
-    ("name", "pretrained", "message"),
-    [
-        ("ViT-B-61", None, "unknown backbone .ViT-B-61.: .*ViT-B-16,"),
-        ("ViT-B/16", "opnai", "did you mean openai"),
-        ("ViT-B-16", "metaclip_400m", "name the backbone ViT-B-16-quickgelu"),
-        ("ViT-B-16-quickgelu", "laion400m_e32", "name the backbone ViT-B-16"),
-        ("ViT-H-14-quickgelu", "dfn5b", "squashed"),
-        ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
-        ("ViT-S-16", None, "no published weights"),
-        ("ViT-B-16-SigLIP", None, "timm.*such as mini, ViT-B-16"),
-        ("RN50", None, "ResNet.*such as mini, ViT-B-16"),
-        ("coca_ViT-B-32", None, "CoCa"),
-        ("ViT-H-14-CLIPA", None, "tokenizer"),
-        ("roberta-ViT-B-32", None, "transformers"),
-        ("ViT-M-16-alt", None, "differs from CLIP in ls_init_value"),
-        ("mini", "openai", "weights of mini 'openai'"),
-        ("weights.safetensors", "openai", "is a file already"),
-    ],
-)
+@pytest.mark.parametrize(("name", "pretrained", "message"), [
+    ("ViT-B-61", None, "unknown backbone .ViT-B-61.: .*ViT-B-16,"),
+    ("ViT-B/16", "opnai", "did you mean openai"),
+    ("ViT-B-16", "metaclip_400m", "name the backbone ViT-B-16-quickgelu"),
+    ("ViT-B-16-quickgelu", "laion400m_e32", "name the backbone ViT-B-16"),
+    ("ViT-H-14-quickgelu", "dfn5b", "squashed"),
+    ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
+    ("ViT-S-16", None, "no published weights"),
+    ("ViT-B-16-SigLIP", None, "timm.*such as mini, ViT-B-16"),
+    ("RN50", None, "ResNet.*such as mini, ViT-B-16"),
+    ("coca_ViT-B-32", None, "CoCa"),
+    ("ViT-H-14-CLIPA", None, "tokenizer"),
+    ("roberta-ViT-B-32", None, "transformers"),
+    ("ViT-M-16-alt", None, "differs from CLIP in ls_init_value"),
+    ("mini", "openai", "weights of mini 'openai'"),
+    ("weights.safetensors", "openai", "is a file already"),
+])  # fmt: skip
 def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, message):
     with pytest.raises(UsageError, match=message) as caught:
         load_clip(name, pretrained)
@@ -302,25 +285,22 @@ def test_weights_put_in_the_named_place_are_found_with_their_tags_settings(monke
     assert default.image_mean == (0.5, 0.4, 0.3) and default.image_std == (0.2, 0.2, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "pretrained", "spelling"),
-    [
-        ("MINI", "Embedded", ("mini", None)),
-        ("mini", "random", ("mini", "random")),
-        ("vit-b/16", None, ("ViT-B-16", None)),
-        ("ViT-B-16", "OpenAI", ("ViT-B-16", None)),
-        ("vit-b-16-QuickGELU", "openai", ("ViT-B-16", None)),
-        ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16-quickgelu", "metaclip_400m")),
-        ("ViT-L/14@336px", None, ("ViT-L-14-336", None)),
-        ("ViT-B/32", "LAION2B-s34b-b79k", ("ViT-B-32", "laion2b_s34b_b79k")),
-        ("ViT-H-14-quickgelu", None, ("ViT-H-14-quickgelu", None)),
-        ("here.pt", None, ("{cwd}/here.pt", None)),
-        ("./sub/../here.pt", None, ("{cwd}/here.pt", None)),
-        ("ViT-B/16", "link.pt", ("ViT-B-16", "{cwd}/link.pt")),
-        ("ViT-B/16", "here.pt", ("ViT-B-16", "{cwd}/here.pt")),
-        ("ViT-B/61", "openai", ("ViT-B/61", "openai")),
-    ],
-)
+@pytest.mark.parametrize(("name", "pretrained", "spelling"), [
+    ("MINI", "Embedded", ("mini", None)),
+    ("mini", "random", ("mini", "random")),
+    ("vit-b/16", None, ("ViT-B-16", None)),
+    ("ViT-B-16", "OpenAI", ("ViT-B-16", None)),
+    ("vit-b-16-QuickGELU", "openai", ("ViT-B-16", None)),
+    ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16-quickgelu", "metaclip_400m")),
+    ("ViT-L/14@336px", None, ("ViT-L-14-336", None)),
+    ("ViT-B/32", "LAION2B-s34b-b79k", ("ViT-B-32", "laion2b_s34b_b79k")),
+    ("ViT-H-14-quickgelu", None, ("ViT-H-14-quickgelu", None)),
+    ("here.pt", None, ("{cwd}/here.pt", None)),
+    ("./sub/../here.pt", None, ("{cwd}/here.pt", None)),
+    ("ViT-B/16", "link.pt", ("ViT-B-16", "{cwd}/link.pt")),
+    ("ViT-B/16", "here.pt", ("ViT-B-16", "{cwd}/here.pt")),
+    ("ViT-B/61", "openai", ("ViT-B/61", "openai")),
+])  # fmt: skip
 def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, name, pretrained, spelling):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.pt").write_bytes(b"weights")

@@ -1,14 +1,12 @@
 """Each method equals its published definition: parameters, their start, their rows, gradients, options, plug-ins."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 from plug_ins import METHOD, install
-from small_runs import seeded
+from small_runs import embed_words, normed, perturb, pictures, seeded
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
@@ -27,23 +25,9 @@ def build(name, clip, space, seed=0, **options):
     return build_method(name, clip, space, NEEDED.get(name, {}) | options, seeded(seed))
 
 
-def pictures(count=3, seed=1):
-    return torch.randn(count, 3, 32, 32, generator=seeded(seed))
-
-
 @pytest.fixture
 def space(tiny_space):
     return tiny_space
-
-
-def normed(x):
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def words(clip, text):
-    """Embeddings [P, D] of the tokens of `text`."""
-    ids = clip.tokenize([text])[0]
-    return clip.text.token_embedding.weight[ids[1 : int(ids.argmax())]]
 
 
 def text_by_definition(clip, ids, levels, first=1):
@@ -73,9 +57,6 @@ def image_by_definition(clip, images, levels):
     return tower.ln_post(x[:, 0]) @ tower.proj
 
 
-# --- sizes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def base16():
     """ViT-B/16 with uninitialised weights: sizes are all that is asked of it."""
@@ -85,42 +66,37 @@ def base16():
     return clip.to_empty(device="cpu").requires_grad_(False)
 
 
-@pytest.mark.parametrize(
-    "name, options, count",
-    [
-        ("zeroshot", {}, 0),
-        ("coop", {}, 2_048),
-        ("coop", {"n_ctx": 16, "ctx_init": ""}, 8_192),
-        ("coop", {"csc": True, "ctx_init": ""}, 5 * 2_048),
-        ("cocoop", {}, 35_360),
-        ("kgcoop", {}, 2_048),
-        ("vpt", {}, 73_728),
-        ("ivlp", {}, 30_720),
-        ("ivlp", {"n_ctx": 4, "vision_tokens": 0, "vision_depth": 0}, 24_576),
-        ("promptsrc", {}, 46_080),
-        ("promptsrc", {"depth": 3, "vision_depth": 3}, 15_360),
-        ("coprompt", {}, 5_014_528),
-        ("coprompt", {"n_ctx": 2}, 5_002_240),
-        ("coprompt", {"depth": 9}, 3_826_432),
-        ("tcp", {}, 331_904),
-        ("mma", {}, 674_560),
-        ("mmrl", {}, 4_992_256),
-        ("mmrl", {"width": 2048}, 18_762_496),
-        ("skipt", {}, 62_099_456),
-        ("2sfs", {}, 61_440 + 5 * 512),
-        ("mmlop", {}, 11_556),
-        ("maple", {}, 3_555_072),
-        ("maple", {"depth": 3}, 1_185_024),
-        ("procap", {}, 22_497_025),
-        ("procap", {"deep_tokens": "independent"}, 22_497_025 + 8 * 10_240),
-        ("procap", {"learn_logit_scale": True}, 22_497_026),
-    ],
-)
+@pytest.mark.parametrize("name, options, count", [
+    ("zeroshot", {}, 0),
+    ("coop", {}, 2_048),
+    ("coop", {"n_ctx": 16, "ctx_init": ""}, 8_192),
+    ("coop", {"csc": True, "ctx_init": ""}, 5 * 2_048),
+    ("cocoop", {}, 35_360),
+    ("kgcoop", {}, 2_048),
+    ("vpt", {}, 73_728),
+    ("ivlp", {}, 30_720),
+    ("ivlp", {"n_ctx": 4, "vision_tokens": 0, "vision_depth": 0}, 24_576),
+    ("promptsrc", {}, 46_080),
+    ("promptsrc", {"depth": 3, "vision_depth": 3}, 15_360),
+    ("coprompt", {}, 5_014_528),
+    ("coprompt", {"n_ctx": 2}, 5_002_240),
+    ("coprompt", {"depth": 9}, 3_826_432),
+    ("tcp", {}, 331_904),
+    ("mma", {}, 674_560),
+    ("mmrl", {}, 4_992_256),
+    ("mmrl", {"width": 2048}, 18_762_496),
+    ("skipt", {}, 62_099_456),
+    ("2sfs", {}, 61_440 + 5 * 512),
+    ("mmlop", {}, 11_556),
+    ("maple", {}, 3_555_072),
+    ("maple", {"depth": 3}, 1_185_024),
+    ("procap", {}, 22_497_025),
+    ("procap", {"deep_tokens": "independent"}, 22_497_025 + 8 * 10_240),
+    ("procap", {"learn_logit_scale": True}, 22_497_026),
+])  # fmt: skip
 def test_trainable_parameters_at_vit_b_16(base16, space, name, options, count):
     assert sum(p.numel() for p in build(name, base16, space, **options).parameters() if p.requires_grad) == count
 
-
-# --- every method -----------------------------------------------------------------------------------------------------
 
 VARIANTS = [
     ("coop", {}),
@@ -221,9 +197,6 @@ def test_bfloat16_training_stays_near_float32(tiny_clip, space, name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters() if p.requires_grad)
 
 
-# --- zero-shot and CoOp -----------------------------------------------------------------------------------------------
-
-
 def test_zero_shot_is_clip_with_the_data_sets_template(tiny_clip):
     space = LabelSpace(("cat", "big_dog"), template="a photo of a {}, a type of pet.")
     ids = tiny_clip.tokenize(["a photo of a cat, a type of pet.", "a photo of a big dog, a type of pet."])
@@ -244,7 +217,7 @@ def test_zero_shot_ensemble_averages_unit_features(tiny_clip, dataset, count):
 def test_coop_starts_as_zero_shot_with_its_words(tiny_clip, space):
     coop, zeroshot = build("coop", tiny_clip, space), build("zeroshot", tiny_clip, space)
     assert torch.equal(coop.classifier()(pictures()), zeroshot.classifier()(pictures()))
-    assert torch.equal(coop.context, words(tiny_clip, "a photo of a"))
+    assert torch.equal(coop.context, embed_words(tiny_clip, "a photo of a"))
 
 
 @pytest.mark.parametrize("position", ["end", "middle", "front"])
@@ -256,7 +229,7 @@ def test_coops_context_stands_where_the_position_says(tiny_clip, space, position
     for index, name in enumerate(space.names()):
         ctx = method.context[index] if csc else method.context
         sos, dot, eot = tower.token_embedding.weight[tiny_clip.tokenize(["."])[0, :3]].split(1)
-        x = torch.cat([sos, ctx[:before], words(tiny_clip, name), ctx[before:], dot, eot])[None]
+        x = torch.cat([sos, ctx[:before], embed_words(tiny_clip, name), ctx[before:], dot, eot])[None]
         x = x + tower.positional_embedding[: x.shape[1]]
         for block in tower.transformer.resblocks:
             x = block(x, CAUSAL)
@@ -273,9 +246,6 @@ def test_class_specific_context_knows_its_own_classes_only(tiny_clip, space):
         method.classifier(LabelSpace(("dog", "cat")))
 
 
-# --- CoCoOp -----------------------------------------------------------------------------------------------------------
-
-
 def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
     method, images = build("cocoop", tiny_clip, space), pictures()
     first, _, second = method.meta_net
@@ -283,27 +253,15 @@ def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
     rows = []
     for image in normed(tiny_clip.encode_image(images)):
         hidden = (first.weight @ image + first.bias).clamp(min=0)
-        context = words(tiny_clip, "a photo of a") + second.weight @ hidden + second.bias
+        context = embed_words(tiny_clip, "a photo of a") + second.weight @ hidden + second.bias
         text = normed(text_by_definition(tiny_clip, ids, [context]))
         rows.append(tiny_clip.logit_scale.exp() * text @ image)
     torch.testing.assert_close(method.classifier()(images), torch.stack(rows).detach(), rtol=0, atol=2e-4)
 
 
-# --- MaPLe ------------------------------------------------------------------------------------------------------------
-
-
-def perturbed(method, seed=9, std=0.05):
-    """The method as after some training: every parameter moved."""
-    generator = seeded(seed)
-    with torch.no_grad():
-        for parameter in method.parameters():
-            parameter += std * torch.randn(parameter.shape, generator=generator)
-    return method
-
-
 @pytest.mark.parametrize("depth", [1, 3, 9, 12])
 def test_maple_is_its_definition(tiny_clip, space, depth):
-    method = perturbed(build("maple", tiny_clip, space, depth=depth))
+    method = perturb(build("maple", tiny_clip, space, depth=depth))
     text = [method.context, *method.deep_context]
     layers = [method.projection, *method.deep_projection]
     vision = [tokens @ layer.weight.T + layer.bias for layer, tokens in zip(layers, text, strict=True)]
@@ -327,7 +285,7 @@ def entering(tower):
 
 def test_maple_learns_the_first_words_and_keeps_the_rest(tiny_clip, space):
     method = build("maple", tiny_clip, space, n_ctx=2)
-    assert torch.equal(method.context, words(tiny_clip, "a photo"))
+    assert torch.equal(method.context, embed_words(tiny_clip, "a photo"))
     expected = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
     assert torch.equal(method.class_prompts(space).ids[:, 3:], expected[:, 3:])
 
@@ -355,42 +313,36 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
         assert torch.equal(other.tokens, one.tokens.half().float()) and not torch.equal(other.tokens, one.tokens)
 
 
-# --- wrong input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name, options, message",
-    [
-        ("mapel", {}, "unknown method 'mapel': did you mean maple"),
-        ("maple", {"n_ctx": 0}, "option n_ctx = 0: input should be greater than or equal to 1"),
-        ("maple", {"depht": 3}, "unknown option of maple 'depht': did you mean depth"),
-        ("maple", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("coprompt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("mmlop", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("vpt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("ivlp", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("promptsrc", {"vision_depth": 13}, "vision_depth = 13, but tiny has 12 vision and 12 text blocks"),
-        ("tcp", {"block": 12}, "block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
-        ("mma", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
-        ("mma", {"last_block": 3}, "last_block = 3 is before first_block = 4"),
-        ("mmrl", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
-        ("skipt", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
-        ("2sfs", {"first_text_block": 13}, "first_text_block = 13, but tiny has 12 vision and 12 text blocks"),
-        ("maple", {"ctx_init": "photo"}, "has 1 tokens, fewer than n_ctx = 2"),
-        ("procap", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-        ("procap", {"depth": "deep"}, "option depth = 'deep'"),
-        ("procap", {"class_prompt": "mapel"}, "should be 'phrase', 'maple' or 'template'"),
-        ("procap", {"init_templates": "a {} and a {}"}, "needs words and one {}"),
-        ("procap", {"init_templates": "a photo of a {} ||"}, "needs words and one {}"),
-        ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),
-        ("procap", {"nce_temperature": 0}, "option nce_temperature = 0"),
-        ("coop", {"n_ctx": 16}, "has 4 words but n_ctx = 16"),
-        ("coop", {"csc": True}, "csc starts at random"),
-        ("coop", {"ctx_init": "the centrifuges", "n_ctx": 2}, "use words of one token each"),
-        ("cocoop", {"n_ctx": 2}, "has 4 words but n_ctx = 2"),
-        ("zeroshot", {"templates": "all"}, "should be 'single' or 'ensemble'"),
-    ],
-)
+@pytest.mark.parametrize("name, options, message", [
+    ("mapel", {}, "unknown method 'mapel': did you mean maple"),
+    ("maple", {"n_ctx": 0}, "option n_ctx = 0: input should be greater than or equal to 1"),
+    ("maple", {"depht": 3}, "unknown option of maple 'depht': did you mean depth"),
+    ("maple", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("coprompt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("mmlop", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("vpt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("ivlp", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("promptsrc", {"vision_depth": 13}, "vision_depth = 13, but tiny has 12 vision and 12 text blocks"),
+    ("tcp", {"block": 12}, "block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
+    ("mma", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
+    ("mma", {"last_block": 3}, "last_block = 3 is before first_block = 4"),
+    ("mmrl", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
+    ("skipt", {"first_block": 12}, "first_block = 12, but tiny has 12 vision and 12 text blocks: give at most 11"),
+    ("2sfs", {"first_text_block": 13}, "first_text_block = 13, but tiny has 12 vision and 12 text blocks"),
+    ("maple", {"ctx_init": "photo"}, "has 1 tokens, fewer than n_ctx = 2"),
+    ("procap", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
+    ("procap", {"depth": "deep"}, "option depth = 'deep'"),
+    ("procap", {"class_prompt": "mapel"}, "should be 'phrase', 'maple' or 'template'"),
+    ("procap", {"init_templates": "a {} and a {}"}, "needs words and one {}"),
+    ("procap", {"init_templates": "a photo of a {} ||"}, "needs words and one {}"),
+    ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),
+    ("procap", {"nce_temperature": 0}, "option nce_temperature = 0"),
+    ("coop", {"n_ctx": 16}, "has 4 words but n_ctx = 16"),
+    ("coop", {"csc": True}, "csc starts at random"),
+    ("coop", {"ctx_init": "the centrifuges", "n_ctx": 2}, "use words of one token each"),
+    ("cocoop", {"n_ctx": 2}, "has 4 words but n_ctx = 2"),
+    ("zeroshot", {"templates": "all"}, "should be 'single' or 'ensemble'"),
+])  # fmt: skip
 def test_wrong_options_are_refused_in_one_line(tiny_clip, space, name, options, message):
     with pytest.raises(UsageError) as caught:
         build(name, tiny_clip, space, **options)
@@ -412,21 +364,14 @@ def test_every_option_is_described_and_strict():
     assert method_options("procap", {"n_ctx": "8"}).model_dump()["n_ctx"] == 8
 
 
-# --- plug-ins ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
     theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__):\n    summary = 'x'\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
     points = {
-        "theirs": "their_method:Theirs",
-        "broken": "no_such_module:Theirs",
-        "odd": "their_method:NotAMethod",
-        "half": "half_written:Theirs",
-        "exits": "exits:Theirs",
-        "bare": "their_method:Bare",
+        "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
+        "half": "half_written:Theirs", "exits": "exits:Theirs", "bare": "their_method:Bare",
         "maple": "their_method:Theirs",
-    }
+    }  # fmt: skip
     install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
     method = build("theirs", tiny_clip, space)
@@ -461,10 +406,7 @@ def test_the_code_of_a_plug_in_is_its_file_and_what_that_imports_from_its_packag
         return tuple(method_source(name).digest for name in ("first", "second"))
 
     before = digests()
-    for changed, expected in (
-        ("parts/unused", (True, True)),
-        ("constants", (False, True)),
-        ("__init__", (False, False)),
-    ):
+    cases = {"parts/unused": (True, True), "constants": (False, True), "__init__": (False, False)}
+    for changed, expected in cases.items():
         (package / f"{changed}.py").write_text("Y = 2\n")
         assert tuple(now == then for now, then in zip(digests(), before, strict=True)) == expected, changed

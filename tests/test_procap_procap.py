@@ -1,6 +1,4 @@
-"""ProCAP equals its definition: Gaussian tokens, simultaneous cross-attention, slots, loss terms, every ablation."""
-
-from __future__ import annotations
+"""ProCAP equals its definition: Gaussian tokens, cross-attention, slots, losses, every ablation."""
 
 import math
 import re
@@ -8,10 +6,12 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import seeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import embed_words, normed, perturb, pictures, seeded
 
 from procap.errors import UsageError
-from procap.losses import info_nce
+from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods import build_method
 from procap.reference import encode_image, encode_text
 from procap.text import LabelSpace
@@ -23,25 +23,7 @@ def build(clip, space, seed=0, **options):
 
 def trained(clip, space, **options):
     """ProCAP away from its start: every parameter moved, log-variances on both sides of the clamp."""
-    method = build(clip, space, **options)
-    generator = seeded(9)
-    with torch.no_grad():
-        for parameter in method.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return method
-
-
-def pictures(count=3, seed=1):
-    return torch.randn(count, 3, 32, 32, generator=seeded(seed))
-
-
-def normed(x):
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def words(clip, text):
-    ids = clip.tokenize([text])[0]
-    return clip.text.token_embedding.weight[ids[1 : int(ids.argmax())]]
+    return perturb(build(clip, space, **options))
 
 
 @pytest.fixture
@@ -49,13 +31,10 @@ def space(tiny_space):
     return tiny_space
 
 
-# --- Gaussian tokens --------------------------------------------------------------------------------------------------
-
-
 def test_text_tokens_start_at_the_templates_first_words(tiny_clip):
     space = LabelSpace(("cat", "dog"), templates=("a centered satellite photo of a {}",))
     method = build(tiny_clip, space)
-    assert torch.equal(method.text_mu[0], words(tiny_clip, "a centered satellite photo"))
+    assert torch.equal(method.text_mu[0], embed_words(tiny_clip, "a centered satellite photo"))
     assert method.vision_mu.shape == (1, 4, 128)
     assert method.vision_mu.std().item() == pytest.approx(0.02, rel=0.15)
     assert (method.text_logvar == -9).all() and (method.vision_logvar == -9).all()
@@ -63,13 +42,13 @@ def test_text_tokens_start_at_the_templates_first_words(tiny_clip):
 
 def test_several_templates_start_at_their_mean_and_are_split_before_tokenizing(tiny_clip):
     given = LabelSpace(("cat", "dog"), templates=("a photo of a {}", "some close up picture of {}"))
-    expected = (words(tiny_clip, "a photo of a") + words(tiny_clip, "some close up picture")) / 2
+    expected = (embed_words(tiny_clip, "a photo of a") + embed_words(tiny_clip, "some close up picture")) / 2
     torch.testing.assert_close(build(tiny_clip, given).text_mu[0].detach(), expected)
     text = "a photo of a {} || some close up picture of {}."
     configured = build(tiny_clip, LabelSpace(("cat", "dog"), templates=("unused {}",)), init_templates=text)
     torch.testing.assert_close(configured.text_mu[0].detach(), expected)
     first = build(tiny_clip, given, template_init_combine="first")
-    assert torch.equal(first.text_mu[0], words(tiny_clip, "a photo of a"))
+    assert torch.equal(first.text_mu[0], embed_words(tiny_clip, "a photo of a"))
 
 
 def test_training_samples_and_inference_takes_the_means(tiny_clip, space):
@@ -102,9 +81,6 @@ def test_statistics_say_how_far_sigma_moved_and_a_warning_where_it_hardly_did(ti
     levels = build(tiny_clip, space, depth=3, deep_tokens="independent").statistics()
     assert [*levels] == [f"sigma of {tokens} level {level}" for tokens in ("vision", "text") for level in (1, 2, 3)]
     assert build(tiny_clip, space, gaussian=False).statistics() == {}
-
-
-# --- cross-attention --------------------------------------------------------------------------------------------------
 
 
 def attention_by_hand(module, x, y):
@@ -223,9 +199,6 @@ def test_the_last_level_of_independent_sets_is_refused(tiny_clip, space):
         build(tiny_clip, space, inject="final", deep_tokens="independent")
 
 
-# --- class prompts ----------------------------------------------------------------------------------------------------
-
-
 SATELLITE = ("a centered satellite photo of a {}", "a satellite image of a {}")
 FLOWER = ("a photo of a {} flower", "a close-up photo of a {} flower")
 VIDEO = ("a video of a person doing {}",)
@@ -237,22 +210,19 @@ def read_behind_tokens(clip, texts, n_ctx=4):
     return clip.tokenize([f"{free} {text}" for text in texts])[:, 1 + n_ctx :]
 
 
-@pytest.mark.parametrize(
-    "templates, n_ctx, class_prompt, expected",
-    [
-        (SATELLITE, 4, "phrase", "of a red circle."),
-        (SATELLITE, 2, "phrase", "satellite photo of a red circle."),
-        (SATELLITE, 8, "phrase", "red circle."),
-        (VIDEO, 4, "phrase", "person doing red circle."),
-        (FLOWER, 4, "phrase", "red circle flower."),
-        (FLOWER[1:], 2, "phrase", "- up photo of a red circle flower."),
-        (("{} texture",), 4, "phrase", "red circle texture."),
-        (("the word{}",), 1, "phrase", "word red circle."),
-        (SATELLITE, 4, "maple", "red circle."),
-        (FLOWER, 2, "maple", "red circle flower."),
-        (FLOWER, 4, "template", "a photo of a red circle flower."),
-    ],
-)
+@pytest.mark.parametrize("templates, n_ctx, class_prompt, expected", [
+    (SATELLITE, 4, "phrase", "of a red circle."),
+    (SATELLITE, 2, "phrase", "satellite photo of a red circle."),
+    (SATELLITE, 8, "phrase", "red circle."),
+    (VIDEO, 4, "phrase", "person doing red circle."),
+    (FLOWER, 4, "phrase", "red circle flower."),
+    (FLOWER[1:], 2, "phrase", "- up photo of a red circle flower."),
+    (("{} texture",), 4, "phrase", "red circle texture."),
+    (("the word{}",), 1, "phrase", "word red circle."),
+    (SATELLITE, 4, "maple", "red circle."),
+    (FLOWER, 2, "maple", "red circle flower."),
+    (FLOWER, 4, "template", "a photo of a red circle flower."),
+])  # fmt: skip
 def test_class_prompt_readings(tiny_clip, templates, n_ctx, class_prompt, expected):
     """Learned tokens come first; words of the template stay behind them, or are dropped."""
     space = LabelSpace(("red_circle",), templates=templates)
@@ -272,19 +242,16 @@ def test_phrase_is_the_default_and_starts_at_the_template(tiny_clip):
     torch.testing.assert_close(prompted, plain)
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({}, "of a cat flower."),
-        ({"target_prefix": "target"}, "person doing cat flower."),
-        ({"target_suffix": "training"}, "of a cat from space."),
-        ({"target_suffix": "none"}, "of a cat."),
-        ({"class_prompt": "maple"}, "cat flower."),
-        ({"class_prompt": "maple", "target_suffix": "none"}, "cat."),
-        ({"class_prompt": "template"}, "a video of a person doing cat flower."),
-        ({"init_templates": "a satellite photo showing the {} below"}, "the cat below."),
-    ],
-)
+@pytest.mark.parametrize("options, expected", [
+    ({}, "of a cat flower."),
+    ({"target_prefix": "target"}, "person doing cat flower."),
+    ({"target_suffix": "training"}, "of a cat from space."),
+    ({"target_suffix": "none"}, "of a cat."),
+    ({"class_prompt": "maple"}, "cat flower."),
+    ({"class_prompt": "maple", "target_suffix": "none"}, "cat."),
+    ({"class_prompt": "template"}, "a video of a person doing cat flower."),
+    ({"init_templates": "a satellite photo showing the {} below"}, "the cat below."),
+])  # fmt: skip
 def test_words_of_the_class_prompts_on_another_data_set(tiny_clip, options, expected):
     own = LabelSpace(("river",), templates=("a centered satellite photo of a {} from space",), dataset="tiles")
     novel = LabelSpace(("forest",), templates=own.templates, dataset="tiles")
@@ -323,13 +290,8 @@ def test_a_learned_temperature_is_used_in_training_and_test(tiny_clip, space):
     with torch.no_grad():
         method.logit_scale += math.log(0.5)
     torch.testing.assert_close(2 * method.classifier()(pictures()), frozen.classifier()(pictures()))
-    cooler, plain = (
-        each.loss(pictures(), torch.tensor([0, 1, 2]), each.draw(seeded()))["ce"] for each in (method, frozen)
-    )
-    assert not torch.isclose(cooler, plain)
-
-
-# --- loss and ablations -----------------------------------------------------------------------------------------------
+    cool, plain = (one.loss(pictures(), torch.tensor([0, 1, 2]), one.draw(seeded()))["ce"] for one in (method, frozen))
+    assert not torch.isclose(cool, plain)
 
 
 def test_terms_are_the_papers_sum(tiny_clip, space):
@@ -412,3 +374,92 @@ def test_with_everything_off_plain_tokens_enter_every_layer(tiny_clip, space, de
     for layer in range(4):
         assert torch.equal(image_plan.tokens[layer].tokens, method.vision_mu[min(layer, sets - 1)])
         assert torch.equal(text_plan.tokens[layer].tokens, method.text_mu[min(layer, sets - 1)])
+
+
+def case(seed, batch, classes, width=6, temperature=0.07):
+    g = torch.Generator().manual_seed(seed)
+    image = F.normalize(torch.randn(batch, width, generator=g), dim=-1)
+    text = F.normalize(torch.randn(classes, width, generator=g), dim=-1)
+    labels = torch.randint(classes, (batch,), generator=g)
+    return image, text, labels, torch.tensor(math.log(temperature))
+
+
+def by_hand(image, text, labels, log_temperature):
+    """The definition, one sum at a time, in double precision."""
+    z, c, tau = image.double(), text.double(), math.exp(log_temperature)
+    term = [[math.exp(float(zi @ ck) / tau) for ck in c] for zi in z]
+    images, classes = range(len(z)), range(len(c))
+    image_to_class = [-math.log(term[i][int(labels[i])] / sum(term[i][k] for k in classes)) for i in images]
+    class_to_image = []
+    for k in classes:
+        own = [i for i in images if int(labels[i]) == k]
+        if own:
+            class_to_image.append(-math.log(sum(term[i][k] for i in own) / sum(term[i][k] for i in images)))
+    return (sum(image_to_class) / len(image_to_class) + sum(class_to_image) / len(class_to_image)) / 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), batch=st.integers(1, 9), classes=st.integers(1, 12),
+    temperature=st.sampled_from([0.07, 0.2, 1.0]),
+)  # fmt: skip
+def test_info_nce_is_the_double_loop(seed, batch, classes, temperature):
+    image, text, labels, log_temperature = case(seed, batch, classes, temperature=temperature)
+    loss = info_nce(image, text, labels, log_temperature)
+    assert loss.item() == pytest.approx(by_hand(image, text, labels, log_temperature), rel=2e-5, abs=2e-6)
+
+
+def test_absent_classes_count_as_negatives_and_only_there():
+    """An absent class changes the image-to-class part alone; its own gradient is finite and comes from that part."""
+    image, text, labels, log_temperature = case(5, batch=6, classes=3)
+    more = torch.cat([text, F.normalize(torch.randn(2, 6, generator=torch.Generator().manual_seed(1)), dim=-1)])
+    more.requires_grad_(True)
+    change = info_nce(image, more, labels, log_temperature) - info_nce(image, text, labels, log_temperature)
+    expected = F.cross_entropy(image @ more.T / 0.07, labels) - F.cross_entropy(image @ text.T / 0.07, labels)
+    torch.testing.assert_close(change, expected / 2)
+    (got,) = torch.autograd.grad(info_nce(image, more, labels, log_temperature), more)
+    (want,) = torch.autograd.grad(F.cross_entropy(image @ more.T / 0.07, labels) / 2, more)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got[3:], want[3:])
+
+
+def test_info_nce_gradients_are_those_of_the_definition():
+    """Central differences of the loop, for features and temperature, with classes absent from the batch."""
+    image, text, labels, log_temperature = (x.double() if x.is_floating_point() else x for x in case(6, 4, 6))
+    leaves = [x.float().requires_grad_(True) for x in (image, text, log_temperature)]
+    info_nce(leaves[0], leaves[1], labels, leaves[2]).backward()
+    step = 1e-5
+    for which, leaf in enumerate(leaves):
+        for index in range(0, leaf.numel(), 5):
+            ends = []
+            for sign in (1, -1):
+                moved = [image.clone(), text.clone(), log_temperature.clone()]
+                moved[which].view(-1)[index] += sign * step
+                ends.append(by_hand(moved[0], moved[1], labels, moved[2]))
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert leaf.grad.view(-1)[index].item() == pytest.approx(slope, rel=1e-3, abs=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), low=st.floats(-12, 0), high=st.floats(0, 2))
+def test_kl_is_that_of_torch_distributions(seed, low, high):
+    g = torch.Generator().manual_seed(seed)
+    mu = torch.randn(2, 4, 5, generator=g)
+    logvar = low + (high - low) * torch.rand(2, 4, 5, generator=g)
+    normal = torch.distributions.Normal(mu.double(), torch.exp(logvar.double() / 2))
+    expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum()
+    assert kl_to_standard_normal(mu, logvar).item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-4)
+
+
+def test_l2_is_the_sum_of_squared_token_norms():
+    mu = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    expected = sum(float(token.norm()) ** 2 for token in mu.flatten(0, 1))
+    assert l2(mu).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_stay_in_float32_under_autocast():
+    image, text, labels, log_temperature = case(8, batch=7, classes=5)
+    plain = info_nce(image, text, labels, log_temperature), kl_to_standard_normal(image, image), l2(image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = info_nce(image, text, labels, log_temperature), kl_to_standard_normal(image, image), l2(image)
+    assert [x.item() for x in cast] == [x.item() for x in plain]

@@ -1,7 +1,5 @@
 """Methods equal their public code in logits, loss terms and gradients, on figures measured there in float32."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -13,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from small_runs import seeded
 from tiny_geometry import SHORT_OPTIONS
 
+from procap.errors import UserError
 from procap.methods import build_method, load_public
-from procap.methods.method import Method
 from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
-from procap.methods.twosfs import TwoSFS
 from procap.recipe import step_rate
 from procap.reference import with_plain_encoders
 from procap.teacher import text_bank
@@ -67,33 +65,17 @@ CASES = (
     Case("maple", {"depth": 3}),
     Case("ivlp", {"depth": 4, "vision_depth": 4}),
     Case("kgcoop", {}, "eurosat", "a centered satellite photo of {}.", terms={"ce": "ce", "kg": "kg_weighted"}),
-    Case(
-        "promptsrc",
-        {"depth": 3, "vision_depth": 3},
-        terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted", "kl": "kl"},
-    ),
-    Case(
-        "coprompt",
-        {"depth": 3, "n_ctx": 2, "weight": 8.0},
-        terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted"},
-        noise=(1,),
-    ),
-    Case(
-        "tcp", {}, "oxford-pets", "a photo of a {}, a type of pet.", layers=10, terms={"ce": "ce", "kg": "kg_weighted"}
-    ),
+    Case("promptsrc", {"depth": 3, "vision_depth": 3},
+         terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted", "kl": "kl"}),
+    Case("coprompt", {"depth": 3, "n_ctx": 2, "weight": 8.0},
+         terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted"}, noise=(1,)),
+    Case("tcp", {}, "oxford-pets", "a photo of a {}, a type of pet.", layers=10,
+         terms={"ce": "ce", "kg": "kg_weighted"}),
     Case("mma", {"first_block": 1}),
-    Case(
-        "mmrl",
-        {"first_block": 2, "width": 64},
-        "caltech101",
-        terms={
-            "ce": "ce_class_weighted",
-            "ce_rep": "ce_rep_weighted",
-            "reg_image": "reg_image_weighted",
-            "reg_text": "reg_text_weighted",
-        },
-    ),
-)
+    Case("mmrl", {"first_block": 2, "width": 64}, "caltech101",
+         terms={"ce": "ce_class_weighted", "ce_rep": "ce_rep_weighted", "reg_image": "reg_image_weighted",
+                "reg_text": "reg_text_weighted"}),
+)  # fmt: skip
 
 
 def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -107,18 +89,16 @@ def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     for name in names:
         std = 0.1 if name == "ctx" or "prompts_text" in name else 0.04
         shape = shapes[f"prompt_learner.{name}"]
-        values[f"prompt_learner.{name}"] = torch.from_numpy(
-            source.standard_normal(shape, dtype=np.float32) * np.float32(std)
-        )
+        drawn = source.standard_normal(shape, dtype=np.float32) * np.float32(std)
+        values[f"prompt_learner.{name}"] = torch.from_numpy(drawn)
     return values
 
 
-def shapes_of(method: Method) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a method's parameters under their public names."""
+def shapes_of(method):
     return {theirs: tuple(method.get_parameter(ours).shape) for ours, theirs in method.public_names().items()}
 
 
-def built(case: Case, folder: Path, figures: Any) -> Method:
+def built(case, folder, figures):
     """Build the method with the parameters that were measured; sentences are written to a file in `folder`."""
     options = case.options
     if "sentences" in figures.files:
@@ -134,19 +114,17 @@ def built(case: Case, folder: Path, figures: Any) -> Method:
     return method
 
 
-def built_2sfs() -> TwoSFS:
-    """Build 2SFS with the LayerNorms and the classifier that were measured."""
+def built_2sfs():
     method = build_method("2sfs", small_clip(), LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
     shapes = shapes_of(method)
     shapes.pop("classifier")
     values = {name: value + name.endswith("weight") for name, value in walk(shapes, lambda name: 0.1).items()}
     values["classifier"] = 0.05 * torch.from_numpy(draws(14).standard_normal((9, 512), dtype=np.float32))
     load_public(method, values)
-    assert isinstance(method, TwoSFS)
     return method
 
 
-def check_gradients(name: str, method: Method, figures: Any) -> list[str]:
+def check_gradients(name, method, figures):
     """Compare every gradient with the figures; returns the public names of the tensors that have one."""
     parameters = dict(method.named_parameters())
     gradients = {theirs: parameters[ours].grad for ours, theirs in method.public_names().items()}
@@ -205,9 +183,8 @@ def test_both_stages_of_2sfs_equal_the_public_code(stage):
     loss = method.loss(images(), LABELS, ())["ce"]
     loss.backward()
     assert_near("2sfs", "loss", loss.detach(), figures["stage2/loss/total" if stage else "loss/total"])
-    assert check_gradients("2sfs", method, figures) == (
-        ["classifier"] if stage else sorted(figures["rule/stage1_trainable"])
-    )
+    trained = ["classifier"] if stage else sorted(figures["rule/stage1_trainable"])
+    assert check_gradients("2sfs", method, figures) == trained
 
 
 def test_2sfs_infers_trained_names_with_their_rows_and_other_names_with_the_text_tower():
@@ -232,10 +209,8 @@ def test_2sfs_has_the_steps_and_rates_of_the_public_code():
 
 
 def built_skipt() -> SkipT:
-    """Build SkipT with the weights and the random ranks that were measured."""
     space, options = LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
     method = build_method("skipt", small_clip(), space, options, torch.Generator().manual_seed(0))
-    assert isinstance(method, SkipT)
     shapes = shapes_of(method)
 
     def std(name: str) -> float:
@@ -269,7 +244,6 @@ def test_skipt_uses_the_classes_of_a_batch_of_many_classes():
     image, labels = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)), torch.arange(5)
     for keep, count in ((True, 5), (False, 4)):
         method = build_method("skipt", small_clip(), space, {"first_block": 3, "keep_labels": keep}, torch.Generator())
-        assert isinstance(method, SkipT)
         assert len(method.chosen_classes(image, labels)) == count
 
 
@@ -343,3 +317,17 @@ def test_trained_tensors_equal_those_of_the_public_code(name, tmp_path):
         measured = figures[f"after/{theirs}"][:HEAD] - before
         # Rounding of the tensors is larger in their changes.
         np.testing.assert_allclose(after - before, measured, atol=1e-3 * np.abs(measured).max(), rtol=0)
+
+
+def test_tensors_under_public_names_are_set_or_refused_in_one_line(tiny_clip, tiny_space):
+    method, value = build_method("coop", tiny_clip, tiny_space, {}, seeded()), torch.ones(4, 64)
+    load_public(method, {"prompt_learner.ctx": value})
+    assert torch.equal(method.context, value)
+    for name, tensors, message in (
+        ("coop", {"ctx": value}, "not a checkpoint of CoOp: lacks prompt_learner.ctx; has unknown ctx"),
+        ("coop", {"prompt_learner.ctx": value[:2]}, r"prompt_learner.ctx is \[2, 64\], expected \[4, 64\]"),
+        ("procap", {"prompt_learner.ctx": value}, "ProCAP has no public code whose tensors could be loaded"),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            load_public(build_method(name, tiny_clip, tiny_space, {}, seeded()), tensors)
+        assert "\n" not in str(raised.value)

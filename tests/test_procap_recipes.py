@@ -1,18 +1,31 @@
-"""Published recipes and the learning rate of every epoch, as the trainers of the CoOp family step it."""
-
-from __future__ import annotations
+"""What was published: recipes, rates of every epoch, options for departures of public code, and its checkpoints."""
 
 import itertools
 import math
+import os
+import warnings
+import zipfile
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
+from small_runs import seeded
+from tiny_geometry import SHORT_OPTIONS
+from torch import nn
 
-from procap.errors import UsageError
-from procap.methods import METHODS, method_class
+from benchmarks.results.frame import describe_settings, title_variants
+from procap.clip import CLIP
+from procap.errors import UsageError, UserError
+from procap.methods import ADDED_OPTIONS, METHODS, build_method, method_class
 from procap.methods.method import TASKS
+from procap.methods.promptsrc import teacher_templates
+from procap.methods.public import frozen_state, load_public_state, public_state
 from procap.recipe import Recipe, learning_rate, step_rate
+from procap.teacher import text_bank
+from procap.text import LabelSpace
+from procap.weights.public import PublicFile, pack_public, read_public
 from runner.config import plan_run
 
 DASSL = {"optimizer": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "warmup": "constant", "warmup_lr": 1e-5}
@@ -180,3 +193,321 @@ def test_after_warmup_the_rates_are_those_of_torch(warmup, length):
         assert math.isclose(learning_rate(recipe, epoch), optimizer.param_groups[0]["lr"], rel_tol=1e-9)
         optimizer.step()
         cosine.step()
+
+
+IMAGES, LABELS = torch.randn(3, 3, 32, 32, generator=seeded(1)), torch.tensor([0, 3, 1])
+
+
+@pytest.fixture
+def build(short_clip, tiny_space):
+    def build(name, **options):
+        needed = {"sentences": "templates"} if name == "coprompt" else {}
+        return build_method(name, short_clip, tiny_space, SHORT_OPTIONS.get(name, {}) | needed | options, seeded())
+
+    return build
+
+
+def terms(method, noise=None):
+    return method.loss(IMAGES, LABELS, method.draw(seeded(2)) if noise is None else noise)
+
+
+def test_mma_gets_the_true_gradient(build):
+    scaled, true = build("mma", scale=0.01), build("mma", scale=0.01, scale_gradient=False)
+    for method in (scaled, true):
+        terms(method)["ce"].backward()
+    for (name, one), other in zip(scaled.named_parameters(), true.parameters(), strict=True):
+        largest = other.grad.abs().max()
+        assert largest > 0 and (other.grad - 0.01 * one.grad).abs().max() <= 1e-3 * largest, name
+
+
+def test_promptsrc_divides_the_divergence_by_images(build):
+    pairs, images = terms(build("promptsrc")), terms(build("promptsrc", kl_mean="images"))
+    assert images["kl"].item() == pytest.approx(5 * pairs["kl"].item(), rel=1e-5)
+    assert all(torch.equal(pairs[name], images[name]) for name in ("ce", "text", "image"))
+
+
+def test_promptsrc_normalises_before_it_averages_the_teacher(build, short_clip, tiny_space):
+    first, last = build("promptsrc", teacher_average="normalise-first"), build("promptsrc")
+    assert torch.equal(first.teacher(), text_bank(short_clip, tiny_space, teacher_templates()))
+    assert not torch.allclose(first.teacher(), last.teacher())
+
+
+def test_adapters_of_coprompt_end_without_a_relu(build):
+    features = torch.randn(3, 48, generator=seeded(1))
+    plain, linear = (build("coprompt", adapter_relu=value).image_adapter(features) for value in (True, False))
+    assert linear.min() < 0 and torch.equal(linear.relu(), plain)
+
+
+def test_a_phrase_as_long_as_the_tokens_leaves_no_words_behind_them(build):
+    kept, none = (build("maple", **options).prompts.ids.argmax(dim=1) for options in ({}, {"ctx_init": "a photo"}))
+    assert torch.equal(kept - none, torch.full_like(kept, 2))
+
+
+def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
+    others = LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
+    shifted = replace(tiny_space, dataset="imagenetv2")
+
+    def logits(inference: str, space: LabelSpace | None) -> torch.Tensor:
+        return build("mmrl", inference=inference).classifier(space)(IMAGES)
+
+    assert torch.equal(logits("task", None), logits("fused", None))
+    assert torch.equal(logits("task", others), logits("class", others))
+    assert torch.equal(logits("task", shifted), logits("class", shifted)), "the same classes of another data set"
+    assert not torch.allclose(logits("class", None), logits("fused", None))
+    assert not torch.allclose(logits("class", others), logits("fused", others))
+
+
+def test_coprompt_draws_a_sentence_for_each_class(build):
+    common, own = build("coprompt"), build("coprompt", sentence_draw="class")
+    [number], [numbers] = common.draw(seeded(3)), own.draw(seeded(3))
+    assert number.shape == (1,) and numbers.shape == (5,) and len(set(numbers.tolist())) > 1
+    same = terms(own, (number.expand(5),))
+    assert all(torch.equal(value, same[name]) for name, value in terms(common, (number,)).items())
+    assert not torch.equal(terms(own, (numbers,))["text"], same["text"])
+
+
+def test_tcp_takes_another_reference(build, short_clip, tiny_space):
+    template = "a drawing of a {}."
+    reference = build("tcp", reference_template=template).prompts.reference
+    assert torch.equal(reference, text_bank(short_clip, tiny_space, [template]))
+
+
+def test_skipt_draws_the_used_ranks_in_every_step(build):
+    method = build("skipt", draw="step")
+    image, labels = torch.randn(2, 48, generator=seeded(1)), torch.tensor([0, 0])
+    [noise] = method.draw(seeded(3))
+    assert noise.shape == (5,) and not build("skipt").draw(seeded(3))
+    none, every = (method.chosen_classes(image, labels, (torch.full((5,), one),)) for one in (2.0, -1.0))
+    assert none.tolist() != every.tolist() == [0, 1, 2, 3, 4] and 0 in none
+    assert terms(method, (noise,))["ce"].isfinite()
+
+
+NORMS = [("final_norms", ("vision.ln_post", "text.ln_final")), ("first_norm", ("vision.ln_pre",))]
+
+
+@pytest.mark.parametrize("option, norms", NORMS)
+def test_2sfs_tunes_the_other_norms_too(build, option, norms):
+    method = build("2sfs", **{option: True})
+    few, many = (dict(one.named_parameters()) for one in (build("2sfs"), method))
+    added = {f"{norm}/{part}" for norm in norms for part in ("weight", "bias")}
+    assert many.keys() - few.keys() == added
+    method.begin_stage(0)
+    terms(method)["ce"].backward()
+    assert all(many[name].grad.abs().sum() > 0 for name in added)
+
+
+CHANGES = {
+    "skipt": {"draw": "step"},
+    "promptsrc": {"kl_mean": "images", "teacher_average": "normalise-first"}, "mmrl": {"inference": "class"},
+    "coprompt": {"sentence_draw": "class", "adapter_relu": False},
+    "tcp": {"reference_template": "a {}."}, "mma": {"scale_gradient": False}, "2sfs": {"final_norms": True, "first_norm": True},
+}  # fmt: skip
+
+
+def test_added_options_leave_the_identity_of_older_runs_alone():
+    assert {*ADDED_OPTIONS} - {"procap"} == {*CHANGES}
+    for method, change in CHANGES.items():
+        plain, changed = (plan_run(method=method, dataset="digits", options=options) for options in ({}, change))
+        explicit = {name: method_class(method).Options.model_fields[name].default for name in change}
+        assert plan_run(method=method, dataset="digits", options=explicit).hash == plain.hash != changed.hash
+        assert not plain.identity()["options"].keys() & change.keys() and change.items() <= changed.options.items()
+
+
+def test_runs_that_differ_in_an_added_option_have_different_titles():
+    for method, change in CHANGES.items():
+        configs = [plan_run(method=method, dataset="digits", options=options) for options in ({}, change)]
+        rows = pd.DataFrame([{"method": method, "settings": describe_settings(config)} for config in configs])
+        assert len(set(title_variants(rows))) == 2
+
+
+PUBLIC = [name for name in METHODS if method_class(name).public_layout]
+OPTIONS = {"mmrl": {"width": 16}}
+
+
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler that holds another one, as Dassl's does."""
+
+    def __init__(self, successor):
+        self.successor = successor
+        super().__init__(successor.optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [1e-5]
+
+
+def trained_module():
+    """A module after one step, and all that Dassl saves of it: the scheduler is an object with the optimizer in it."""
+    module = nn.Linear(3, 2).half().float()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    scheduler = Warmup(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5))
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    plain = {name: value for name, value in vars(scheduler).items() if name != "optimizer"}
+    own = {"epoch": 5, "optimizer": optimizer.state_dict(), "scheduler": plain, "val_result": 81.5}
+    return module, {"state_dict": module.state_dict(), **own}
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+def test_files_of_dassl_are_read_with_live_objects_in_them(tmp_path, is_zip):
+    module, content = trained_module()
+    file = tmp_path / "model.pth.tar-5"
+    torch.save(content, file, _use_new_zipfile_serialization=is_zip)
+    found = read_public(file)
+    assert found.epoch == 5
+    assert found.tensors.keys() == module.state_dict().keys()
+    assert all(torch.equal(found.tensors[name], value) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+def test_code_in_a_file_does_not_run(tmp_path, is_zip):
+    module, content = trained_module()
+    file, trace = tmp_path / "model.pth.tar-5", tmp_path / "it-ran"
+    torch.save(content | {"scheduler": Hostile(trace)}, file, _use_new_zipfile_serialization=is_zip)
+    assert read_public(file).tensors.keys() == module.state_dict().keys()
+    torch.save({"state_dict": {"ctx": Hostile(trace)}}, file, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UserError, match="ctx in it is something else"):
+        read_public(file)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_a_damaged_file_is_an_error_of_one_line(tmp_path, is_zip, share):
+    file = tmp_path / "model.pth.tar-5"
+    torch.save(trained_module()[1], file, _use_new_zipfile_serialization=is_zip)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(UserError, match="no readable checkpoint") as raised:
+        read_public(file)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"state_dict": {}}, {"state_dict": {"ctx": 3}}, None])
+def test_a_file_without_tensors_is_refused(tmp_path, content):
+    file = tmp_path / "model.pth.tar-5"
+    torch.save(content, file)
+    if content is None:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("notes.txt", "no pickle")
+    with pytest.raises(UserError, match=r"not one of torch\.save" if content is None else "holds no state dict"):
+        read_public(file)
+
+
+@pytest.mark.parametrize("format", ["dassl", "safetensors"])
+def test_what_is_written_is_read_again_and_needs_no_code(tmp_path, format):
+    file = tmp_path / f"model.{'safetensors' if format == 'safetensors' else 'pth.tar-7'}"
+    tensors = {"ctx": torch.randn(4, 8)}
+    file.write_bytes(pack_public(PublicFile(tensors, 7), format))
+    found = read_public(file)
+    assert found.epoch == 7 and torch.equal(found.tensors["ctx"], tensors["ctx"])
+    if format == "dassl":
+        assert torch.load(file, weights_only=True).keys() == trained_module()[1].keys()
+
+
+def built(name, clip, space, seed=0):
+    return build_method(name, clip, space, OPTIONS.get(name, {}), torch.Generator().manual_seed(seed))
+
+
+def saved(name, clip, space, seed=1):
+    """A method, and the state dict that its public trainer would save: fp16, with the buffers and the frozen towers."""
+    method = built(name, clip, space, seed)
+    layout = method.public_layout
+    words = clip.token_embedding(method.class_ids)
+    if layout.module == "adapter_learner":
+        extra = {"token_embedding": words, "tokenized_prompts": method.class_ids}
+    elif "prompt_learner.ctx" in method.public_names().values():
+        n_ctx = method.options.n_ctx
+        extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}
+        extra = extra if layout.module else {f"prompt_learner.{key}": value for key, value in extra.items()}
+    else:
+        extra = {}
+    if not layout.module:
+        extra |= frozen_state(clip) | {"logit_scale": clip.logit_scale}
+    extra |= {f"{start}weight" if start.endswith(".") else start: torch.ones(2) for start in layout.unused}
+    state = extra | public_state(method)
+    return method, {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_state_dicts_of_public_code_become_the_method(tiny_clip, tiny_space, name):
+    theirs, state = saved(name, tiny_clip, tiny_space)
+    ours = built(name, tiny_clip, tiny_space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_public_state(ours, state)
+    for key, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], value.half().float()), key
+
+
+META_NET = {"meta_net.linear1.weight": (3, 48), "meta_net.linear1.bias": (3,), "meta_net.linear2.weight": (64, 3)}
+
+LAYOUTS = {
+    "2sfs": ("two_stages", {"visual.transformer.resblocks.0.ln_1.weight": (128,),
+                            "transformer.resblocks.1.ln_2.bias": (64,)}),
+    "coop": ("prompt_learner", {"ctx": (4, 64)}),
+    "cocoop": ("prompt_learner", {"ctx": (4, 64), **META_NET, "meta_net.linear2.bias": (64,)}),
+    "kgcoop": ("prompt_learner", {"ctx": (4, 64)}),
+    "maple": ("MultiModalPromptLearner", {"prompt_learner.ctx": (2, 64), "prompt_learner.proj.weight": (128, 64)}),
+    "ivlp": ("VLPromptLearner", {"prompt_learner.ctx": (2, 64), "image_encoder.VPT": (2, 128)}),
+    "promptsrc": ("VLPromptLearner", {"prompt_learner.ctx": (4, 64),
+                                      "text_encoder.transformer.resblocks.8.VPT_shallow": (4, 64)}),
+    "vpt": ("prompt_learner", {"image_encoder.VPT": (8, 128)}),
+    "coprompt": ("MultiModalPromptLearner", {"prompt_learner.ctx": (4, 64), "adapter_image.fc.0.weight": (12, 48),
+                                             "adapter_text.fc.2.weight": (48, 12)}),
+    "tcp": ("prompt_learner", {"ctx": (4, 64), "meta_net.linear1.weight": (128, 48)}),
+    "mma": ("adapter_learner", {"text_adapter.5.down.0.weight": (32, 64), "shared_adapter.12.0.bias": (32,)}),
+    "skipt": ("learnable_params", {"image_encoder.transformer.resblocks.6.mlp.c_fc.weight": (512, 128),
+                                   "text_encoder.text_projection": (64, 48)}),
+    "mmrl": ("MultiModalPromptLearner", {"representation_learner.compound_rep_tokens": (5, 16),
+                                         "image_encoder.proj_rep": (128, 48),
+                                         "image_encoder.conv1.weight": (128, 3, 16, 16),
+                                         "text_encoder.text_projection": (64, 48)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_exports_have_the_names_and_shapes_of_the_public_code(tiny_clip, tiny_space, name):
+    method = built(name, tiny_clip, tiny_space)
+    folder, tensors = LAYOUTS[name]
+    state = public_state(method)
+    assert method.public_layout.folder == folder
+    assert {key: tuple(state[key].shape) for key in tensors} == tensors
+    learned = sum(parameter.numel() for parameter in method.parameters())
+    frozen = sum(tensor.numel() for tensor in frozen_state(tiny_clip).values()) if name == "mmrl" else 0
+    assert sum(tensor.numel() for tensor in state.values()) == learned + frozen
+
+
+def test_another_method_other_options_and_damaged_values_are_refused(tiny_clip, tiny_space):
+    _, maple = saved("maple", tiny_clip, tiny_space)
+    for name, message in (
+        ("ivlp", "lacks"),
+        ("promptsrc", r"prompt_learner.ctx is \[2, 64\], expected \[4, 64\]"),
+        ("coop", "lacks ctx"),
+        ("vpt", "lacks image_encoder.VPT"),
+    ):
+        with pytest.raises(UserError, match=f"no checkpoint of .* with these options: .*{message}"):
+            load_public_state(built(name, tiny_clip, tiny_space), maple)
+    _, ivlp = saved("ivlp", tiny_clip, tiny_space)
+    with pytest.raises(UserError, match="no checkpoint of MaPLe"):
+        load_public_state(built("maple", tiny_clip, tiny_space), ivlp)
+    with pytest.raises(UserError, match="ZeroShot has no public code"):
+        load_public_state(built("zeroshot", tiny_clip, tiny_space), maple)
+
+
+def test_another_backbone_and_other_classes_are_refused(tiny_clip, tiny_space, tiny_geometry):
+    _, state = saved("maple", tiny_clip, tiny_space)
+    other = CLIP.random(tiny_geometry, seed=5, name="other")
+    with pytest.raises(UserError, match="trained on other weights than those of other: image_encoder"):
+        load_public_state(built("maple", other, tiny_space), state)
+    with pytest.raises(UserError, match="trained on 5 classes, while there are 2 here"):
+        load_public_state(built("maple", tiny_clip, LabelSpace(("cat", "dog"))), state)
+    renamed = LabelSpace((*tiny_space.classnames[:-1], "dog"))
+    with pytest.warns(UserWarning, match="other words for 1 of 5 classes, such as 'dog'"):
+        load_public_state(built("maple", tiny_clip, renamed), state)

@@ -6,8 +6,6 @@ file started as a program reads cases and prints results, one JSON line each. On
     python -m pytest -m gpu tests/test_procap_triton.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -26,9 +24,6 @@ from procap.cross_attention import CrossAttention
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"tokens": 3, "widths": (33, 20), "heads": 3, "head_width": 5}
 TINY = {"tokens": 2, "widths": (9, 7), "heads": 1, "head_width": 3}
-
-
-# --- one case: kernels beside eager -----------------------------------------------------------------------------------
 
 
 def level(tokens, widths, heads, head_width, norm="pre", zero=False, dtype="float32", device="cpu", seed=0):
@@ -116,14 +111,8 @@ def registered(case):
     """torch's own checks of an operator: schema, fake tensors, autograd."""
     v, t, projection, vision, text = level(**case)
     arguments = (
-        v,
-        t,
-        list(projection.parameters()),
-        fused.parameters(vision),
-        fused.parameters(text),
-        vision.heads,
-        1e-5,
-    )
+        v, t, list(projection.parameters()), fused.parameters(vision), fused.parameters(text), vision.heads, 1e-5,
+    )  # fmt: skip
     # Tracing is tested by itself, above.
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     return library.opcheck(fused.level_op, arguments, test_utils=checks)
@@ -150,9 +139,6 @@ def interpreter():
         yield ask
 
 
-# --- values and gradients ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
 def test_values_and_gradients_are_those_of_eager(interpreter, norm):
     errors = interpreter("worst", {**SMALL, "norm": norm})
@@ -175,18 +161,11 @@ def test_levels_in_a_row_share_weights(interpreter):
 
 
 sizes = st.integers(1, 40)
-cases = st.fixed_dictionaries(
-    {
-        "tokens": st.integers(1, 9),
-        "widths": st.tuples(sizes, sizes).map(lambda pair: (pair[0] + 2, pair[1] + 2)),
-        "heads": st.integers(1, 4),
-        "head_width": st.integers(1, 12),
-        "norm": st.sampled_from(["pre", "post", "none"]),
-        "zero": st.booleans(),
-        "dtype": st.sampled_from(["float32", "bfloat16"]),
-        "seed": st.integers(0, 1000),
-    }
-)
+cases = st.fixed_dictionaries({
+    "tokens": st.integers(1, 9), "widths": st.tuples(sizes, sizes).map(lambda pair: (pair[0] + 2, pair[1] + 2)),
+    "heads": st.integers(1, 4), "head_width": st.integers(1, 12), "norm": st.sampled_from(["pre", "post", "none"]),
+    "zero": st.booleans(), "dtype": st.sampled_from(["float32", "bfloat16"]), "seed": st.integers(0, 1000),
+})  # fmt: skip
 
 
 def holds(interpreter, case):
@@ -221,9 +200,6 @@ def test_the_operator_compiles_whole(interpreter):
     assert set(interpreter("registered", TINY).values()) == {"SUCCESS"}
 
 
-# --- where they run ---------------------------------------------------------------------------------------------------
-
-
 def test_a_level_on_the_cpu_is_eager_and_needs_no_triton(monkeypatch):
     monkeypatch.setenv("PROCAP_FUSED", "on")
     monkeypatch.setitem(sys.modules, "procap.kernels.launch", None)
@@ -234,26 +210,20 @@ def test_a_level_on_the_cpu_is_eager_and_needs_no_triton(monkeypatch):
 KEY = (0, torch.float32, 4, 768, 512, 8, 512, "pre", None)
 
 
-@pytest.mark.parametrize(
-    "times, plain, graphed",
-    [
-        ((2.0, 1.0, 0.2, 0.1), True, True),
-        ((1.0, 2.0, 0.2, 0.1), False, True),
-        ((2.0, 1.0, 0.1, 0.2), True, False),
-        ((1.0, float("inf"), 0.1, float("inf")), False, False),
-    ],
-)
+@pytest.mark.parametrize("times, plain, graphed", [
+    ((2.0, 1.0, 0.2, 0.1), True, True),
+    ((1.0, 2.0, 0.2, 0.1), False, True),
+    ((2.0, 1.0, 0.1, 0.2), True, False),
+    ((1.0, float("inf"), 0.1, float("inf")), False, False),
+])  # fmt: skip
 def test_the_faster_way_is_chosen_and_timed_once(monkeypatch, times, plain, graphed):
     timed = []
     monkeypatch.setattr(fused, "time_level", lambda *key: timed.append(key) or fused.Timings(*times))
     monkeypatch.setattr(fused, "_measured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
-    assert [
-        fused.is_fused_faster(*KEY, False),
-        fused.is_fused_faster(*KEY, True),
-        fused.is_fused_faster(*KEY, False),
-    ] == [plain, graphed, plain]
+    chosen = [fused.is_fused_faster(*KEY, is_graphed) for is_graphed in (False, True, False)]
+    assert chosen == [plain, graphed, plain]
     assert timed == [KEY] and fused.get_timings() == {KEY: times}
 
 
@@ -336,9 +306,6 @@ def test_kernels_compile_for_a100_and_h100_and_stay_in_registers():
     assert all(int(stack) == 0 and int(shared) <= 99 * 1024 for _, shared, stack in kernels), kernels
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cuda():
     if not torch.cuda.is_available():
@@ -351,20 +318,17 @@ VIT_B, VIT_L, ODD = ((768, 512), 8, 64), ((1024, 768), 12, 64), ((33, 20), 3, 5)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "tokens, sizes, norm, dtype",
-    [
-        (4, VIT_B, "pre", "float32"),
-        (4, VIT_B, "pre", "bfloat16"),
-        (4, VIT_B, "post", "float32"),
-        (4, VIT_B, "none", "float32"),
-        (1, VIT_B, "pre", "float32"),
-        (7, ODD, "pre", "float32"),
-        (9, ODD, "none", "bfloat16"),
-        (16, VIT_L, "pre", "float32"),
-        (32, VIT_B, "pre", "float32"),
-    ],
-)
+@pytest.mark.parametrize("tokens, sizes, norm, dtype", [
+    (4, VIT_B, "pre", "float32"),
+    (4, VIT_B, "pre", "bfloat16"),
+    (4, VIT_B, "post", "float32"),
+    (4, VIT_B, "none", "float32"),
+    (1, VIT_B, "pre", "float32"),
+    (7, ODD, "pre", "float32"),
+    (9, ODD, "none", "bfloat16"),
+    (16, VIT_L, "pre", "float32"),
+    (32, VIT_B, "pre", "float32"),
+])  # fmt: skip
 def test_native_kernels_are_eager(cuda, tokens, sizes, norm, dtype):
     widths, heads, head_width = sizes
     case = {"tokens": tokens, "widths": widths, "heads": heads, "head_width": head_width, "norm": norm}

@@ -5,8 +5,6 @@ Two gloo processes do all the work in one start.
 Shapes: W processes, B images of the global batch, N rows, T loss terms.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -25,7 +23,6 @@ from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import seeded
 from tiny_geometry import GEOMETRY, SHORT_OPTIONS
-from torch import Tensor
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
@@ -69,9 +66,8 @@ def planned(run="adamw", **changes):
     overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS.get(run, {"optimizer": "sgd"}), **changes}
     precision = run[-4:] if run.endswith(("bf16", "fp16")) else "fp32"
     method, options = CASES.get(run, PROCAP)
-    return plan_run(
-        method=method, dataset="digits", recipe="procap", overrides=overrides, options=options, precision=precision
-    )
+    training = {"recipe": "procap", "overrides": overrides, "precision": precision}
+    return plan_run(method=method, dataset="digits", options=options, **training)
 
 
 def short_clip(geometry) -> CLIP:
@@ -86,7 +82,7 @@ def method_on(clip, space, group=None, run="adamw"):
     return method
 
 
-def trained(engine, steps=range(STEPS)) -> Tensor:
+def trained(engine, steps=range(STEPS)):
     """The terms [steps, T] of some steps, each on its share of the same global batch in all processes."""
     method, found = engine.method, []
     ranks = method.group.ranks if method.group else Ranks()
@@ -99,9 +95,6 @@ def trained(engine, steps=range(STEPS)) -> Tensor:
         engine.update()
         found.append(terms.detach())
     return torch.stack(found)
-
-
-# --- in each of the processes -----------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -125,7 +118,6 @@ class Worker:
         save_file({"terms": terms, **tensors}, self.folder / f"{name}-{self.ranks.rank}.safetensors")
 
     def train(self, name, kind, run="adamw", user=None):
-        """Train every stage of the method in an engine of its own."""
         method = method_on(self.clip, self.space, ProcessGroup(self.ranks) if self.ranks.size > 1 else None, run)
         for stage in range(len(method.stage_starts(STEPS))):
             method.begin_stage(stage)
@@ -209,9 +201,6 @@ def work(place: str, size: int, jobs: str) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-# --- in the process of the tests --------------------------------------------------------------------------------------
-
-
 def start(place: Path, size: int, jobs: str) -> str:
     """Run the ranks to their end; returns what they wrote to stderr. None may write to stdout or into its folder."""
     for name in ("results", "here", "home"):
@@ -236,11 +225,11 @@ def clip(tiny_geometry) -> CLIP:
     return short_clip(tiny_geometry)
 
 
-def found(folder: Path, name: str, rank: int = 0) -> dict[str, Tensor]:
+def found(folder, name, rank=0):
     return load_file(folder / f"{name}-{rank}.safetensors")
 
 
-def agree(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+def agree(one, other, tolerance):
     """Equal but for `tolerance` of the largest number of a kind: terms, learned tensors, or one slot of all of them."""
     assert one.keys() == other.keys()
     largest: dict[str, float] = {}
@@ -307,9 +296,6 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
     with pytest.raises(UserError, match=r"needs the package deepspeed.*--engine ddp"):
         DeepSpeedEngine(method_on(clip, tiny_space), planned(), deepspeed_config(planned(), 1))
     assert not {"DS_ACCELERATOR", "LOCAL_RANK"} & os.environ.keys()
-
-
-# --- configuration ----------------------------------------------------------------------------------------------------
 
 
 def test_the_user_may_choose_how_deepspeed_works(tmp_path):

@@ -1,7 +1,5 @@
 """Files of a run whose numbers or owner cannot be right are refused by name, in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +26,7 @@ from runner.train import train
 EVAL, TRAIN, CHECKPOINT, CONFIG = "eval/shapes-base-test.json", "train.json", "checkpoint.safetensors", "config.json"
 
 
-def put_whole_run(results: Path, seed: int = 1) -> RunFolder:
-    """A run with its checkpoint and two evaluations."""
+def put_whole_run(results, seed=1):
     config = put_run(results, "coop", "shapes", seed=seed)
     folder = RunFolder(results / config.path)
     card = CheckpointCard(
@@ -44,7 +40,7 @@ def put_whole_run(results: Path, seed: int = 1) -> RunFolder:
     return folder
 
 
-def change(file: Path, **fields: Any) -> None:
+def change(file, **fields):
     """Set fields of a JSON file; two underscores in a name separate the levels."""
     document = json.loads(file.read_text())
     for name, value in fields.items():
@@ -63,7 +59,7 @@ def bins(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def made(tmp_path_factory):
     results = tmp_path_factory.mktemp("made")
     for seed in (1, 2):
         put_whole_run(results, seed)
@@ -72,7 +68,6 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def runs(made, tmp_path) -> list[RunFolder]:
-    """Two runs of one method and data set, seeds 1 and 2."""
     shutil.copytree(made, tmp_path / "results")
     return [RunFolder(path.parent) for path in sorted(tmp_path.rglob(CONFIG))]
 
@@ -171,13 +166,13 @@ FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
 }  # fmt: skip
 
 
-def put_pipe(file: Path, device: str = "") -> None:
+def put_pipe(file, device=""):
     """Replace a file by a pipe or a link to a device: reading one might never end."""
     file.unlink()
     file.symlink_to(device) if device else os.mkfifo(file)
 
 
-def put_card(folder: Path, card: object) -> None:
+def put_card(folder, card):
     header = json.dumps({"__metadata__": {"procap": card}}).encode()
     (folder / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
 
@@ -253,23 +248,13 @@ def test_a_state_that_is_not_of_this_training_is_refused(paused, tmp_path, name)
     shutil.copytree(runtime.results, tmp_path / "results")
     state = RunFolder(tmp_path / "results" / config.path).state
     [file] = state.glob("step-*")
-    tensors, document = read_state(file)
+    tensors, text = unpack_tensors(file.read_bytes())
+    document = json.loads(text)
     damage, words = STATES[name]
     damage(tensors, document)
     file.unlink()
-    put_state(state, tensors, document)
+    data = pack_tensors(tensors, document)
+    write_bytes(state / f"step-00000001-{hashlib.sha256(data).hexdigest()[:16]}.safetensors", data)
     with pytest.raises(UserError, match=words) as caught:
         train(config, replace(runtime, results=tmp_path / "results"))
     assert str(state) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def read_state(file: Path) -> tuple[dict, dict]:
-
-    tensors, text = unpack_tensors(file.read_bytes())
-    return tensors, json.loads(text)
-
-
-def put_state(folder: Path, tensors: dict, document: dict) -> None:
-
-    data = pack_tensors(tensors, document)
-    write_bytes(folder / f"step-00000001-{hashlib.sha256(data).hexdigest()[:16]}.safetensors", data)

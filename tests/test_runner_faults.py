@@ -1,7 +1,5 @@
 """Disk full, signals, broken data, a server that goes away: all ranks end with one reason, and a repeat ends right."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -9,27 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 from local_server import Answer, LocalServer
 from rank_processes import SECONDS, Ended, Processes, run_ranks
-from small_runs import make_runtime
+from small_runs import make_runtime, only_run
 
 from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main
 from benchmarks.cli import train as train_command
 from runner import checkpointer
 from runner.checkpoint import TrainState, read_checkpoint
-from runner.config import RuntimeConfig, Target
+from runner.config import Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
-from runner.run_folders import RunFolder
 from runner.schedule import Schedule
 from runner.stop_signals import StopRequest
 from shards import remote
@@ -61,14 +56,7 @@ class Trouble:
             stream.write(bytes(file.stat().st_size))
 
 
-def procap(
-    arguments: list[str],
-    every: float = 3600.0,
-    trouble: tuple[str, ...] = (),
-    unlucky: int = 1,
-    at: int = LATER,
-    silent: str = "",
-) -> None:
+def procap(arguments, every=3600.0, trouble=(), unlucky=1, at=LATER, silent=""):
     """The command as every rank runs it, with a state `every` so many seconds; `trouble` comes after step `at`.
 
     "{rank}" in an argument is the rank's number. A server is given up after a second where `silent` ends the URL.
@@ -77,16 +65,16 @@ def procap(
     arguments = [word.replace("{rank}", str(rank)) for word in arguments]
     count, runtime_config, filesystem = TrainState.count, train_command.runtime_config, remote.filesystem
 
-    def counted(state: TrainState, *what: Any) -> None:
+    def counted(state, *what):
         count(state, *what)
         if trouble and rank == unlucky and state.step == at:
             name, *how = trouble
             getattr(Trouble, name)(*how)
 
-    def often(*place: Any, **more: Any) -> RuntimeConfig:
+    def often(*place, **more):
         return replace(runtime_config(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
 
-    def opened(url: str) -> tuple[Any, str]:
+    def opened(url):
         with patch.object(remote, "SOCKET_SECONDS", 0.5 if silent and url.endswith(silent) else SECONDS):
             return filesystem(url)
 
@@ -108,47 +96,33 @@ def procap(
 
 
 @pytest.fixture(scope="module")
-def command(few_digits, short_checkpoint) -> Callable[..., list[str]]:
+def command(few_digits, short_checkpoint):
     """The words of a training that writes below a folder: MaPLe, SGD, 15 steps of 4 images in 3 epochs."""
 
     def words(results: Path, data: str = str(few_digits), lr: str = "0.01") -> list[str]:
         flags = {
-            "--methods": "maple",
-            "--datasets": "digits",
-            "--shots": "4",
-            "--backbone": str(short_checkpoint),
-            "--epochs": "3",
-            "--batch-size": "4",
-            "--lr": lr,
-            "--option": "depth=3",
-            "--data": data,
-            "--results": str(results),
-            "--tracking": "off",
-            "--device": "cpu",
-        }
+            "--methods": "maple", "--datasets": "digits", "--shots": "4", "--backbone": str(short_checkpoint),
+            "--epochs": "3", "--batch-size": "4", "--lr": lr, "--option": "depth=3", "--data": data,
+            "--results": str(results), "--tracking": "off", "--device": "cpu",
+        }  # fmt: skip
         return ["train", *(word for flag in flags.items() for word in flag)]
 
     return words
 
 
 @pytest.fixture(scope="module")
-def straight(command, tmp_path_factory) -> RunFolder:
+def straight(command, tmp_path_factory):
     """The run as one process trains it that nothing happens to."""
     results = tmp_path_factory.mktemp("straight")
     assert codes(run_ranks(1, procap, command(results))) == [0]
     return only_run(results)
 
 
-def only_run(results: Path) -> RunFolder:
-    (config,) = results.rglob("config.json")
-    return RunFolder(config.parent)
-
-
 def procap_that_stalls(arguments: list[str], waiting_ranks: list[int]) -> None:
     """`procap`, in which some ranks wait for images without end after step LATER."""
     batches = Schedule.batches
 
-    def stalling(schedule: Schedule, epoch: int, start_step: int = 0) -> Iterator[Any]:
+    def stalling(schedule, epoch, start_step=0):
         for number, batch in enumerate(batches(schedule, epoch, start_step), schedule.first_step(epoch) + start_step):
             if number == LATER and ranks_from_environment().rank in waiting_ranks:
                 print("waits", flush=True)
@@ -214,11 +188,11 @@ def reason_of_rank_1(ends: list[Ended]) -> str:
     return reason
 
 
-def states(folder: RunFolder) -> list[int]:
+def states(folder):
     return sorted(int(path.name[5:13]) for path in folder.state.iterdir())
 
 
-def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
+def assert_same(wanted, results, data):
     """A finished run is the other one up to the order of sums, and nothing is left over."""
     folder = only_run(results)
     one, other = wanted.train(), folder.train()
@@ -232,7 +206,6 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     counts = []
     for run in (wanted, folder):
         config = run.config()
-        assert config is not None
         place = make_runtime(data, run.path.parents[5])
         counts.append([evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")])
     assert counts[0] == counts[1]
@@ -241,12 +214,11 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors", *targets}
 
 
-@pytest.mark.parametrize(
-    ("number", "later"), [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGINT, 4)]
-)
-def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goes_on(
-    command, straight, few_digits, tmp_path, number, later
-):
+SIGNALS = [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGINT, 4)]
+
+
+@pytest.mark.parametrize(("number", "later"), SIGNALS)
+def test_a_signal_to_one_rank_saves_one_state_for_any_number(command, straight, few_digits, tmp_path, number, later):
     ends = run_ranks(2, procap, command(tmp_path), 3600.0, ("send", number))
     assert codes(ends) == [128 + number] * 2
     folder = only_run(tmp_path)
@@ -271,7 +243,7 @@ def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(comm
     ends = run_ranks(2, procap, command(tmp_path))
     assert codes(ends) == [0, 0]
     assert [end.err.count(f"{newest} cannot be used") for end in ends] == [1, 0]
-    assert f"from step {states_before(newest)} of {STEPS}" in ends[0].err
+    assert f"from step {int(newest.name[5:13]) - 1} of {STEPS}" in ends[0].err
     assert_same(straight, tmp_path, few_digits)
 
 
@@ -288,14 +260,8 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_without_kills(comm
     assert_same(straight, tmp_path, few_digits)
 
 
-def states_before(newest: Path) -> int:
-    # States are written after every step here.
-    return int(newest.name[5:13]) - 1
-
-
 @pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system with room for a megabyte."""
+def small_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -308,9 +274,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_ends_all_with_one_line_and_with_room_again_the_run_goes_on(
-    command, straight, few_digits, small_disk
-):
+def test_a_full_disk_ends_all_with_one_line_and_with_room_the_run_goes_on(command, straight, few_digits, small_disk):
     ends = run_ranks(2, procap, command(small_disk), 0.0, ("fill_disk", str(small_disk)), 0)
     assert codes(ends) == [1, 1]
     (line,) = last_lines(ends)

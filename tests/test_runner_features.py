@@ -1,13 +1,9 @@
 """Image features of a test split are computed once for all methods that read them, and change no answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
-import warnings
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,7 +18,6 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.features import FeatureStore, reads_plain_features
 from runner.predictions import Predictions
-from runner.results import EvalResult
 from runner.run_folders import RunFolder
 from runner.train import train
 from shards.reader import Split
@@ -31,16 +26,9 @@ ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
 TEXT_ONLY = ("zeroshot", "coop", "cocoop")
 PROMPTED = ("maple", "procap")
 KEY = {
-    "dataset": "digits",
-    "split": "test",
-    "manifest": "m" * 16,
-    "backbone": "b" * 16,
-    "transform": "resize",
-    "precision": "fp32",
-    "device": "cpu",
-    "torch_version": "2.11",
-    "pillow_version": "12",
-}
+    "dataset": "digits", "split": "test", "manifest": "m" * 16, "backbone": "b" * 16, "transform": "resize",
+    "precision": "fp32", "device": "cpu", "torch_version": "2.11", "pillow_version": "12",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +56,10 @@ def runtime(without, tmp_path) -> RuntimeConfig:
 
 
 @pytest.fixture
-def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
+def answer(monkeypatch):
     """Evaluates, whatever was counted before; gives the result and the logits in the order of the target."""
 
-    def evaluated(config: RunConfig, target: Target, runtime: RuntimeConfig, **how) -> tuple[EvalResult, torch.Tensor]:
+    def evaluated(config, target, runtime, **how):
         RunFolder(runtime.results / config.path).eval_file(target).unlink(missing_ok=True)
         seen: list[tuple[np.ndarray, torch.Tensor]] = []
         add = Predictions.add
@@ -89,14 +77,13 @@ def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
 
 @pytest.fixture
 def decoded(monkeypatch) -> list[int]:
-    """The positions of images that were decoded."""
     found: list[int] = []
     image = Split.image
     monkeypatch.setattr(Split, "image", lambda split, i: (found.append(int(split.positions[i])), image(split, i))[1])
     return found
 
 
-def files(runtime: RuntimeConfig) -> list[Path]:
+def files(runtime):
     assert runtime.features
     return sorted(runtime.features.glob("*.safetensors"))
 
@@ -179,7 +166,7 @@ def test_force_computes_again_and_replaces_stored_features(plan, without, runtim
     sound = file.read_bytes()
     _, wanted = answer(config, BASE, without)
     false = FeatureStore(file.parent, read_key(file))
-    at = read_positions(file)
+    at = load_file(file)["positions"]
     false.add(torch.ones(len(at), wide), at)
     false.save()
     misled, wrong = answer(config, BASE, runtime)
@@ -192,9 +179,7 @@ def test_force_computes_again_and_replaces_stored_features(plan, without, runtim
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_a_gpu_kept_features_give_the_same_answers_and_those_of_a_cpu_are_not_used(
-    plan, without, runtime, answer, precision
-):
+def test_on_a_gpu_kept_features_give_the_same_answers(plan, without, runtime, answer, precision):
     config = plan("coop", precision=precision)
     train(config, without)
     answer(config, ALL, runtime)
@@ -211,7 +196,7 @@ def test_everything_that_changes_features_has_a_file_of_its_own(field, tmp_path)
     assert FeatureStore(tmp_path, {**KEY, field: "other"}).path != own == FeatureStore(tmp_path, dict(KEY)).path
 
 
-def put(folder: Path, positions: list[int], value: float = 1.0, width: int = 4) -> FeatureStore:
+def put(folder, positions, value=1.0, width=4):
     store = FeatureStore(folder, KEY)
     remember(store, positions, value, width)
     store.save()
@@ -223,18 +208,10 @@ def remember(store: FeatureStore, positions: list[int], value: float = 1.0, widt
     store.add(features, np.array(positions))
 
 
-def read_positions(file: Path) -> np.ndarray:
-    return load_file(file)["positions"]
-
-
-def read_key(file: Path) -> dict[str, str]:
+def read_key(file):
     data = file.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return json.loads(header["__metadata__"]["procap"])["key"]
-
-
-def rows(folder: Path, positions: list[int]) -> list[float]:
-    return FeatureStore(folder, KEY).load(np.array(positions))[:, 0].tolist()
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
@@ -244,7 +221,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
 
     children = [forked(lambda first=first: work(first)) for first in range(4)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
-    assert rows(tmp_path, list(range(40))) == list(range(40))
+    assert FeatureStore(tmp_path, KEY).load(np.arange(40))[:, 0].tolist() == list(range(40))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -290,7 +267,7 @@ def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
     assert result.features == "computed"
 
 
-def own(notes: Iterable[warnings.WarningMessage]) -> list[str]:
+def own(notes):
     """What the project warns of; what is thrown away just then may have a warning as well."""
     return [str(note.message) for note in notes if note.category is UserWarning]
 

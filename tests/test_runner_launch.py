@@ -1,7 +1,5 @@
 """`procap train` and `procap eval` on several processes print once, write one results folder and report errors once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from command_line import read_files
 from rank_processes import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
@@ -41,16 +40,11 @@ def procap(place: str, line: list[str]) -> None:
 
 
 def launch(size: int, place: Path, *line: object) -> list[Ended]:
-    """How the processes of a command end that a launcher starts."""
     return run_ranks(size, procap, str(place), [str(word) for word in line], environ=home(place))
 
 
 def home(place: Path) -> dict[str, str]:
     return {"PROCAP_HOME": str(place / "home"), "PROCAP_DATA": "", "MLFLOW_TRACKING_URI": ""}
-
-
-def snapshot(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def only_the_first_prints(ends: list[Ended]) -> Ended:
@@ -71,10 +65,10 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, short_chec
     assert printed.err.count("training base/digits/coop") == printed.err.count("preparing base/digits/zeroshot") == 1
     assert len(find_runs(tmp_path / "host0" / "results")) == 2 and not any((tmp_path / "host1").iterdir())
 
-    before = snapshot(tmp_path)
+    before = read_files(tmp_path)
     again = launch(2, tmp_path, "train", *chosen)
     assert only_the_first_prints(again).err.count("already finished") == 2 and [end.code for end in again] == [0, 0]
-    assert snapshot(tmp_path) == before
+    assert read_files(tmp_path) == before
 
     ends = launch(2, tmp_path, "eval", *chosen, "--json")
     printed = only_the_first_prints(ends)
@@ -188,9 +182,7 @@ def procap_until_two_signals(place: str, line: list[str]) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
-    few_digits, short_checkpoint, tmp_path, signum
-):
+def test_a_signal_passed_on_twice_saves_the_state_and_the_run_goes_on(few_digits, short_checkpoint, tmp_path, signum):
     """A batch system signals every process of a job, and the launcher among them signals the others again."""
     line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", short_checkpoint]
     line = [str(word) for word in [*line, "--data", few_digits]]
@@ -214,7 +206,7 @@ def meet(kinds: list[str]) -> None:
         raise AssertionError("they cannot have met")
 
 
-def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other() -> None:
+def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other():
     printed = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
     for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"]):
         assert (end.code, end.err) == (2, printed)

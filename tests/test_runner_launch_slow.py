@@ -1,7 +1,5 @@
 """What a person types for several processes, word by word: torchrun, the deepspeed launcher, two hosts, Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -12,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,6 @@ from runner.checkpoint import read_checkpoint
 from runner.run_folders import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = "--datasets digits --shots 2 --epochs 2 --batch-size 4 --device cpu"
 TORCHRUN = "torchrun --standalone --nproc-per-node 2 --no-python procap"
@@ -50,22 +46,18 @@ def shell(few_digits, tiny_checkpoint, tmp_path) -> dict[str, str]:
     return kept | own | {"OMP_NUM_THREADS": "1"}
 
 
-def begun(
-    line: str, place: Path, shell: Mapping[str, str], prefix: Sequence[str] = ()
-) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A line as it is typed in the folder `place`."""
+def begun(line, place, shell, prefix=()):
     place.mkdir(parents=True, exist_ok=True)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return start_process([*prefix, "bash", "-c", f"exec {line}"], cwd=place, env=dict(shell), text=True, **pipes)
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and output."""
     out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
 
 
-def typed(line: str, place: Path, shell: Mapping[str, str]) -> tuple[int, str, str]:
+def typed(line, place, shell):
     with begun(line, place, shell) as process:
         return end_of(process)
 
@@ -133,14 +125,9 @@ def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell,
     line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 40000"
     terminal, inner = pty.openpty()
     said, pressed, deadline = "", False, time.monotonic() + SECONDS
-    with start_process(
-        ["setsid", "--ctty", "--wait", "bash", "-c", f"exec {launcher} {line}"],
-        cwd=tmp_path,
-        env=shell | {"TERM": "xterm", "COLUMNS": "160"},
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-    ) as program:
+    command = ["setsid", "--ctty", "--wait", "bash", "-c", f"exec {launcher} {line}"]
+    streams = {"stdin": inner, "stdout": inner, "stderr": inner}
+    with start_process(command, cwd=tmp_path, env=shell | {"TERM": "xterm", "COLUMNS": "160"}, **streams) as program:
         os.close(inner)
         while time.monotonic() < deadline:
             try:
@@ -189,7 +176,7 @@ STATIC = f"{NODES} --node-rank {{host}} --master-addr {{address}} --master-port 
 C10D = f"{NODES} --rdzv-backend c10d --rdzv-endpoint {{address}}:{{port}} --rdzv-id procap"
 
 
-def on_two_hosts(launcher: str, line: str, places: Sequence[Path], shell: Mapping[str, str], **more: object) -> list:
+def on_two_hosts(launcher, line, places, shell, **more):
     prefixes = more.pop("prefixes", [(), ()])
     values = {"address": "127.0.0.1", "port": free_port(), "each": 1} | more
     with ExitStack() as stack:
@@ -200,7 +187,7 @@ def on_two_hosts(launcher: str, line: str, places: Sequence[Path], shell: Mappin
         return [end_of(process) for process in [stack.enter_context(host) for host in hosts]]
 
 
-def alone(line: str, place: Path, shell: Mapping[str, str]) -> None:
+def alone(line, place, shell):
     code, _, err = typed(f"procap {line}", place, shell)
     assert code == 0, err
 
@@ -230,25 +217,10 @@ def test_two_hosts_with_a_rendezvous_share_a_folder(shell, tmp_path):
     same_weights(shared / "results", tmp_path / "alone" / "results")
 
 
-SRUN = """#!/usr/bin/env bash
-# Two nodes on one machine: what srun is given runs once on each.
-echo "srun $*" >> srun.log
-while [[ $1 == --* ]]; do [[ $1 == *=* ]] && shift || shift 2; done
-trap 'kill -TERM $(jobs -p)' TERM
-for node in $(seq 0 $((SLURM_NNODES - 1))); do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & done
-code=0
-for job in $(jobs -p); do
-    until wait "$job"; last=$?; ! kill -0 "$job" 2> /dev/null; do :; done
-    ((last > code)) && code=$last
-done
-exit $code
-"""
-
-
 def test_the_slurm_file_starts_one_torchrun_a_node(shell, tmp_path):
     """With srun and scontrol of our own, which run both nodes here."""
     bin = tmp_path / "bin"
-    (bin / "srun").write_text(SRUN)
+    shutil.copy(ROOT / "tests" / "slurm" / "srun_two_nodes", bin / "srun")
     (bin / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2]" ] && echo 127.0.0.1 && echo node2\n')
     for name in ("srun", "scontrol"):
         (bin / name).chmod(0o755)

@@ -1,6 +1,4 @@
-"""Meters and progress: what is timed is what was asked for, and people see it on stderr only."""
-
-from __future__ import annotations
+"""Meters, progress and threads: what is timed, what people see, and how many threads small work gets."""
 
 import itertools
 import math
@@ -9,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +21,8 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
-from runner.results import TrainResult
 from runner.run_folders import RunFolder
+from runner.threads import SMALL_PRODUCT, fitting_threads
 from runner.train import train
 from shards.loader import TrainStream
 
@@ -122,10 +119,8 @@ LATE_SECONDS = 0.2
 
 def runs(checkpoint: str) -> list[RunConfig]:
     overrides = {"epochs": 2, "batch_size": 4, "warmup": "none"}
-    return [
-        plan_run(method="coop", dataset="digits", shots=4, seed=seed, backbone=checkpoint, overrides=overrides)
-        for seed in (1, 2)
-    ]
+    asked = {"method": "coop", "dataset": "digits", "shots": 4, "backbone": checkpoint, "overrides": overrides}
+    return [plan_run(seed=seed, **asked) for seed in (1, 2)]
 
 
 def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
@@ -149,22 +144,17 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
         train(fast, runtime, group=group)
 
 
-def waited(result: TrainResult) -> float:
-    """Seconds in which the first rank waited for others."""
+def waited(result):
     share = result.ranks[0].communication_share
-    assert share is not None
     return share * sum(result.phases[name] for name in ("data", "forward", "backward", "optimizer"))
 
 
 @pytest.mark.parametrize("size", (2, pytest.param(4, marks=pytest.mark.slow)))
-def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
-    few_digits, short_checkpoint, tmp_path, size
-):
+def test_a_slow_process_is_seen_where_it_is_slow_and_as_a_wait_of_others(few_digits, short_checkpoint, tmp_path, size):
     ends = run_ranks(size, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0] * size, ends[0].err
     first, second = [RunFolder(tmp_path / config.path) for config in runs(str(short_checkpoint))]
     result, quick = first.train(), second.train()
-    assert result and quick
     *others, late = result.ranks
     assert len(others) == size - 1
     assert late.data_share > 0.99 and late.communication_share < 0.01
@@ -189,7 +179,6 @@ def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
     while time.process_time() < end:
         pass
     use = monitor.use()
-    assert use.cpu_percent is not None
     # The system counts in hundredths of a second, and may give this process little of the time.
     busy = use.cpu_percent / 100 * (time.perf_counter() - began)
     assert busy > 0.25 and use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
@@ -225,7 +214,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
     assert err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
 
 
-def read_terminal(main: int) -> Iterator[str]:
+def read_terminal(main):
     """What is shown on a terminal until nobody holds its other side any more, which is an error."""
     with suppress(OSError):
         while shown := os.read(main, 65536):
@@ -251,3 +240,28 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     assert "50/100" in shown
     assert "loss 1.25" in shown
     assert "a remark [5]" in shown
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("work", ["train", "eval"])
+def test_small_work_gets_one_thread_and_large_work_all(two_threads, tiny_clip, work):
+    one = tiny_clip.visual.num_tokens * tiny_clip.geometry.vision_width**2
+    enough = -(-SMALL_PRODUCT[work] // one)
+    for images, threads in ((1, 1), (enough - 1, 1), (enough, 2)):
+        with fitting_threads(tiny_clip, images, work):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 2
+
+
+def test_the_users_choice_stays(two_threads, tiny_clip, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with fitting_threads(tiny_clip, 1):
+        assert torch.get_num_threads() == 2

@@ -1,9 +1,6 @@
 """A run on several processes is the run on one: loss terms, weights, picks, counts; and it goes on on any number."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -43,15 +40,14 @@ SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("scans")]
 
 
-def configs(checkpoint: str, methods: Sequence[str] = TRAINED) -> list[RunConfig]:
+def configs(checkpoint, methods=TRAINED):
     overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0, "drop_last": True}
     more: dict[str, Any] = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
     options = {method: SHORT_OPTIONS.get(method, {}) | NEEDED.get(method, {}) for method in methods}
     return [plan_run(method=method, options=options[method], **more) for method in methods]
 
 
-def train_and_evaluate(data: str, results: str, checkpoint: str, methods: Sequence[str] = TRAINED) -> None:
-    """What every rank does; only the first one has the folder of the results."""
+def train_and_evaluate(data, results, checkpoint, methods=TRAINED):
     ranks = ranks_from_environment()
     runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
@@ -64,8 +60,7 @@ def train_and_evaluate(data: str, results: str, checkpoint: str, methods: Sequen
             print(json.dumps([result.images, result.ranks and len(result.ranks), [c.correct for c in counts]]))
 
 
-def train_alone(data: Path, results: Path, checkpoint: Path, methods: Sequence[str] = TRAINED) -> Path:
-    """Train and evaluate in this process; returns the results."""
+def train_alone(data, results, checkpoint, methods=TRAINED):
     runtime = make_runtime(str(data), str(results))
     for config in configs(str(checkpoint), methods):
         train(config, runtime)
@@ -87,7 +82,6 @@ def data(few_digits, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(data, short_checkpoint, tmp_path_factory) -> Path:
-    """The results of one process."""
     return train_alone(data, tmp_path_factory.mktemp("alone"), short_checkpoint)
 
 
@@ -96,11 +90,8 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
     folders = [RunFolder(results / config.path) for results in (one, other)]
     results = [folder.train() for folder in folders]
     assert results[0] and results[1]
-    assert (results[0].steps, results[0].images, results[0].fewshot) == (
-        results[1].steps,
-        results[1].images,
-        results[1].fewshot,
-    )
+    first, second = ((result.steps, result.images, result.fewshot) for result in results)
+    assert first == second
     for mine, theirs in zip(results[0].epochs, results[1].epochs, strict=True):
         assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=tolerance)
     weights = [read_checkpoint(folder.checkpoint_file)[0] for folder in folders]

@@ -1,13 +1,10 @@
 """Processes that train together get one process's numbers, decide alike, and end together with the reason."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -151,12 +148,12 @@ def work_together(folder: str) -> None:
 
 
 @pytest.mark.parametrize("size", (2, 4))
-def test_several_ranks_compute_and_decide_as_one(size: int, tmp_path: Path) -> None:
+def test_several_ranks_compute_and_decide_as_one(size, tmp_path):
     for end in run_ranks(size, work_together, str(tmp_path)):
         assert (end.code, end.out, end.err) == (0, "done\n", "")
 
 
-def test_one_process_needs_no_group() -> None:
+def test_one_process_needs_no_group():
     with init_process_group(Ranks(), CPU) as group:
         rows = torch.ones(2, 3, requires_grad=True)
         assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
@@ -180,7 +177,7 @@ def threads_of_groups() -> list[str]:
     return found
 
 
-def names_of_threads() -> Iterator[str]:
+def names_of_threads():
     tasks = Path("/proc/self/task")
     for task in list(tasks.iterdir()) if tasks.exists() else []:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -188,7 +185,7 @@ def names_of_threads() -> Iterator[str]:
                 yield name
 
 
-def train_for_ever(group: ProcessGroup, trouble: Callable[[], None], unlucky: int, silent: bool) -> None:
+def train_for_ever(group, trouble, unlucky, silent):
     """Steps as a run takes them, until `trouble` comes to one rank, which may leave it silent."""
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     flag_sync, pids = FlagSync(group), group.all_gather_object(os.getpid())
@@ -201,7 +198,6 @@ def train_for_ever(group: ProcessGroup, trouble: Callable[[], None], unlucky: in
             if silent:
                 wait_until_still(pids[unlucky])
                 for each in (torch.distributed.group.WORLD, group.flag_group):
-                    assert each is not None
                     each._get_backend(CPU)._set_default_timeout(timedelta(seconds=1))
         ddp(torch.ones(2, 4)).sum().backward()
 
@@ -251,21 +247,20 @@ def finish() -> None:
     assert not threads_of_groups()
 
 
-def test_a_successful_run_prints_nothing_and_exits_with_zero() -> None:
+def test_a_successful_run_prints_nothing_and_exits_with_zero():
     with ExitStack() as stack:
         # An interpreter's end takes a second: not all need to be seen to it, since no threads are left that disturb it.
         for processes in [stack.enter_context(Processes(2, finish, to_the_end=again < 1)) for again in range(3)]:
             assert [(end.code, end.err) for end in processes.wait()] == [(0, "")] * 2
 
 
-def test_all_ranks_end_with_the_error_of_the_rank_that_failed() -> None:
+def test_all_ranks_end_with_the_error_of_the_rank_that_failed():
     messages = {"error": "no space left on /results", "bug": "ZeroDivisionError: by zero", "interrupt": "interrupted"}
     # Rank 0 keeps the store in which the reason is read.
     cases = [("error", 2, 4), ("error", 0, 4), ("bug", 1, 2), ("interrupt", 1, 2)]
     with ExitStack() as stack:
-        groups = [
-            stack.enter_context(Processes(size, fail, kind, who, to_the_end=kind == "bug")) for kind, who, size in cases
-        ]
+        started = (Processes(size, fail, kind, who, to_the_end=kind == "bug") for kind, who, size in cases)
+        groups = [stack.enter_context(processes) for processes in started]
         for (kind, unlucky, size), processes in zip(cases, groups, strict=True):
             for rank, end in enumerate(processes.wait()):
                 assert end.out == "training\n[]\n"
@@ -277,14 +272,12 @@ def test_all_ranks_end_with_the_error_of_the_rank_that_failed() -> None:
                     assert end.code == 1 and end.err.startswith("Traceback") and "terminate" not in end.err
 
 
-def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
+def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line():
     with ExitStack() as stack:
         # Of several that are left, each has to have answered until the others' patience ends.
         cases = [("kill", 1, 4, 10.0), ("kill", 0, 2, 0.5), ("stop", 1, 2, 0.5), ("stop", 0, 2, 0.5)]
-        groups = [
-            stack.enter_context(Processes(size, fail, kind, who, patience=patience))
-            for kind, who, size, patience in cases
-        ]
+        started = (Processes(size, fail, kind, who, patience=patience) for kind, who, size, patience in cases)
+        groups = [stack.enter_context(processes) for processes in started]
         for (_, unlucky, size, _), processes in zip(cases, groups, strict=True):
             for rank in set(range(size)) - {unlucky}:
                 code, err = processes.code(rank), processes.output(rank, "err")
@@ -300,7 +293,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_first_error_counts_and_a_later_interrupt_does_not() -> None:
+def test_the_first_error_counts_and_a_later_interrupt_does_not():
     store, ranks = torch.distributed.HashStore(), [Ranks(rank, 3, rank, 3) for rank in range(3)]
     stores = [ErrorStore(store, one) for one in ranks]
     stores[2].report("disk full")
@@ -317,7 +310,7 @@ def test_the_first_error_counts_and_a_later_interrupt_does_not() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_failing_rank_waits_until_the_others_have_read_its_error() -> None:
+def test_a_failing_rank_waits_until_the_others_have_read_its_error():
     store, late = torch.distributed.HashStore(), list[ErrorStore]()
 
     def come_late() -> None:
@@ -343,7 +336,7 @@ def come_alone(timeout: float, absent: int) -> None:
         raise AssertionError("somebody else came")
 
 
-def test_ranks_that_do_not_connect_name_the_address() -> None:
+def test_ranks_that_do_not_connect_name_the_address():
     with Processes(2, come_alone, 1, 0) as apart, Processes(2, come_alone, 1, 1) as other:
         for processes, rank in ((apart, 1), (other, 0)):
             code, err = processes.code(rank), processes.output(rank, "err")
@@ -352,13 +345,11 @@ def test_ranks_that_do_not_connect_name_the_address() -> None:
             assert err.count("\n") == 1 and "in 1 seconds" in err, err
 
 
-def test_restarts_over_one_store_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_over_one_store_are_refused(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    with (
-        pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
-        init_process_group(Ranks(0, 2, 0, 2), CPU),
-    ):
+    refused = pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    with refused, init_process_group(Ranks(0, 2, 0, 2), CPU):
         pass
 
 
@@ -366,29 +357,25 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
-def test_ranks_are_read_from_the_environment() -> None:
+def test_ranks_are_read_from_the_environment():
     assert ranks_from_environment({}) == Ranks()
     assert ranks_from_environment(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
     deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     assert ranks_from_environment(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
-    assert (
-        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == Ranks()
-    )
+    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert ranks_from_environment(single) == Ranks()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    (
-        ({"RANK": ""}, "but not RANK"),
-        ({"RANK": "8"}, "counts from 0"),
-        ({"RANK": "-1"}, "counts from 0"),
-        ({"LOCAL_RANK": "4"}, "counts from 0"),
-        ({"LOCAL_WORLD_SIZE": "9"}, "counts from 0"),
-        ({"WORLD_SIZE": "two"}, "whole numbers"),
-        ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
-    ),
-)
-def test_contradictory_environment_variables_are_refused_in_one_line(change: dict[str, str], words: str) -> None:
+@pytest.mark.parametrize(("change", "words"), [
+    ({"RANK": ""}, "but not RANK"),
+    ({"RANK": "8"}, "counts from 0"),
+    ({"RANK": "-1"}, "counts from 0"),
+    ({"LOCAL_RANK": "4"}, "counts from 0"),
+    ({"LOCAL_WORLD_SIZE": "9"}, "counts from 0"),
+    ({"WORLD_SIZE": "two"}, "whole numbers"),
+    ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
+])  # fmt: skip
+def test_contradictory_environment_variables_are_refused_in_one_line(change, words):
     with pytest.raises(UsageError, match=words) as refused:
         ranks_from_environment(TORCHRUN | MASTER | change)
     assert "\n" not in str(refused.value)

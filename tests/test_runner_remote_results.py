@@ -1,7 +1,5 @@
 """Results behind a URL: a finished run always has its weights, and machines continue the runs of each other."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -39,7 +37,6 @@ def here(url, tmp_path) -> RemoteResults:
 
 @pytest.fixture
 def elsewhere(url, tmp_path) -> RemoteResults:
-    """Another machine."""
     return RemoteResults(url, tmp_path / "elsewhere")
 
 

@@ -1,15 +1,11 @@
 """Train, evaluate and list results behind a URL from several machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from child_process import start_process
@@ -91,8 +87,7 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
     assert train(config, machines("second")) == done
 
 
-def answer(capsys, *words: str) -> Any:
-    """The last line of what `procap WORDS --json` prints."""
+def answer(capsys, *words):
     assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -137,12 +132,12 @@ def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, shor
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
     words += ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
-    def begun(home: str, results: str, before: str = "") -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def begun(home, results, before=""):
         command = [sys.executable, "-c", f"{before}{COMMAND}", *words, "--results", results]
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
         return start_process(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    def result(home: str, results: str) -> dict[str, Any]:
+    def result(home, results):
         with begun(home, results) as process:
             output, _ = process.communicate(timeout=300)
         assert process.returncode == 0

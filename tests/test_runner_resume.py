@@ -1,13 +1,12 @@
-"""Killed anywhere and started again, a run ends with the same bits; asked to stop, it saves and says so."""
-
-from __future__ import annotations
+"""Killed anywhere and started again, by hand or by torchrun, a run ends with the same bits; asked to stop, it saves."""
 
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,29 +14,29 @@ from typing import Any
 
 import psutil
 import pytest
-from rank_processes import Ended, Processes, run_ranks
-from small_runs import make_runtime
+from rank_processes import Processes, run_ranks
+from small_runs import make_runtime, only_run
 
+from benchmarks.cli import main
+from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UserError
 from procap.methods import METHODS
 from runner import checkpointer
-from runner.checkpoint import TrainState
+from runner.checkpoint import TrainState, read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
-from runner.results import TrainResult, write_json
+from runner.results import write_json
 from runner.run_folders import RunFolder
 from runner.train import train
 
 STEPS, STEPS_PER_EPOCH = 12, 4
-QUICK: dict[str, Any] = {
-    "dataset": "digits",
-    "shots": 4,
-    "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"},
-}
+QUICK = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"}}
+
 CHANGES: dict[str, dict[str, Any]] = {
     "coprompt": {"options": {"sentences": "templates"}},
     "2sfs": {"overrides": {"iterations": 12, "batch_size": 5}},
 }
+
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
 
@@ -69,9 +68,7 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     train(RunConfig.model_validate(config), runtime)
 
 
-def train_until(
-    config: RunConfig, data: Path, results: Path, number: int, stop: int, seconds: float = 1e-6, every: float = 0.0
-) -> Ended:
+def train_until(config, data, results, number, stop, seconds=1e-6, every=0.0):
     """Train in a process that stops at a step, and let it continue with the signal `number`."""
     arguments = config.model_dump(mode="json"), str(data), str(results), every, stop, seconds
     with Processes(1, train_and_stop, *arguments) as processes:
@@ -105,14 +102,13 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
     """Everything of a run that must not depend on where it was interrupted."""
     folder = RunFolder(runtime.results / config.path)
     result = folder.train()
-    assert result is not None
     logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
     counts = [evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
     return folder.checkpoint_file.read_bytes(), logs, counts
 
 
 @pytest.fixture(scope="module")
-def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[RuntimeConfig, TrainResult]]:
+def straight(configs, few_digits, tmp_path_factory):
     """Where each configuration was trained without interruption, and what came out."""
     runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
     return lambda name: (runtime, train(configs[name], runtime))
@@ -134,7 +130,6 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
     train_to_the_end(config, few_digits, tmp_path)
     assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
     result = folder.train()
-    assert result is not None
     assert result.resumed == sum(step > 0 for step in kills)
     assert (result.steps, result.images) == (wanted.steps, wanted.images)
     assert not folder.state.exists()
@@ -163,14 +158,12 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, 
     end = train_until(config, few_digits, tmp_path, number, 1, seconds, every=3600)
     assert end.code == 128 + number
     progress = folder.progress()
-    assert progress is not None
     assert progress.status == "interrupted"
     assert 1 <= progress.step < STEPS
     assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
     assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
     train_to_the_end(config, few_digits, tmp_path)
     result = folder.train()
-    assert result is not None
     assert (result.resumed, result.checkpoint_sha256) == (1, straight("sgd")[1].checkpoint_sha256)
 
 
@@ -203,3 +196,117 @@ def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, fe
     write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
     with pytest.raises(UserError, match=r"--force"):
         train(configs["adamw"], runtime)
+
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def words(command: str, data: Path, results: Path) -> list[str]:
+    """MaPLe on digits with the embedded weights: 100 steps, a state a second."""
+    flags = f"--methods maple --datasets digits --shots 4 --epochs 20 --batch-size 4 --lr 0.002 --data {data}"
+    return [command, *flags.split(), "--results", str(results), "--tracking", "off", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def unkilled(few_digits, tmp_path_factory) -> RunFolder:
+    results = tmp_path_factory.mktemp("straight")
+    for command in ("train", "eval"):
+        assert main(words(command, few_digits, results)) == 0
+    return only_run(results)
+
+
+class Agents:
+    """torchruns that were started, and the workers they started."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, launcher: list[str], work: list[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "benchmarks.cli", *work]
+        with self.log.open("ab") as log:
+            agent = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
+        self.started.append(agent)
+        return agent
+
+    def workers(self, agent: int = 0) -> list[psutil.Process]:
+        return psutil.Process(self.started[agent].pid).children()
+
+    def wait_for_state(self, folder: Path, seconds: float = 120.0) -> None:
+        """Until a state of a run below `folder` is on disk, which is in the middle of the training."""
+        deadline = time.monotonic() + seconds
+        while not list(folder.rglob("state/step-*.safetensors")):
+            assert time.monotonic() < deadline and self.started[0].poll() is None, self.log.read_text()
+            time.sleep(0.05)
+
+    def wait(self, agent: int = 0, seconds: float = 180.0) -> int:
+        try:
+            return self.started[agent].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.log.read_text()) from None
+
+    def end(self) -> None:
+        for agent in self.started:
+            if agent.poll() is None:
+                for process in [*psutil.Process(agent.pid).children(recursive=True), psutil.Process(agent.pid)]:
+                    process.kill()
+                agent.wait()
+
+
+@pytest.fixture
+def agents(tmp_path):
+    agents = Agents(tmp_path / "log.txt")
+    yield agents
+    agents.end()
+
+
+def meeting(nodes: str, *more: str) -> list[list[str]]:
+    """The flags of two agents that meet at the first one."""
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "faults"]
+    shared = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "3", *place]
+    return [[*shared, "--rdzv-conf", ",".join((f"is_host={first}", *more))] for first in (1, 0)]
+
+
+def assert_same_run(wanted: RunFolder, results: Path, ranks: int = 2) -> None:
+    """A finished run is the other one up to the order of sums, and `ranks` processes finished it."""
+    folder = only_run(results)
+    one, other = wanted.train(), folder.train()
+    assert one is not None and other is not None
+    assert (other.steps, other.images, other.fewshot) == (one.steps, one.images, one.fewshot)
+    assert other.resumed >= 1 and (len(other.ranks) or 1) == ranks
+    weights = read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
+    for name, weight in read_checkpoint(wanted.checkpoint_file)[0].items():
+        assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
+    assert not folder.state.exists() and not folder.progress_file.exists()
+    counts = [[result.per_class for result in run.evaluations()] for run in (wanted, folder)]
+    assert counts[0] and counts[0] == counts[1]
+
+
+@pytest.mark.slow
+def test_one_agent_starts_again_when_a_worker_is_killed(agents, unkilled, few_digits, tmp_path):
+    results = tmp_path / "results"
+    launcher = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    agents.start(launcher, words("train", few_digits, results))
+    agents.wait_for_state(results)
+    random.Random(1).choice(agents.workers()).send_signal(signal.SIGKILL)
+    assert agents.wait() == 0, agents.log.read_text()
+    agents.started.clear()
+    agents.start(launcher, words("eval", few_digits, results))
+    assert agents.wait() == 0, agents.log.read_text()
+    assert_same_run(unkilled, results)
+
+
+@pytest.mark.slow
+def test_one_agent_goes_on_alone_when_the_other_machine_is_lost(agents, unkilled, few_digits, tmp_path):
+    results = tmp_path / "results"
+    for launcher in meeting("1:2", "last_call_timeout=20"):
+        agents.start(launcher, words("train", few_digits, results))
+    agents.wait_for_state(results)
+    workers = agents.workers(1)
+    agents.started[1].kill()
+    for worker in workers:
+        worker.kill()
+    assert agents.wait(0) == 0, agents.log.read_text()
+    assert main(words("eval", few_digits, results)) == 0
+    assert_same_run(unkilled, results, ranks=1)

@@ -5,18 +5,13 @@ CUDA graphs need a GPU; elsewhere a graphs takes their place that runs each part
 Shapes: B images, S image size.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
-from small_runs import seeded
+from small_runs import ReplayByRunning, seeded
 
 from procap.methods import METHODS, build_method
 from runner.config import plan_run
-from runner.cuda_graphs import CudaGraphs, GraphedFunction, Part
+from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.step import AsyncLosses, TrainStep
@@ -26,31 +21,6 @@ TRAINED = ["coop", "cocoop", "maple", "procap"]
 ALL_TRAINED = [name for name in METHODS if name != "zeroshot"]
 TWO_RATES = {"logvar_lr_scale": 3.0}
 """Option of ProCAP under which its parameters are in two groups with learning rates of their own."""
-
-
-class Again:
-    """Replays a part by running it once more."""
-
-    def __init__(self, refuses: int | None = None) -> None:
-        """refuses: the number of the part that cannot be recorded."""
-        self.recorded = 0
-        self.replayed = 0
-        self._refuses = refuses
-
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        yield
-
-    def capture(self, part: Part) -> Part:
-        if self.recorded == self._refuses:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        self.recorded += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            part()
-
-        return replay
 
 
 def training(clip, space, name, graphs=None, optimizer="adamw", *, options=TWO_RATES, **changes):
@@ -84,7 +54,7 @@ RECORDED += [("coop", "sgd", "fp16")]
 
 @pytest.mark.parametrize(("name", "optimizer", "precision"), RECORDED)
 def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer, precision):
-    graphs = Again()
+    graphs = ReplayByRunning()
     plain = training(tiny_clip, tiny_space, name, optimizer=optimizer, precision=precision)
     replayed = training(tiny_clip, tiny_space, name, graphs, optimizer, precision=precision)
     replayed[2].capture(batch_of(replayed[0], 99))
@@ -123,9 +93,7 @@ def test_a_step_at_half_precision_is_one_at_full_precision_but_for_rounding(tiny
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("grad_clip", [None, 1.0])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(
-    short_clip, tiny_space, optimizer, grad_clip, fused
-):
+def test_a_step_that_overflows_does_nothing_and_halves_the_scale(short_clip, tiny_space, optimizer, grad_clip, fused):
     """And the steps after it are those of a training without it."""
     changes = {"precision": "fp16", "grad_clip": grad_clip}
     method, torch_optimizer, step = training(short_clip, tiny_space, "coop", None, optimizer, **changes)
@@ -164,7 +132,7 @@ def test_log_variances_are_trained_at_a_multiple_of_the_rate(tiny_clip, tiny_spa
 
 
 def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
-    graphs = Again()
+    graphs = ReplayByRunning()
     plain = training(tiny_clip, tiny_space, "maple")
     replayed = training(tiny_clip, tiny_space, "maple", graphs)
     replayed[2].capture(batch_of(replayed[0], 99))
@@ -176,7 +144,7 @@ def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
 
 def test_a_step_that_cannot_be_captured_runs_eagerly_with_a_warning(tiny_clip, tiny_space, caplog):
     plain = training(tiny_clip, tiny_space, "coop")
-    refused = training(tiny_clip, tiny_space, "coop", Again(refuses=1))
+    refused = training(tiny_clip, tiny_space, "coop", ReplayByRunning(refuses=1))
     refused[2].capture(batch_of(refused[0], 99))
     assert "steps are not captured as CUDA graphs: operation not permitted" in caplog.text
     one, other = (step(batch_of(method, 0)).clone() for method, _, step in (plain, refused))
@@ -185,7 +153,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_with_a_warning(tiny_clip, t
 
 def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave(tiny_clip, tiny_space):
     classify = build_method("procap", tiny_clip, tiny_space, {}, seeded(1)).classifier()
-    graphs = Again()
+    graphs = ReplayByRunning()
     replayed = GraphedFunction(classify, graphs)
     batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)) for size in (4, 4, 4, 3)]
     given = [replayed(images) for images in batches]
@@ -197,7 +165,7 @@ def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave
 def test_an_evaluation_that_cannot_be_captured_runs_eagerly_with_a_warning(tiny_clip, tiny_space, caplog):
     classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
     images = torch.randn(2, 3, 32, 32, generator=seeded(2))
-    assert torch.equal(GraphedFunction(classify, Again(refuses=0))(images), classify(images))
+    assert torch.equal(GraphedFunction(classify, ReplayByRunning(refuses=0))(images), classify(images))
     assert "evaluation is not captured" in caplog.text
 
 
@@ -208,9 +176,6 @@ def test_terms_arrive_in_the_order_of_the_steps():
     assert len(arrivals) == 3
     assert list(arrivals.take()) == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
     assert not len(arrivals)
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,10 @@
 """Runs are exported to MLflow completely and once; an unreachable store costs one line and no data."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from itertools import count
@@ -24,7 +21,7 @@ from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
-from runner.tracking.export import PARENT_TAG, Summary, sync
+from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
 
 
@@ -34,14 +31,11 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def export(store: TrackingStore) -> Callable[..., Summary]:
-    """Export the results of the test to the shared store."""
-
+def export(store):
     return partial(sync, store)
 
 
 def runs_of(store: TrackingStore, folder: RunFolder) -> list:
-    """The MLflow runs of a folder, oldest first."""
     where = f"tags.folder = '{folder.path.resolve()}'"
     return store.client.search_runs([store.experiment_id], where, order_by=["attributes.start_time ASC"])
 
@@ -63,7 +57,7 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
         assert max(steps.values()) == 1, f"{key} was logged twice"
 
 
-def test_a_finished_run_arrives_whole(store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]) -> None:
+def test_a_finished_run_arrives_whole(store, folder, export):
     finished(folder)
     assert export().sent
     (run,) = runs_of(store, folder)
@@ -93,9 +87,7 @@ def test_a_finished_run_arrives_whole(store: TrackingStore, folder: RunFolder, e
     assert find_runs(store.file.parent) == [], "the attached copies were taken for runs"
 
 
-def test_checkpoints_are_copied_only_where_that_is_asked_for(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_checkpoints_are_copied_only_where_that_is_asked_for(store, folder, export):
     finished(folder)
     export()
     assert export(log_checkpoints=True).sent and not export(log_checkpoints=True).sent and not export().sent
@@ -105,9 +97,7 @@ def test_checkpoints_are_copied_only_where_that_is_asked_for(
     assert_no_duplicates(store, run.info.run_id)
 
 
-def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, folder, export):
     assert not export().sent, "there is no epoch yet"
     for epochs in (1, 3):
         tracked_runs.go_on(folder, epochs)
@@ -123,9 +113,7 @@ def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(
     assert_no_duplicates(store, run.info.run_id)
 
 
-def test_validation_accuracy_is_a_curve_under_names_of_its_own(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_validation_accuracy_is_a_curve_under_names_of_its_own(store, folder, export):
     counts: list[ValidationCount] = []
     for epoch in (0, 1):
         tracked_runs.go_on(folder, epoch + 1)
@@ -141,9 +129,7 @@ def test_validation_accuracy_is_a_curve_under_names_of_its_own(
     assert not {"hm", "base", "novel", "fps"} & run.data.metrics.keys(), "validation must not look like a test"
 
 
-def test_a_repeated_training_is_a_new_run(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_a_repeated_training_is_a_new_run(store, folder, export):
     finished(folder)
     export()
     folder.train_file.unlink()
@@ -156,9 +142,7 @@ def test_a_repeated_training_is_a_new_run(
     assert len(points(store, old.info.run_id, "loss")) == len(points(store, new.info.run_id, "loss")) == 5
 
 
-def test_a_changed_result_replaces_the_old_one(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_a_changed_result_replaces_the_old_one(store, folder, export):
     finished(folder)
     export()
     tracked_runs.evaluate(folder, "novel", 60)
@@ -169,9 +153,7 @@ def test_a_changed_result_replaces_the_old_one(
     assert len(points(store, run.info.run_id, "base")) == 1
 
 
-def test_an_evaluation_of_a_part_has_a_metric_of_its_own(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_an_evaluation_of_a_part_has_a_metric_of_its_own(store, folder, export):
     tracked_runs.finish(folder)
     tracked_runs.evaluate(folder, "base", 60)
     tracked_runs.evaluate(folder, "novel", 9, total=10)
@@ -185,9 +167,7 @@ CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_term
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_export_that_was_killed_is_completed_by_the_next_one(
-    call: str, store: TrackingStore, folder: RunFolder, export: Callable[..., Summary], tmp_path: Path
-) -> None:
+def test_an_export_that_was_killed_is_completed_by_the_next_one(call, store, folder, export, tmp_path):
     finished(folder)
     path = folder.path.relative_to(tmp_path).as_posix()
     write_collection(tmp_path, Collection(kind="suite", name="killed", runs=(path,), status="finished"))
@@ -217,9 +197,7 @@ def test_an_export_that_was_killed_is_completed_by_the_next_one(
         assert_no_duplicates(store, one.info.run_id)
 
 
-def test_two_runs_of_one_folder_from_two_machines_become_one(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_of_one_folder_from_two_machines_become_one(store, folder, export, monkeypatch):
     """As when two machines, which no lock holds against each other, export the same results at the same time."""
     finished(folder)
     with monkeypatch.context() as patch:
@@ -234,9 +212,7 @@ def test_two_runs_of_one_folder_from_two_machines_become_one(
     assert_no_duplicates(store, run.info.run_id)
 
 
-def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
-    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(store, tmp_path, capsys, monkeypatch):
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
     sync(store, only=[good])
@@ -258,9 +234,7 @@ def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
     assert all(len(runs_of(store, folder)) == 1 for folder in folders)
 
 
-def test_a_dead_server_costs_one_line_and_no_time(
-    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
     results = tmp_path / "my results"
     with closing(socket.socket()) as bound:
         # As long as it is bound nothing else listens there.
@@ -280,9 +254,7 @@ def test_a_dead_server_costs_one_line_and_no_time(
     assert len(sync(TrackingStore.choose(results, store.uri)).sent) == 3
 
 
-def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(
-    store: TrackingStore, folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(store, folder, capsys, monkeypatch):
     monkeypatch.setattr(background, "FLUSH_SECONDS", 0.2)
     monkeypatch.setattr(TrackingStore, "open", lambda store: time.sleep(5))
     exporter = BackgroundExporter(store, RemoteResults(None, store.results))
@@ -293,13 +265,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(
     assert "no answer within" in capsys.readouterr().err
 
 
-def test_what_a_store_missed_is_exported_when_it_is_back(
-    store: TrackingStore,
-    folder: RunFolder,
-    capsys,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, monkeypatch, tmp_path):
     def refuse(store: TrackingStore) -> TrackingStore:
         raise OSError("no route to host")
 
@@ -316,9 +282,7 @@ def test_what_a_store_missed_is_exported_when_it_is_back(
     assert len(runs_of(store, folder)) == 1
 
 
-def test_a_uri_that_is_no_store_does_not_stop_the_run(
-    folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_uri_that_is_no_store_does_not_stop_the_run(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///tmp/mlruns")
     runtime = RuntimeConfig(data=tmp_path, results=tmp_path)
     exporter_for(runtime).post(finished(folder).path.relative_to(tmp_path).as_posix())
@@ -326,7 +290,7 @@ def test_a_uri_that_is_no_store_does_not_stop_the_run(
     assert "'file:///tmp/mlruns' is not a store" in capsys.readouterr().err
 
 
-def test_the_environment_names_store_and_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_store_and_experiment(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@example.org/mlflow")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ablation")
     chosen = TrackingStore.choose(tmp_path)
@@ -368,9 +332,8 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
 
 
 @pytest.mark.parametrize("processes", [4, pytest.param(16, marks=pytest.mark.slow)])
-def test_processes_exporting_at_once_to_a_store_whose_creator_was_killed_lose_and_double_nothing(
-    processes: int, tmp_path: Path, store: TrackingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_exporting_at_once_lose_and_double_nothing(processes, tmp_path, store, monkeypatch):
+    """To a store whose creator was killed."""
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     creator = os.fork()

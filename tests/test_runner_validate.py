@@ -1,7 +1,5 @@
 """Runs that are paused and watched: what is counted while they train, and that the training itself does not change."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -82,7 +80,6 @@ def weights(folder: RunFolder) -> bytes:
 
 def logs(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
     result = folder.train()
-    assert result is not None
     return [(log.epoch, log.lr, log.terms) for log in result.epochs]
 
 
@@ -170,7 +167,6 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
     with pytest.raises(error):
         train(config, runtime, callbacks=Callbacks(HALVES, end))
     progress = folder.progress()
-    assert progress is not None
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
     assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
     seen: list[EpochLog] = []
@@ -192,9 +188,8 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
 
 
 @pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
-def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
-    config, straight, runtime, short_checkpoint, seconds, resumed
-):
+def test_the_history_is_complete_after_kills(config, straight, runtime, short_checkpoint, seconds, resumed):
+    """And counts no epoch twice."""
     """With a state of the epoch on the disk, and with none, so that counted epochs are trained again."""
     folder = folder_of(config, runtime)
     arguments = str(runtime.data), str(runtime.results), str(short_checkpoint)
@@ -261,7 +256,6 @@ def test_a_signal_during_validation_saves_and_validates_later(config, straight, 
 
 
 def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> None:
-    """What every rank does; only the first one has the folder of the results."""
     ranks = ranks_from_environment()
     config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
     with init_process_group(ranks, torch.device("cpu")) as group:

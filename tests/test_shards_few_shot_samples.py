@@ -1,7 +1,5 @@
 """Few-shot samples as files, CoOp's own cache read safely, and training on imported samples."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -86,9 +84,8 @@ def dumped(content: object, protocol: int, pickler: type = pickle.Pickler) -> by
 def test_caches_of_every_protocol_are_read_as_python_would_read_them(tmp_path, datum, protocol, pickler):
     """More records than fit a frame or a batch, names that repeat, long paths, labels of one, two and four bytes."""
     names = ["left-handed teapot", "crane (floating)", "Zürich", "potter's wheel", ""]
-    train = [
-        datum(f"/data/{'x' * (i % 300)}/{i}.jpg", (i, i * 300, i * 70_000)[i % 3], 0, names[i % 5]) for i in range(2500)
-    ]
+    paths = [f"/data/{'x' * (i % 300)}/{i}.jpg" for i in range(2500)]
+    train = [datum(path, (i, i * 300, i * 70_000)[i % 3], 0, names[i % 5]) for i, path in enumerate(paths)]
     file = tmp_path / "shot_16-seed_1.pkl"
     file.write_bytes(dumped({"train": train, "val": train[:7]}, protocol, pickler))
     found = read_coop_cache(file)
@@ -118,17 +115,11 @@ def bomb() -> bytes:
 HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "os.system": (lambda mark: dumped(Runs(os.system, f"touch {mark}"), 4), "opcode TUPLE1"),
     "hidden in a list": (
-        lambda mark: dumped({"train": [1, [Runs(os.system, f"touch {mark}")]], "val": []}, 4),
-        "opcode TUPLE1",
-    ),
+        lambda mark: dumped({"train": [1, [Runs(os.system, f"touch {mark}")]], "val": []}, 4), "opcode TUPLE1"),
     "another class of that module": (
-        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatasetBase\n.",
-        "it names",
-    ),
+        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatasetBase\n.", "it names"),
     "a dotted name": (
-        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatum.__init__.__globals__\n.",
-        "it names",
-    ),
+        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatum.__init__.__globals__\n.", "it names"),
     "a class named by a nest of lists": (lambda _: b"\x80\x04" + b"]" + b"]a" * 5 + b"]\x93.", "damaged"),
     "extension registry": (lambda _: b"\x80\x02\x82\x01.", "opcode EXT1 at byte 2"),
     "persistent id": (lambda _: b"\x80\x02K\x01Q.", "opcode BINPERSID"),
@@ -146,7 +137,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "rows of text": (lambda _: dumped({"train": ["a"], "val": []}, 4), "entry 1 of 'train' is no record"),
     "a memo of sixteen gigabytes": (lambda _: b"\x80\x02}r\xff\xff\xff\x7f.", "memo index 2147483647"),
     "large": (lambda _: b"\x80\x04" + b"]" * 2**24, "larger than 16 MB"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -160,16 +151,13 @@ def test_a_hostile_pickle_is_refused_in_one_line_and_runs_nothing(tmp_path, kind
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0}, "is no record of an image"),
-        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0, "_classname": "a", "_order": 1}, "is no record of an image"),
-        ({"_impath": 3, "_label": 1, "_domain": 0, "_classname": "a"}, "_impath of entry 1 of 'train' is no str"),
-        ({"_impath": "/a.jpg", "_label": "1", "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
-        ({"_impath": "/a.jpg", "_label": [1], "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
-    ],
-)
+@pytest.mark.parametrize(("state", "words"), [
+    ({"_impath": "/a.jpg", "_label": 1, "_domain": 0}, "is no record of an image"),
+    ({"_impath": "/a.jpg", "_label": 1, "_domain": 0, "_classname": "a", "_order": 1}, "is no record of an image"),
+    ({"_impath": 3, "_label": 1, "_domain": 0, "_classname": "a"}, "_impath of entry 1 of 'train' is no str"),
+    ({"_impath": "/a.jpg", "_label": "1", "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
+    ({"_impath": "/a.jpg", "_label": [1], "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
+])  # fmt: skip
 def test_records_with_other_fields_are_refused(tmp_path, datum, state, words):
     record = datum("", 0)
     record.__dict__ = state
@@ -188,19 +176,16 @@ def test_samples_are_read_as_written_and_have_the_digest_of_a_run(toy, tmp_path)
     assert samples.digest == lines_digest(samples.train) and samples.val == tuple(run.val.paths)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"train": ["a.png", "b.png"]}, "was altered"),
-        ({"train": ["a.png", "a.png"]}, "named twice"),
-        ({"train": ["a\nb.png"]}, "line breaks"),
-        ({"train": []}, "train"),
-        ({"shots": 0}, "shots"),
-        ({"source": "me"}, "source"),
-        ({"few_shot_schema": 2}, "few_shot_schema"),
-        ({"more": 1}, "more"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"train": ["a.png", "b.png"]}, "was altered"),
+    ({"train": ["a.png", "a.png"]}, "named twice"),
+    ({"train": ["a\nb.png"]}, "line breaks"),
+    ({"train": []}, "train"),
+    ({"shots": 0}, "shots"),
+    ({"source": "me"}, "source"),
+    ({"few_shot_schema": 2}, "few_shot_schema"),
+    ({"more": 1}, "more"),
+])  # fmt: skip
 def test_other_json_is_refused(toy, tmp_path, change, words):
     file = tmp_path / "samples.json"
     write_samples(file, draw_samples(toy, 2, 1))
@@ -225,47 +210,32 @@ def test_coops_cache_of_the_same_draw_is_the_rules_draw(toy, tmp_path, datum):
     assert not found.has_images_of(draw_samples(toy, 2, 2))
 
 
-def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> dict[str, list[object]]:
-    content = records_of(toy, draw_samples(toy, 2, 1), datum)
-    first, second = content["train"][:2]
-    if change == "label":
-        first._label = (first._label + 1) % 5
-    elif change == "name":
-        first._classname = first._classname.upper()
-    elif change == "path":
-        first._impath += ".bak"
-    elif change == "twice":
-        second.__dict__.update(first.__dict__)
-    elif change == "class":
-        content["train"] = [record for record in content["train"] if record._label]
-    elif change == "split":
-        content["train"], content["val"] = content["val"], content["train"]
-    elif change == "no val":
-        del content["val"]
-    elif change == "fewer":
-        content = records_of(toy, draw_samples(toy, 1, 1), datum)
-    else:
-        content = records_of(toy, draw_samples(toy, 3, 1), datum)
-    return content
+MISFITS: dict[str, tuple[int, Callable[[dict], object], str]] = {
+    "label": (2, lambda it: setattr(it["train"][0], "_label", (it["train"][0]._label + 1) % 5),
+              r"train: 1 of 10 images have another label than in the packed set: .*png\" has"),
+    "name": (2, lambda it: setattr(it["train"][0], "_classname", it["train"][0]._classname.upper()),
+             r"train: 1 of 10 images have another class name"),
+    "path": (2, lambda it: setattr(it["train"][0], "_impath", it["train"][0]._impath + ".bak"),
+             r"train: 1 of 10 images are not in the packed split: .*/11\.png\.bak"),
+    "twice": (2, lambda it: it["train"][1].__dict__.update(it["train"][0].__dict__),
+              r"train: 1 of 10 images are listed more than once"),
+    "class": (2, lambda it: it.update(train=[record for record in it["train"] if record._label]),
+              r"train: 1 of 5 classes have no image: 'red_ball'"),
+    "split": (2, lambda it: it.update(train=it["val"], val=it["train"]),
+              r"train: 10 of 10 images are not in the packed split: .* and 7 more; are they samples of another"),
+    "no val": (2, lambda it: it.pop("val"), r"has no images for validation and the packed 'toy' has some"),
+    "shots": (3, lambda it: None, r"3 images of class .*: these are not 2 shots"),
+    "fewer": (1, lambda it: None, r"1 image of class .*: these are not 2 shots"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("label", r"train: 1 of 10 images have another label than in the packed set: .*png\" has"),
-        ("name", r"train: 1 of 10 images have another class name"),
-        ("path", r"train: 1 of 10 images are not in the packed split: .*/11\.png\.bak"),
-        ("twice", r"train: 1 of 10 images are listed more than once"),
-        ("class", r"train: 1 of 5 classes have no image: 'red_ball'"),
-        ("split", r"train: 10 of 10 images are not in the packed split: .* and 7 more; are they samples of another"),
-        ("no val", r"has no images for validation and the packed 'toy' has some"),
-        ("shots", r"3 images of class .*: these are not 2 shots"),
-        ("fewer", r"1 image of class .*: these are not 2 shots"),
-    ],
-)
-def test_a_cache_that_does_not_fit_the_packed_set_is_refused_with_counts(toy, tmp_path, datum, change, words):
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_cache_that_does_not_fit_the_packed_set_is_refused_with_counts(toy, tmp_path, datum, name):
+    shots, change, words = MISFITS[name]
+    content = records_of(toy, draw_samples(toy, shots, 1), datum)
+    change(content)
     file = tmp_path / "samples.pkl"
-    file.write_bytes(dumped(broken_records(toy, datum, change), 4))
+    file.write_bytes(dumped(content, 4))
     with pytest.raises(DataError, match=words) as caught:
         import_samples(toy, file, 2, 1)
     assert "\n" not in str(caught.value)
@@ -328,10 +298,8 @@ def packed(few_digits, tmp_path) -> tuple[Path, FewShotSamples]:
 
 
 def plan(samples: str, short_checkpoint: Path) -> RunConfig:
-    quick = {"epochs": 1, "batch_size": 5}
-    return plan_run(
-        method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides=quick, picks=samples
-    )
+    fields = {"overrides": {"epochs": 1, "batch_size": 5}, "picks": samples}
+    return plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), **fields)
 
 
 def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_path, short_checkpoint):
@@ -342,14 +310,8 @@ def test_a_run_on_imported_samples_is_another_run_and_records_them(packed, tmp_p
     assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": samples.digest}
     train(config, place)
     record = RunFolder(place.results / config.path).train().fewshot
-    base = {path for path in samples.train if path.split("/")[1] in ("zero", "one", "two", "three", "four")}
-    assert record == FewShotRecord(
-        shots=2,
-        seed=1,
-        source="imported",
-        digest=lines_digest(path for path in samples.train if path in base),
-        picks=[path for path in samples.train if path in base],
-    )
+    base = [path for path in samples.train if path.split("/")[1] in ("zero", "one", "two", "three", "four")]
+    assert record == FewShotRecord(shots=2, seed=1, source="imported", digest=lines_digest(base), picks=base)
     store_samples(data / "digits", samples).unlink()
     assert train(config, place).fewshot == record
 
@@ -401,30 +363,18 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
     assert trained["run"] == json.loads(by_digest.splitlines()[-1])["runs"][0]["run"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            "train --datasets digits,tiles --shots 2 --few-shot-samples 0123456789abcdef",
-            "one data set, and 2 are",
-        ),
-        ("train --datasets digits --shots 4 --few-shot-samples {json}", "are 2 shots: give --shots 2"),
-        (
-            "train --datasets tiles --shots 2 --few-shot-samples {json}",
-            "images of 'digits', not of 'tiles'",
-        ),
-        ("train --datasets digits --few-shot-samples nowhere", "neither a file nor a digest"),
-        (
-            "train --datasets digits --few-shot-samples x.pkl",
-            "import it first",
-        ),
-        ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the samples of all classes"),
-        ("data few-shot digits --shots 999", "the largest class of 'digits' has"),
-        ("data few-shot digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
-        ("data few-shot digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
-        ("data few-shot digit", "did you mean digits"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "words"), [
+    ("train --datasets digits,tiles --shots 2 --few-shot-samples 0123456789abcdef", "one data set, and 2 are"),
+    ("train --datasets digits --shots 4 --few-shot-samples {json}", "are 2 shots: give --shots 2"),
+    ("train --datasets tiles --shots 2 --few-shot-samples {json}", "images of 'digits', not of 'tiles'"),
+    ("train --datasets digits --few-shot-samples nowhere", "neither a file nor a digest"),
+    ("train --datasets digits --few-shot-samples x.pkl", "import it first"),
+    ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the samples of all classes"),
+    ("data few-shot digits --shots 999", "the largest class of 'digits' has"),
+    ("data few-shot digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
+    ("data few-shot digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
+    ("data few-shot digit", "did you mean digits"),
+])  # fmt: skip
 def test_wrong_requests_for_samples_are_answered_in_one_line(packed, tmp_path, capsys, flags, words):
     data, samples = packed
     write_samples(tmp_path / "samples.json", samples)

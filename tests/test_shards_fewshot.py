@@ -1,7 +1,5 @@
 """Few-shot samples and halves: the draws of CoOp, proven on the published split files where they are at hand."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict
@@ -15,13 +13,7 @@ from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from shards.errors import DataUsageError
-from shards.fewshot import (
-    draw_positions,
-    evaluation_labels,
-    evaluation_split,
-    load_few_shot,
-    select_labels,
-)
+from shards.fewshot import draw_positions, evaluation_labels, evaluation_split, load_few_shot, select_labels
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import ShardSet, open_dataset
@@ -53,13 +45,10 @@ def blocks(*sizes: int) -> list[int]:
     return [label for label, size in enumerate(sizes) for _ in range(size)]
 
 
-@pytest.mark.parametrize(
-    ("seed", "train", "val"),
-    [
-        (1, [[4, 18, 2, 8], [15, 63, 97, 57], [967, 777, 429, 192]], [[7, 0, 3, 5], [38, 0, 28, 17]]),
-        (2, [[1, 2, 18, 11], [21, 94, 85, 39], [515, 1240, 434, 1242]], [[0, 4, 5, 1], [27, 25, 32, 23]]),
-    ],
-)
+@pytest.mark.parametrize(("seed", "train", "val"), [
+    (1, [[4, 18, 2, 8], [15, 63, 97, 57], [967, 777, 429, 192]], [[7, 0, 3, 5], [38, 0, 28, 17]]),
+    (2, [[1, 2, 18, 11], [21, 94, 85, 39], [515, 1240, 434, 1242]], [[0, 4, 5, 1], [27, 25, 32, 23]]),
+])  # fmt: skip
 def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, train, val):
     in_train, in_val = draw_positions(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
     starts = np.repeat([0, 20, 120], 4)
@@ -83,14 +72,10 @@ def coops_own_words(split: Published, shots: int, seed: int) -> tuple[list[str],
 
 
 ALL_DRAWS = {
-    "Caltech101": "efe85c60fde4805f",
-    "OxfordPets": "cf02ce5047cae81c",
-    "StanfordCars": "0a9fea254c5027f3",
-    "OxfordFlowers": "98c0fb64b199628f",
-    "DescribableTextures": "08d65ffe9bf97d2d",
-    "EuroSAT": "19ab83c617ff6f6f",
+    "Caltech101": "efe85c60fde4805f", "OxfordPets": "cf02ce5047cae81c", "StanfordCars": "0a9fea254c5027f3",
+    "OxfordFlowers": "98c0fb64b199628f", "DescribableTextures": "08d65ffe9bf97d2d", "EuroSAT": "19ab83c617ff6f6f",
     "UCF101": "fd4de229b3f8b45c",
-}
+}  # fmt: skip
 """Digest over the digests of 1, 2, 4, 8 and 16 shots times seeds 0 to 3, train and val."""
 
 
@@ -101,26 +86,22 @@ def test_every_shot_and_seed_draws_what_coop_draws(name):
     for shots in (1, 2, 4, 8, 16):
         for seed in (0, 1, 2, 3):
             picks = draw_positions(split.labels["train"], split.labels["val"], shots, seed)
-            found = [
-                [split.paths[part][i] for i in of_part] for part, of_part in zip(("train", "val"), picks, strict=True)
-            ]
+            parts = zip(("train", "val"), picks, strict=True)
+            found = [[split.paths[part][i] for i in of_part] for part, of_part in parts]
             assert tuple(found) == coops_own_words(split, shots, seed)
             digests += map(lines_digest, found)
     assert lines_digest(digests) == ALL_DRAWS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "classes", "train", "val", "test"),
-    [
-        ("Caltech101", (50, 50), (2594, 1534), (1036, 613), (1549, 916)),
-        ("OxfordPets", (19, 18), (1508, 1436), (377, 359), (1881, 1788)),
-        ("StanfordCars", (98, 98), (3240, 3269), (812, 823), (4002, 4039)),
-        ("OxfordFlowers", (51, 51), (1744, 2349), (696, 937), (1053, 1410)),
-        ("DescribableTextures", (24, 23), (1440, 1380), (576, 552), (864, 828)),
-        ("EuroSAT", (5, 5), (7000, 6500), (2800, 2600), (4200, 3900)),
-        ("UCF101", (51, 50), (3926, 3713), (975, 923), (1934, 1849)),
-    ],
-)
+@pytest.mark.parametrize(("name", "classes", "train", "val", "test"), [
+    ("Caltech101", (50, 50), (2594, 1534), (1036, 613), (1549, 916)),
+    ("OxfordPets", (19, 18), (1508, 1436), (377, 359), (1881, 1788)),
+    ("StanfordCars", (98, 98), (3240, 3269), (812, 823), (4002, 4039)),
+    ("OxfordFlowers", (51, 51), (1744, 2349), (696, 937), (1053, 1410)),
+    ("DescribableTextures", (24, 23), (1440, 1380), (576, 552), (864, 828)),
+    ("EuroSAT", (5, 5), (7000, 6500), (2800, 2600), (4200, 3900)),
+    ("UCF101", (51, 50), (3926, 3713), (975, 923), (1934, 1849)),
+])  # fmt: skip
 def test_halves_have_the_published_sizes(name, classes, train, val, test):
     labels = published(name).labels
     for k, half in enumerate(("base", "new")):
@@ -171,11 +152,8 @@ def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    assert (
-        load_few_shot(toy, 2, 0).train.paths
-        == load_few_shot(toy, 2, 0).train.paths
-        != load_few_shot(toy, 2, 1).train.paths
-    )
+    first, again, other = (load_few_shot(toy, 2, seed).train.paths for seed in (0, 0, 1))
+    assert first == again != other
     assert random.random() == expected
 
 
@@ -196,9 +174,8 @@ def test_a_development_run_takes_of_the_base_samples_those_of_its_classes(toy):
     assert [half.classnames for half in halves] == [CLASSNAMES[:2], CLASSNAMES[2:3]]
     for half in halves:
         kept = [path for path in base.train.paths if path.split("/")[1] in half.classnames]
-        assert half.train.paths == kept and half.val.paths == [
-            path for path in base.val.paths if path.split("/")[1] in half.classnames
-        ]
+        val = [path for path in base.val.paths if path.split("/")[1] in half.classnames]
+        assert (half.train.paths, half.val.paths) == (kept, val)
         assert sorted(set(half.train.labels.tolist())) == list(range(len(half.classnames)))
 
 
@@ -227,15 +204,12 @@ def test_zero_shots_means_every_image_in_list_order(toy):
     assert load_few_shot(toy, 0, 1).train.paths == toy.split("train").paths
 
 
-@pytest.mark.parametrize(
-    ("shots", "classes", "message"),
-    [
-        (64, "all", r"--shots 64: the largest class of 'toy' has 6 training images"),
-        (-1, "all", r"--shots -1"),
-        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel, dev-base, dev-novel$"),
-        (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel.*\? known: all, base, "),
-    ],
-)
+@pytest.mark.parametrize(("shots", "classes", "message"), [
+    (64, "all", r"--shots 64: the largest class of 'toy' has 6 training images"),
+    (-1, "all", r"--shots -1"),
+    (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel, dev-base, dev-novel$"),
+    (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel.*\? known: all, base, "),
+])  # fmt: skip
 def test_impossible_requests_are_answered(toy, shots, classes, message):
     with pytest.raises(DataUsageError, match=message):
         load_few_shot(toy, shots, 1, classes)

@@ -1,14 +1,11 @@
 """Decoding: the pixels CoOp would see from every kind of file, and a reason in words for what is no whole image."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ from shards.images import PIXEL_LIMIT, ImageError, decode, shorter_side, shrink
 
 
 @pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
+def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Garbage of other tests is collected at any time: a file that one of them left open, say.
@@ -45,7 +42,6 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def plain(data: bytes) -> np.ndarray:
-    """What CoOp reads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -161,23 +157,20 @@ def test_garbage_behind_the_image_is_accepted(kind):
     assert np.array_equal(pixels(KINDS[kind] + b"\xff\x00garbage" * 100), plain(KINDS[kind]))
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "it is empty"),
-        (b"not an image", "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no JPEG"),
-        (b"\x00" * 10_000, "it is no JPEG"),
-        (b"\xff\xd8\xff", "damaged"),
-        (b"\x89PNG\r\n\x1a\n", "cut short"),
-        (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"\0\0\1"), "cut short"),
-        (b"GIF89a", "cut short"),
-        (b"RIFF\x04\x00\x00\x00WEBPVP8 ", "damaged"),
-        (b"BMW is a car", "cut short"),
-        (b"II\x2a\x00", "cut short"),
-    ],
-)
+@pytest.mark.parametrize(("data", "reason"), [
+    (b"", "it is empty"),
+    (b"not an image", "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG"),
+    (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no JPEG"),
+    (b"\x00" * 10_000, "it is no JPEG"),
+    (b"\xff\xd8\xff", "damaged"),
+    (b"\x89PNG\r\n\x1a\n", "cut short"),
+    (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"\0\0\1"), "cut short"),
+    (b"GIF89a", "cut short"),
+    (b"RIFF\x04\x00\x00\x00WEBPVP8 ", "damaged"),
+    (b"BMW is a car", "cut short"),
+    (b"II\x2a\x00", "cut short"),
+])  # fmt: skip
 def test_what_is_no_image_is_named(data, reason):
     with pytest.raises(ImageError, match=reason) as caught:
         decode(data)
@@ -218,7 +211,6 @@ def huge_png(width: int, height: int) -> bytes:
 
 
 def resized_header(kind: str, size: tuple[int, int]) -> bytes:
-    """A small image whose header claims `size`."""
     data = bytearray(KINDS[kind])
     if kind == "JPEG":
         at = data.index(b"\xff\xc0") + 5

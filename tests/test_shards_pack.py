@@ -1,7 +1,5 @@
 """Packing: the public convention, the same bytes each time, and nothing half done that looks finished."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os
@@ -10,14 +8,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import read_files
 from PIL import Image
-from toy_shards import CLASSNAMES, COUNTS, label, pack_some_shapes, pixels, toy_records, toy_source
+from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, label, pack_some_shapes, pixels, toy_records, toy_source
 
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, find
@@ -29,13 +27,6 @@ from shards.reader import open_dataset
 from shards.records import ImageRecord, png
 from shards.world.generate import VERSION, paint, sample_seed
 
-# For another process that imports what this one does.
-SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
-
 
 def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
     pack_some_shapes(tmp_path / "a")
@@ -46,7 +37,7 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_pa
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**SAME_PATH, "PYTHONHASHSEED": "7"})
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert read_files(tmp_path / "a") == read_files(tmp_path / "b")
 
 
 def test_layout_is_the_clip_benchmark_convention(tmp_path):
@@ -81,7 +72,7 @@ def test_split_digest_is_that_of_the_published_list_format(tmp_path):
     assert manifest.splits["test"].digest == lines_digest(lines)
 
 
-def refuse(split: str) -> Iterator[ImageRecord]:
+def refuse(split):
     raise AssertionError("a valid set must not be packed again")
     yield
 
@@ -106,7 +97,7 @@ def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     assert np.array_equal(np.asarray(image), pixels("test", 3)[..., ::-1])
 
 
-def swapped_colours(split: str) -> Iterator[ImageRecord]:
+def swapped_colours(split):
     for i, record in enumerate(toy_records(split)):
         yield ImageRecord(record.path, record.label, png(pixels(split, i)[..., ::-1]))
 
@@ -180,7 +171,7 @@ def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
 
 
 def pack_slowly(root: Path) -> None:
-    def slow(split: str) -> Iterator[ImageRecord]:
+    def slow(split):
         for record in toy_records(split):
             time.sleep(0.01)
             yield record
@@ -217,15 +208,12 @@ def test_an_unwritable_root_is_one_line(tmp_path):
     assert "\n" not in str(error.value) and "--data" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (ImageRecord("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
-        (ImageRecord("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
-    ],
-)
+@pytest.mark.parametrize(("broken", "message"), [
+    (ImageRecord("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
+    (ImageRecord("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
+])  # fmt: skip
 def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
-    def records(split: str) -> Iterator[ImageRecord]:
+    def records(split):
         yield from islice(toy_records(split), COUNTS[split] - 1)
         yield broken
 
@@ -235,15 +223,12 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
         open_dataset(tmp_path, "toy")
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("test/no_extension", "does not end as an image's does"),
-        ("test/two\nlines.png", "holds a line break"),
-        ("test/\udcff.png", "not UTF-8"),
-        ("test/" + "long" * 300_000 + ".png", "too long"),
-    ],
-)
+@pytest.mark.parametrize(("path", "message"), [
+    ("test/no_extension", "does not end as an image's does"),
+    ("test/two\nlines.png", "holds a line break"),
+    ("test/\udcff.png", "not UTF-8"),
+    ("test/" + "long" * 300_000 + ".png", "too long"),
+])  # fmt: skip
 def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
     data = next(toy_records("test")).data
     source = toy_source(lambda split: iter([ImageRecord(path, 0, data)]), counts={"test": 1})
@@ -252,18 +237,15 @@ def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, mes
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"classnames": ("a", "b\n", "c", "d", "e")}, r"class name 1 is 'b\\n'"),
-        ({"classnames": ("a", "b", "c", "d", "_")}, "class name 4 is '_'"),
-        ({"classnames": ("a", "b", "c\u2028c", "d", "e")}, "class name 2"),
-        ({"template": "a photo of a {}. "}, "the template is"),
-        ({"templates": ("a {nice} {}",)}, "must hold one {}"),
-        ({"counts": {"test": 0}}, "has no images"),
-        ({"name": "../toy"}, "is no name of a data set"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"classnames": ("a", "b\n", "c", "d", "e")}, r"class name 1 is 'b\\n'"),
+    ({"classnames": ("a", "b", "c", "d", "_")}, "class name 4 is '_'"),
+    ({"classnames": ("a", "b", "c\u2028c", "d", "e")}, "class name 2"),
+    ({"template": "a photo of a {}. "}, "the template is"),
+    ({"templates": ("a {nice} {}",)}, "must hold one {}"),
+    ({"counts": {"test": 0}}, "has no images"),
+    ({"name": "../toy"}, "is no name of a data set"),
+])  # fmt: skip
 def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
         pack_source(toy_source(**changes), tmp_path)
@@ -278,7 +260,7 @@ def test_class_names_may_repeat_and_hold_what_paths_may_not(tmp_path):
 
 
 def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
-    def twice(split: str) -> Iterator[ImageRecord]:
+    def twice(split):
         records = list(toy_records(split))
         yield from (*records[:-1], records[4])
 
@@ -308,11 +290,8 @@ def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_pa
     assert split.read(1) == small
     assert split.paths == ["a/0.JPEG", "a/1.jpg", "a/2.webp"], "picks find their images by the paths of the raw files"
     with tarfile.open(tmp_path / "toy/test/0.tar") as tar:
-        assert [name for name in tar.getnames() if name.split(".")[1] not in ("cls", "json")] == [
-            "s0000000.jpg",
-            "s0000001.jpg",
-            "s0000002.png",
-        ]
+        stored = [name for name in tar.getnames() if name.split(".")[1] not in ("cls", "json")]
+    assert stored == ["s0000000.jpg", "s0000001.jpg", "s0000002.png"]
     assert pack_source(toy_source(refuse, counts={"test": 3}, resize=32, variant="32 px"), tmp_path) == manifest
     with pytest.raises(AssertionError, match="valid set"):
         pack_source(toy_source(refuse, counts={"test": 3}), tmp_path)

@@ -1,12 +1,9 @@
-"""Readers of the fifteen raw layouts, on miniature roots with the oddities of the real sets."""
-
-from __future__ import annotations
+"""Readers and checks of the fifteen raw layouts, on miniature roots with the oddities of the real sets."""
 
 import json
 import os
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
@@ -17,17 +14,16 @@ from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.locations import find_folder
-from shards.raw.published import raw_source
+from shards.raw.published import RawReport, check_raw, raw_source
 from shards.reader import open_dataset
-from shards.records import Source
 
 
-def listed(source: Source) -> dict[str, list[tuple[str, int]]]:
+def listed(source):
     parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
     return {split: list(zip(part.paths, part.labels, strict=True)) for split, part in parts.items()}  # type: ignore[attr-defined]
 
 
-def subset(name: str, root: Path) -> Source:
+def subset(name, root):
     return raw_source(derive_dataset(find(name), subset=True), root)
 
 
@@ -36,7 +32,7 @@ def names(name: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def minis(tmp_path_factory) -> Path:
+def roots(tmp_path_factory):
     """All fifteen, a few classes each; leave it as it is."""
     root = tmp_path_factory.mktemp("minis")
     for name in WRITERS:
@@ -45,9 +41,9 @@ def minis(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(name, minis, tmp_path):
-    source = subset(name, minis)
-    folder = find_folder(find(name), minis)
+def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(name, roots, tmp_path):
+    source = subset(name, roots)
+    folder = find_folder(find(name), roots)
     assert folder is not None
     pack_source(source, tmp_path, per_shard=3)
     shards = open_dataset(tmp_path, f"{name}-subset")
@@ -56,7 +52,7 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
         packed = shards.split(split)
         assert list(zip(packed.paths, packed.labels.tolist(), strict=True)) == rows
         for i, (path, _) in enumerate(rows):
-            (file,) = [found for found in folder.glob(f"**/{glob_escape(path)}") if found.is_file()]
+            (file,) = [found for found in folder.glob("**/" + path.replace("[", "[[]")) if found.is_file()]
             assert packed.read(i) == file.read_bytes()
             assert decode(packed.read(i)).mode == "RGB"
     images = [file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg")]
@@ -64,23 +60,17 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
     assert sum(map(len, listed(source).values())) == len(images) - len(left_out)
 
 
-def glob_escape(path: str) -> str:
-    return path.replace("[", "[[]")
-
-
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_miniature_is_not_packed_as_the_published_set(name, minis):
+def test_a_miniature_is_not_packed_as_the_published_set(name, roots):
     with pytest.raises(DataError) as error:
-        raw_source(find(name), minis)
+        raw_source(find(name), roots)
     text = str(error.value)
     assert text.startswith(f"'{name}': ") and "published" in text and "get " in text and "\n" not in text
 
 
-def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(minis):
+def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(roots):
     """Names of folders and of classes, told apart from each other."""
-    by_label = {
-        name: {label: path for rows in listed(subset(name, minis)).values() for path, label in rows} for name in WRITERS
-    }
+    by_label = {x: {label: path for rows in listed(subset(x, roots)).values() for path, label in rows} for x in WRITERS}
     wnids = imagenet_wnids()
     for label in FEW_OF_A_THOUSAND:
         assert by_label["imagenet"][label].split("/")[1] == wnids[label]
@@ -96,8 +86,8 @@ def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(minis)
     assert names("eurosat")[2] == "Herbaceous Vegetation Land"
 
 
-def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images(minis):
-    source = subset("imagenet", minis)
+def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images(roots):
+    source = subset("imagenet", roots)
     assert set(source.counts) == {"train", "test"}, "its val list would be the test list again"
     rows = listed(source)
     assert rows["train"] == sorted(rows["train"], key=lambda row: (row[1], row[0]))
@@ -105,16 +95,15 @@ def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images
     assert rows["test"][0] == ("val/n01440764/ILSVRC2012_val_00000001.JPEG", 0)
 
 
-def test_the_order_of_split_files_and_text_lists_is_kept(minis):
+def test_the_order_of_split_files_and_text_lists_is_kept(roots):
     raw = find("oxford-flowers").raw
-    assert raw
-    rows = json.loads((minis / "oxford_flowers" / raw.split_file).read_text())
-    source = subset("oxford-flowers", minis)
+    rows = json.loads((roots / "oxford_flowers" / raw.split_file).read_text())
+    source = subset("oxford-flowers", roots)
     assert listed(source) == {split: [(path, label) for path, label, _ in part] for split, part in rows.items()}
     assert listed(source)["train"][0][1] == 2, "the first class of the list is not label 0"
-    lines = (minis / "fgvc_aircraft" / "images_variant_val.txt").read_text().splitlines()
-    assert [path for path, _ in listed(subset("fgvc-aircraft", minis))["val"]] == [f"{line[:7]}.jpg" for line in lines]
-    assert [label for _, label in listed(subset("fgvc-aircraft", minis))["val"]] == [2, 1, 0]
+    lines = (roots / "fgvc_aircraft" / "images_variant_val.txt").read_text().splitlines()
+    assert [path for path, _ in listed(subset("fgvc-aircraft", roots))["val"]] == [f"{line[:7]}.jpg" for line in lines]
+    assert [label for _, label in listed(subset("fgvc-aircraft", roots))["val"]] == [2, 1, 0]
 
 
 def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_path):
@@ -139,15 +128,14 @@ def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_folders_as_archives_name_them_are_accepted(name, minis, tmp_path):
+def test_folders_as_archives_name_them_are_accepted(name, roots, tmp_path):
     raw, dataset = find(name).raw, find(name)
-    assert raw
-    expected = listed(subset(name, minis))
+    expected = listed(subset(name, roots))
     for folder in raw.folders:
         for images in raw.images:
             root = tmp_path / f"{raw.folders.index(folder)}-{raw.images.index(images)}"
             (root / folder).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(minis / raw.folders[0], root / folder, copy_function=os.link)
+            shutil.copytree(roots / raw.folders[0], root / folder, copy_function=os.link)
             if images != raw.images[0]:
                 usual = root / folder / raw.images[0]
                 for inner in sorted(usual.iterdir()) if images == "." else [usual]:
@@ -160,53 +148,49 @@ def test_folders_as_archives_name_them_are_accepted(name, minis, tmp_path):
             assert listed(subset(name, root)) == expected, (folder, images)
 
 
-def test_linked_folders_of_images_work(minis, tmp_path):
+def test_linked_folders_of_images_work(roots, tmp_path):
     images = tmp_path / "imagenet" / "images"
     images.mkdir(parents=True)
     for folder in ("train", "val"):
-        (images / folder).symlink_to(minis / "imagenet" / "images" / folder)
-    assert listed(subset("imagenet", tmp_path)) == listed(subset("imagenet", minis))
+        (images / folder).symlink_to(roots / "imagenet" / "images" / folder)
+    assert listed(subset("imagenet", tmp_path)) == listed(subset("imagenet", roots))
 
 
-def copied(name: str, minis: Path, root: Path) -> Path:
-    raw = find(name).raw
-    assert raw
-    shutil.copytree(minis / raw.folders[0], root / raw.folders[0])
-    return root / raw.folders[0] / raw.images[0]
+def copied(name, roots, root):
+    folder = find(name).raw.folders[0]
+    shutil.copytree(roots / folder, root / folder)
+    return root / folder
 
 
-@pytest.mark.parametrize(
-    ("name", "stray", "named"),
-    [
-        ("imagenet-sketch", "not-a-class/x.JPEG", "not-a-class"),
-        ("imagenet-sketch", "n01440764/Thumbs.db", "n01440764/Thumbs.db"),
-        ("imagenet-sketch", "n01440764/deeper/x.JPEG", "n01440764/deeper"),
-        ("imagenet-sketch", "n01440764/.DS_Store", ""),
-        ("imagenet-sketch", "n01440764/link.JPEG", "n01440764/link.JPEG"),
-        ("imagenet-a", "README.txt", ""),
-        ("imagenetv2", "007/x.jpeg", "007"),
-        ("imagenet", "train/LOC_synset_mapping.txt", ""),
-        ("imagenet", "train/n00000001/x.JPEG", "train/n00000001"),
-        ("imagenet", "test/x.JPEG", ""),
-        ("caltech101", "not-a-class/x.jpg", ""),
-    ],
-)
-def test_stray_folders_and_files_of_classes_are_refused_by_name(name, stray, named, minis, tmp_path):
-    images = copied(name, minis, tmp_path)
+@pytest.mark.parametrize(("name", "stray", "named"), [
+    ("imagenet-sketch", "not-a-class/x.JPEG", "not-a-class"),
+    ("imagenet-sketch", "n01440764/Thumbs.db", "n01440764/Thumbs.db"),
+    ("imagenet-sketch", "n01440764/deeper/x.JPEG", "n01440764/deeper"),
+    ("imagenet-sketch", "n01440764/.DS_Store", ""),
+    ("imagenet-sketch", "n01440764/link.JPEG", "n01440764/link.JPEG"),
+    ("imagenet-a", "README.txt", ""),
+    ("imagenetv2", "007/x.jpeg", "007"),
+    ("imagenet", "train/LOC_synset_mapping.txt", ""),
+    ("imagenet", "train/n00000001/x.JPEG", "train/n00000001"),
+    ("imagenet", "test/x.JPEG", ""),
+    ("caltech101", "not-a-class/x.jpg", ""),
+])  # fmt: skip
+def test_stray_folders_and_files_of_classes_are_refused_by_name(name, stray, named, roots, tmp_path):
+    images = copied(name, roots, tmp_path) / find(name).raw.images[0]
     (images / stray).parent.mkdir(exist_ok=True, parents=True)
     if stray.endswith("link.JPEG"):
         (images / stray).symlink_to("nowhere.JPEG")
     else:
         (images / stray).write_bytes(b"x")
     if not named:
-        assert listed(subset(name, tmp_path)) == listed(subset(name, minis))
+        assert listed(subset(name, tmp_path)) == listed(subset(name, roots))
         return
     with pytest.raises(DataError, match=f"{images} holds '{named}', neither class folders nor images"):
         subset(name, tmp_path)
 
 
-def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, tmp_path):
-    copied("dtd", minis, tmp_path)
+def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, tmp_path):
+    copied("dtd", roots, tmp_path)
     file = tmp_path / "dtd" / "split_zhou_DescribableTextures.json"
     file.unlink()
     for asked_for_a_part in (False, True):
@@ -218,11 +202,11 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
     assert not file.exists(), "CoOp would have written a private one"
 
 
-def test_a_random_split_needs_enough_images_of_every_class(minis):
+def test_a_random_split_needs_enough_images_of_every_class(roots):
     with pytest.raises(DataError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
-        raw_source(derive_dataset(find("dtd"), random_split=1), minis)
+        raw_source(derive_dataset(find("dtd"), random_split=1), roots)
     with pytest.raises(DataUsageError, match=r"official split"):
-        raw_source(derive_dataset(find("imagenet"), random_split=1), minis)
+        raw_source(derive_dataset(find("imagenet"), random_split=1), roots)
 
 
 def test_a_random_split_takes_the_existing_images(tmp_path):
@@ -244,21 +228,129 @@ def test_a_random_split_takes_the_existing_images(tmp_path):
     assert listed(raw_source(derive_dataset(find("eurosat"), random_split=5), moved)) == listed(source)
 
 
-def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(minis, tmp_path):
-    copied("dtd", minis, tmp_path)
+def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(roots, tmp_path):
+    copied("dtd", roots, tmp_path)
     before = subset("dtd", tmp_path)
-    assert before.origin == subset("dtd", minis).origin
+    assert before.origin == subset("dtd", roots).origin
     path, _ = listed(before)["train"][0]
     (tmp_path / "dtd" / "images" / path).unlink()
     after = subset("dtd", tmp_path)
     assert after.origin != before.origin and after.counts["train"] == before.counts["train"] - 1
-    assert before.size == sum(file.stat().st_size for file in (minis / "dtd" / "images").rglob("*.jpg"))
+    assert before.size == sum(file.stat().st_size for file in (roots / "dtd" / "images").rglob("*.jpg"))
 
 
-def test_a_file_that_vanishes_while_packing_is_named(minis, tmp_path):
-    copied("dtd", minis, tmp_path / "raw")
+def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
+    copied("dtd", roots, tmp_path / "raw")
     source = subset("dtd", tmp_path / "raw")
     path, _ = listed(source)["val"][0]
     (tmp_path / "raw" / "dtd" / "images" / path).unlink()
     with pytest.raises(DataError, match=f"{path} cannot be read"):
         pack_source(source, tmp_path / "data")
+
+
+def checked(name, root, **options):
+    report = check_raw(find(name), root, **options)  # type: ignore[arg-type]
+    for line in (*report.problems, *report.fixes):
+        assert line and "\n" not in line and line == line.strip()
+    return report
+
+
+def images_there(report: RawReport) -> int:
+    return sum(split.present for split in report.splits)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "caltech101", "fgvc-aircraft", "imagenet-r"])
+def test_a_partial_set_is_counted_against_the_published_one(name, roots):
+    before = sorted(roots.rglob("*"))
+    calls: list[tuple[int, int]] = []
+    report = checked(name, roots, on_progress=lambda done, total: calls.append((done, total)))
+    counts = find(name).counts
+    assert report.folder and not report.ok and report.dataset == name
+    assert report.folder == roots / find(name).raw.folders[0]
+    assert {split.name: split.expected for split in report.splits} == dict(counts)
+    source = raw_source(derive_dataset(find(name), subset=True), roots)
+    assert [split.present for split in report.splits] == list(source.counts.values())
+    assert any("published" in problem for problem in report.problems)
+    assert calls[-1] == (images_there(report), images_there(report)) and calls == sorted(calls)
+    assert sorted(roots.rglob("*")) == before
+
+
+def test_broken_roots_give_a_report(tmp_path):
+    empty, file, absent, loop = (tmp_path / name for name in ("empty", "file", "absent", "loop"))
+    empty.mkdir()
+    loop.mkdir()
+    file.touch()
+    for name in WRITERS:
+        folder = loop / find(name).raw.folders[0]
+        folder.symlink_to(folder)
+        for root in (empty, file, absent, loop):
+            report = checked(name, root)
+            assert not report.folder and not report.ok and not report.splits and len(report.problems) == 1
+            assert str(root) in report.problems[0] and report.fixes
+            with pytest.raises(DataError, match=str(root)):
+                raw_source(find(name), root)
+
+
+def test_folders_that_cannot_be_read_are_reported(roots, tmp_path):
+    for name, inner in (("imagenet", "images/train/n01440764"), ("dtd", "images/banded"), ("sun397", "SUN397/a")):
+        folder = copied(name, roots, tmp_path)
+        shutil.rmtree(folder / inner)
+        (folder / inner).symlink_to(folder / inner)
+        report = checked(name, tmp_path)
+        assert report.folder and not report.ok
+
+
+def test_the_data_set_folder_given_as_root_is_explained(roots):
+    report = checked("dtd", roots / "dtd")
+    assert not report.folder and report.fixes == (f"name the folder above it: {roots}",)
+
+
+def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_path, monkeypatch):
+    images = copied("dtd", roots, tmp_path) / "images"
+    bad = sorted(images.rglob("*.jpg"))[::4]
+    for i, file in enumerate(bad):
+        file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
+    monkeypatch.setattr("shards.raw.published.FEW", 0)
+    monkeypatch.setattr("shards.raw.published.CHUNK", 3)
+    one, two = (checked("dtd", tmp_path, workers=workers) for workers in (1, 2))
+    assert one == two and not one.ok
+    (problem,) = [problem for problem in one.problems if "cannot be decoded" in problem]
+    assert f"{len(bad)} images" in problem and "it is empty" in problem
+    assert all(str(file.relative_to(images)) in problem for file in bad)
+    assert not any("decoded" in problem for problem in checked("dtd", tmp_path, decode=False).problems)
+
+
+def test_validation_images_without_class_folders_are_reported(roots, tmp_path):
+    val = copied("imagenet", roots, tmp_path) / "images" / "val"
+    for file in list(val.rglob("*.JPEG")):
+        file.rename(val / file.name)
+    for folder in val.glob("n*/"):
+        folder.rmdir()
+    report = checked("imagenet", tmp_path)
+    assert any(f"{val} holds 20 files and no class folder" in problem for problem in report.problems)
+    assert any("valprep.sh" in fix for fix in report.fixes)
+
+
+def test_trimaps_are_not_taken_for_the_images_of_pets(tmp_path):
+    trimaps = tmp_path / "oxford_pets" / "annotations" / "trimaps"
+    trimaps.mkdir(parents=True)
+    (trimaps / "Abyssinian_1.png").touch()
+    report = checked("oxford-pets", tmp_path)
+    assert "no images" in report.problems[0] and report.fixes[0].startswith("get images.tar.gz")
+
+
+def test_missing_images_lists_and_classes_are_named(roots, tmp_path):
+    folder = copied("dtd", roots, tmp_path)
+    for file in sorted((folder / "images" / "banded").iterdir())[1:]:
+        file.unlink()
+    report = checked("dtd", tmp_path)
+    assert images_there(report) == 1 + 4 + 4
+    assert any("images are missing: 'banded/" in problem for problem in report.problems)
+    (folder / "split_zhou_DescribableTextures.json").unlink()
+    report = checked("dtd", tmp_path)
+    assert report.folder and "official split file" in report.problems[0] and "--random-split" in report.fixes[0]
+    images = copied("imagenet", roots, tmp_path) / "images"
+    shutil.rmtree(images / "train" / imagenet_wnids()[657])
+    shutil.rmtree(images / "val")
+    train, test = checked("imagenet", tmp_path).splits
+    assert (train.present, test.present) == (36, 0)

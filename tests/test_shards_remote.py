@@ -1,6 +1,4 @@
-"""Remote files: whole or not at all, one download per machine, and one line that names the URL for every failure."""
-
-from __future__ import annotations
+"""Remote files: whole or not at all, one download per machine, and errors that name the URL without its secrets."""
 
 import hashlib
 import multiprocessing
@@ -9,7 +7,6 @@ import resource
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import s3fs
@@ -17,6 +14,7 @@ from local_server import Answer, LocalServer
 
 from shards import remote
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.masking import has_secret, is_secret_option, mask
 from shards.remote import RemoteFolder, download, open_stream, read_bytes
 from shards.urls import canonical, is_url, join
 
@@ -35,11 +33,11 @@ def server(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def target(tmp_path) -> Path:
+def target(tmp_path):
     return tmp_path / "here" / "a.tar"
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(os.listdir(folder))
 
 
@@ -96,15 +94,12 @@ def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
         read_bytes(f"{server.url}/a.tar", len(BYTES))
 
 
-@pytest.mark.parametrize(
-    "status, words, attempts",
-    [
-        (404, "is not there", 1),
-        (403, "not open to this machine", 1),
-        (400, "400 Bad Request", 1),
-        (503, "503 Service", 3),
-    ],
-)
+@pytest.mark.parametrize("status, words, attempts", [
+    (404, "is not there", 1),
+    (403, "not open to this machine", 1),
+    (400, "400 Bad Request", 1),
+    (503, "503 Service", 3),
+])  # fmt: skip
 def test_an_answer_that_refuses_is_one_line(server, target, status, words, attempts):
     server.always["/a.tar"] = Answer(status)
     with pytest.raises(DataError) as error:
@@ -122,10 +117,8 @@ def test_a_silent_server_is_reported_and_given_up(monkeypatch):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar"
-        with (
-            pytest.raises(Unreachable, match="no answer in time"),
-            pytest.warns(UserWarning, match=f"^waiting for {url}, attempt 2 of 4$"),
-        ):
+        waits = pytest.warns(UserWarning, match=f"^waiting for {url}, attempt 2 of 4$")
+        with pytest.raises(Unreachable, match="no answer in time"), waits:
             open_stream(f"{url}?token=hush")
 
 
@@ -279,3 +272,68 @@ def test_urls_are_recognized_and_normalized():
     assert join("gs://x/y/", "test/0.tar") == "gs://x/y/test/0.tar"
     with pytest.raises(DataUsageError, match="not a usable URL"):
         canonical("http://[::1/x")
+
+
+HUSH = "hush-Hush.12"
+
+SECRETS = [
+    f"http://me:{HUSH}@host/x",
+    f"http://me:{HUSH}@ss@host/x",
+    f"http://me:{HUSH}/{HUSH}@host/x",
+    f"https://{HUSH}@host/x",
+    f"postgresql+psycopg2://me:{HUSH}@db/mlflow",
+    f"postgresql://db/mlflow?user=me&password={HUSH}",
+    f"https://host/x?a=1&X-Amz-Signature={HUSH}&b=2",
+    f"https://host/x?sig={HUSH}",
+    f"Authorization: Bearer {HUSH}",
+    f"{{'Authorization': 'Basic {HUSH}'}}",
+    f"x-header: bearer%20{HUSH}",
+    f"AccountName=lab;AccountKey={HUSH};EndpointSuffix=x",
+    f"host=db user=me password='{HUSH}'",
+    f"Driver={{SQL}};UID=me;PWD={HUSH}",
+    f'{{"api_key": "{HUSH}", "steps": 3}}',
+    f"option: {{hf_token: {HUSH}}}",
+    f"AWS_SECRET_ACCESS_KEY={HUSH}",
+    "client_secret=123456",
+    "use ghp_0123456789abcdefABCDEF now",
+    "id AKIA0123456789ABCDEF",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nhush\n-----END RSA PRIVATE KEY-----",
+]
+
+PLAIN = [
+    "see http://host:8080/x@y now",
+    "['http://host:8080','me@x']",
+    "s3://bucket/a@b",
+    "http://127.0.0.1:5000/#/experiments/1/runs?searchFilter=tags.method%20IS%20NOT%20NULL",
+    "https://drive.google.com/uc?id=3&export=download",
+    "deep_tokens=independent n_session_tokens=4 sort_key = lambda x",
+    "--option KEY=VALUE",
+    "the bearer",
+    "password=",
+    "password = os.environ['MINE']",
+    '{"key": "value", "accuracy": 93.2}',
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_credential_is_masked_once(text):
+    masked = mask(text)
+    assert has_secret(text) and is_secret_option(text) and HUSH not in masked and "123456" not in masked
+    assert "hush" not in masked and "0123456789" not in masked and not has_secret(masked)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_text_without_a_credential_stays_as_it_is(text):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize("text", ["token=abc", "coop.key=abc", "--option=auth=abc"])
+def test_options_have_more_names_of_credentials(text):
+    assert is_secret_option(text) and not has_secret(text)
+    assert not is_secret_option(f"{text.rpartition('=')[0]}=4")
+
+
+def test_the_value_of_a_secret_variable_is_masked_anywhere(monkeypatch):
+    monkeypatch.setenv("LAB_TOKEN", HUSH)
+    monkeypatch.setenv("LAB_TOKEN_PATH", "/run/hidden")
+    assert mask(f"a {HUSH} in /run/hidden") == "a *** in /run/hidden"

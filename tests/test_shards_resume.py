@@ -1,31 +1,24 @@
 """Packing over processes: the same bytes for any number of them, and a packing that is stopped goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from child_process import start_process
-from toy_shards import COUNTS, BrokenPart, LoggedPart, toy_source
+from command_line import read_files
+from toy_shards import COUNTS, SAME_PATH, BrokenPart, LoggedPart, toy_source
 
 from shards.check_dataset import check_dataset
 from shards.errors import DataError
 from shards.pack import pack_source
 from shards.reader import open_dataset
 
-SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 SHARDS = 5 + 5 + 4
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +26,7 @@ def whole(tmp_path_factory) -> dict[str, bytes]:
     """What an uninterrupted packing by one process writes."""
     root = tmp_path_factory.mktemp("whole")
     pack_source(toy_source(), root, per_shard=5)
-    return contents(root)
+    return read_files(root)
 
 
 def packed_again(log: Path) -> list[str]:
@@ -46,7 +39,7 @@ def logged(tmp_path: Path) -> dict[str, object]:
     return {"part": partial(LoggedPart, tmp_path / "log", COUNTS["train"])}
 
 
-def packing(root: Path, log: Path, workers: int, held: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def packing(root, log, workers, held):
     """Another process packs; it finishes the shards before image `held` of train and no more."""
     code = (
         "import signal, sys; from functools import partial; from pathlib import Path; from toy_shards import *\n"
@@ -83,7 +76,7 @@ def is_running(process: int) -> bool:
 def test_any_number_of_workers_writes_the_same_bytes_and_reports_progress(tmp_path, whole):
     reported: list[tuple[str, int, int]] = []
     pack_source(toy_source(), tmp_path, per_shard=5, workers=3, on_progress=lambda *step: reported.append(step))
-    assert contents(tmp_path) == whole
+    assert read_files(tmp_path) == whole
     for split, count in COUNTS.items():
         steps = [done for name, done, total in reported if name == split and total == count]
         assert steps == sorted(steps) and steps[-1] == count
@@ -112,7 +105,7 @@ def test_a_killed_packing_looks_unfinished_leaves_no_process_and_goes_on(tmp_pat
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     again = packed_again(log)
     assert not kept & set(again) and len(again) == SHARDS - len(kept), "nothing finished is packed again"
-    assert contents(root) == whole, "and nothing else lies about"
+    assert read_files(root) == whole, "and nothing else lies about"
 
 
 def test_a_killed_worker_is_one_line_and_the_rest_is_kept(tmp_path, whole):
@@ -127,7 +120,7 @@ def test_a_killed_worker_is_one_line_and_the_rest_is_kept(tmp_path, whole):
     packed_again(log)
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     assert not kept & set(packed_again(log))
-    assert contents(root) == whole
+    assert read_files(root) == whole
 
 
 def test_an_interrupt_ends_all_workers_quickly_and_quietly(tmp_path):
@@ -150,9 +143,7 @@ def stopped(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_broken_image_is_the_same_line_for_any_workers_and_after_its_repair_the_rest_is_packed(
-    tmp_path, whole, workers
-):
+def test_a_broken_image_is_named_alike_by_any_workers_and_repaired_the_rest_is_packed(tmp_path, whole, workers):
     root = tmp_path / "data"
     with pytest.raises(DataError) as error:
         pack_source(toy_source(part=BrokenPart), root, per_shard=5, workers=workers)
@@ -162,7 +153,7 @@ def test_a_broken_image_is_the_same_line_for_any_workers_and_after_its_repair_th
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     again = packed_again(tmp_path / "log")
     assert sorted(again) == sorted(set(again)) and len(again) == SHARDS - len(kept)
-    assert contents(root) == whole
+    assert read_files(root) == whole
 
 
 def test_a_finished_shard_that_changed_is_packed_again(tmp_path, whole):
@@ -178,7 +169,7 @@ def test_a_finished_shard_that_changed_is_packed_again(tmp_path, whole):
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     again = packed_again(tmp_path / "log")
     assert [line for line in again if "train" in line] == ["train 5", "train 10", "train 15", "train 20"]
-    assert contents(root) == whole
+    assert read_files(root) == whole
 
 
 def test_a_finished_shard_whose_raw_files_changed_is_packed_again(tmp_path, whole):
@@ -186,20 +177,17 @@ def test_a_finished_shard_whose_raw_files_changed_is_packed_again(tmp_path, whol
     (tmp_path / "train-5.stamp").write_text("newer")
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     assert [line for line in packed_again(tmp_path / "log") if "train" in line] == ["train 5"]
-    assert contents(root) == whole
+    assert read_files(root) == whole
 
 
-@pytest.mark.parametrize(
-    ("changes", "options"),
-    [
-        ({"origin": "toy 2"}, {}),
-        ({"classnames": ("a", "b", "c", "d", "e")}, {}),
-        ({"resize": 100}, {}),
-        ({"counts": {**COUNTS, "train": 22}}, {}),
-        ({}, {"per_shard": 6}),
-        ({}, {"force": True}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "options"), [
+    ({"origin": "toy 2"}, {}),
+    ({"classnames": ("a", "b", "c", "d", "e")}, {}),
+    ({"resize": 100}, {}),
+    ({"counts": {**COUNTS, "train": 22}}, {}),
+    ({}, {"per_shard": 6}),
+    ({}, {"force": True}),
+])  # fmt: skip
 def test_another_plan_starts_over(tmp_path, changes, options):
     root = stopped(tmp_path)
     manifest = pack_source(toy_source(**logged(tmp_path), **changes), root, **({"per_shard": 5} | options))

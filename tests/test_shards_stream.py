@@ -1,20 +1,34 @@
-"""Streams: the same batches whatever the workers, processes or interruptions, and each test image exactly once."""
+"""Streams: the same batches and results by index and from start to end, and each test image exactly once."""
 
-from __future__ import annotations
-
+import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_server import Answer, LocalServer
+from rank_processes import run_ranks
+from small_runs import make_runtime
 from toy_shards import toy_source
 
+from benchmarks.cli import main
+from runner.config import RuntimeConfig, Target, plan_run
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.evaluate import evaluate
+from runner.train import train
+from shards import loader, pipeline, remote
+from shards.builtin_sources import builtin_source
 from shards.errors import DataError
 from shards.loader import DecodedImages, TrainStream, evaluation_batches
+from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.transforms import TrainAugment, eval_transform
@@ -45,12 +59,12 @@ def packings(tmp_path_factory) -> dict[int, tuple[Split, torch.Tensor]]:
 
 
 @pytest.fixture
-def train(root) -> Split:
+def train_part(root) -> Split:
     return open_dataset(root, "toy").split("train")
 
 
 @pytest.fixture
-def test(root) -> Split:
+def test_part(root) -> Split:
     return open_dataset(root, "toy").split("test")
 
 
@@ -61,8 +75,8 @@ def same(first, second) -> bool:
 
 
 @pytest.mark.parametrize(("batch", "steps", "sizes"), [(4, 5, {4}), (23, 1, {23}), (22, 1, {22}), (24, 1, {23})])
-def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train, batch, steps, sizes):
-    stream = TrainStream(train, batch, AUGMENT, seed=1)
+def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train_part, batch, steps, sizes):
+    stream = TrainStream(train_part, batch, AUGMENT, seed=1)
     batches = list(stream.epoch(0))
     assert len(batches) == stream.steps_per_epoch == steps
     assert {len(labels) for _, labels in batches} == sizes
@@ -70,18 +84,18 @@ def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train, batch, s
     assert images.shape[1:] == (3, 8, 8) and images.dtype == torch.float32 and labels.dtype == torch.int64
 
 
-def test_an_epoch_visits_images_once_in_an_order_of_seed_and_epoch(train):
-    stream = TrainStream(train, 4, AUGMENT, seed=1)
+def test_an_epoch_visits_images_once_in_an_order_of_seed_and_epoch(train_part):
+    stream = TrainStream(train_part, 4, AUGMENT, seed=1)
     orders = [tuple(stream.order(epoch)) for epoch in range(4)]
     assert all(sorted(order) == list(range(23)) for order in orders) and len(set(orders)) == 4
-    assert orders == [tuple(TrainStream(train, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
-    assert TrainStream(train, 4, AUGMENT, seed=2).order(0) != list(orders[0])
+    assert orders == [tuple(TrainStream(train_part, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
+    assert TrainStream(train_part, 4, AUGMENT, seed=2).order(0) != list(orders[0])
     labels = torch.cat([labels for _, labels in stream.epoch(0)])
-    assert labels.tolist() == train.labels[list(orders[0][:20])].tolist()
+    assert labels.tolist() == train_part.labels[list(orders[0][:20])].tolist()
 
 
-def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train):
-    small, large = TrainStream(train, 4, AUGMENT, seed=1), TrainStream(train, 20, AUGMENT, seed=1)
+def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train_part):
+    small, large = TrainStream(train_part, 4, AUGMENT, seed=1), TrainStream(train_part, 20, AUGMENT, seed=1)
     assert torch.equal(torch.cat([images for images, _ in small.epoch(3)]), next(large.epoch(3))[0])
     one = {i: image for i, image in zip(small.order(0), torch.cat([x for x, _ in small.epoch(0)]), strict=False)}
     two = {i: image for i, image in zip(small.order(1), torch.cat([x for x, _ in small.epoch(1)]), strict=False)}
@@ -90,12 +104,9 @@ def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    count=st.integers(0, 23),
-    batch=st.integers(1, 12),
-    world_size=st.integers(1, 6),
-    workers=st.integers(0, 3),
+    count=st.integers(0, 23), batch=st.integers(1, 12), world_size=st.integers(1, 6), workers=st.integers(0, 3),
     per_shard=st.sampled_from(PACKINGS),
-)
+)  # fmt: skip
 def test_processes_evaluate_every_image_exactly_once(packings, count, batch, world_size, workers, per_shard):
     """In blocks of the list and in equally many batches of equal sizes, whatever the shards, workers and processes."""
     whole, reference = packings[per_shard]
@@ -123,13 +134,9 @@ def test_processes_evaluate_every_image_exactly_once(packings, count, batch, wor
 
 @settings(max_examples=60, deadline=None)
 @given(
-    count=st.integers(1, 23),
-    batch=st.integers(1, 30),
-    world_size=st.integers(1, 6),
-    workers=st.integers(0, 3),
-    start=st.integers(0, 4),
-    epoch=st.integers(0, 2),
-)
+    count=st.integers(1, 23), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
+    start=st.integers(0, 4), epoch=st.integers(0, 2),
+)  # fmt: skip
 def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch):
     """Equally many steps on all of them, resumed or not; their parts together are what one process would see."""
     split = packings[5][0].subset(range(count))
@@ -141,9 +148,9 @@ def test_processes_share_the_training_batch_of_one(packings, count, batch, world
         assert same(part, [(images[rank::world_size], labels) for images, labels in whole[start:]])
 
 
-def test_a_limit_takes_the_first_images(test):
+def test_a_limit_takes_the_first_images(test_part):
     for limit in (0, 1, 7, 17, 99):
-        indices = [i for _, _, batch in evaluation_batches(test, TRANSFORM, 5, limit=limit) for i in batch.tolist()]
+        indices = [i for *_, batch in evaluation_batches(test_part, TRANSFORM, 5, limit=limit) for i in batch.tolist()]
         assert indices == list(range(min(limit, 17)))
 
 
@@ -156,9 +163,9 @@ def test_an_unreadable_image_stops_the_evaluation(tmp_path, workers):
         list(evaluation_batches(split, TRANSFORM, 4, workers))
 
 
-def test_threads_end_when_a_stream_is_left_early(train):
+def test_threads_end_when_a_stream_is_left_early(train_part):
     before = set(threading.enumerate())
-    stream = TrainStream(train, 4, AUGMENT, seed=1, workers=3).epoch(0)
+    stream = TrainStream(train_part, 4, AUGMENT, seed=1, workers=3).epoch(0)
     next(stream)
     own = set(threading.enumerate()) - before
     assert own and all(thread.is_alive() for thread in own)
@@ -166,27 +173,27 @@ def test_threads_end_when_a_stream_is_left_early(train):
     assert not any(thread.is_alive() for thread in own)
 
 
-def test_decoded_images_are_kept_up_to_a_bound(train):
+def test_decoded_images_are_kept_up_to_a_bound(train_part):
     size = 4 * 9 * 7
     for room in (0, 3 * size, 100 * size):
-        images = DecodedImages(train, room)
+        images = DecodedImages(train_part, room)
         first, second = ([images[i] for i in range(23)] for _ in range(2))
         assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
-        bounded = TrainStream(train, 4, AUGMENT, seed=1, cache_bytes=room)
-        assert same(list(bounded.epoch(0)), list(TrainStream(train, 4, AUGMENT, seed=1).epoch(0)))
+        bounded = TrainStream(train_part, 4, AUGMENT, seed=1, cache_bytes=room)
+        assert same(list(bounded.epoch(0)), list(TrainStream(train_part, 4, AUGMENT, seed=1).epoch(0)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_is_read_in_the_first_epoch_only(train, workers, monkeypatch):
+def test_an_image_is_read_in_the_first_epoch_only(train_part, workers, monkeypatch):
     reads: list[int] = []
     read = Split.read
     monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
-    stream = TrainStream(train, 4, AUGMENT, seed=1, workers=workers)
+    stream = TrainStream(train_part, 4, AUGMENT, seed=1, workers=workers)
     for epoch in range(6):
         list(stream.epoch(epoch))
     used = {i for epoch in range(6) for i in stream.order(epoch)[:20]}
     assert sorted(reads) == sorted(used)
-    again = TrainStream(train, 4, AUGMENT, seed=1, workers=workers, cache_bytes=0)
+    again = TrainStream(train_part, 4, AUGMENT, seed=1, workers=workers, cache_bytes=0)
     list(again.epoch(0))
     list(again.epoch(1))
     assert len(reads) == len(used) + 40
@@ -235,3 +242,197 @@ def test_evaluation_takes_no_more_memory_for_more_images(tmp_path):
     assert run.returncode == 0, run.stderr
     few, many = map(int, run.stdout.split())
     assert many - few < 60_000
+
+
+STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+TEST_TRANSFORM = eval_transform(16, *STATISTICS)
+TARGETS = [Target("digits", "base"), Target("digits", "novel")]
+
+
+@pytest.fixture
+def server(tmp_path):
+    pack_source(toy_source(), tmp_path / "there", per_shard=4)
+    with LocalServer(tmp_path / "there") as server:
+        yield server
+
+
+@pytest.fixture
+def mirrored(server, tmp_path) -> Path:
+    return mirror_root(server.url, tmp_path / "cache")
+
+
+def flat(batches: Any) -> list[torch.Tensor]:
+    return [tensor for batch in batches for tensor in batch]
+
+
+@pytest.mark.parametrize(("workers", "world_size", "limit"), [(0, 1, None), (3, 1, 7), (2, 3, None)])
+def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server, mirrored, workers, world_size, limit):
+    local = open_dataset(server.folder, "toy").split("test")
+    streamed = open_dataset(mirrored, "toy", stream=True).split("test")
+    for rank in range(world_size):
+        share: dict[str, Any] = {"limit": limit, "rank": rank, "world_size": world_size}
+        expected = flat(evaluation_batches(local, TEST_TRANSFORM, 3, **share))
+        found = flat(evaluation_batches(streamed, TEST_TRANSFORM, 3, workers, **share))
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+    assert not list(mirrored.rglob("*.tar"))
+
+
+@pytest.mark.parametrize("window", [6, 2**16])
+def test_training_on_all_images_streams_the_batches_of_local_shards(server, mirrored, monkeypatch, window):
+    monkeypatch.setattr(loader, "WINDOW", window)
+    augment = TrainAugment(16, *STATISTICS)
+    local = open_dataset(server.folder, "toy").split("train")
+    streamed = open_dataset(mirrored, "toy", stream=True).split("train")
+    for epoch in range(2):
+        order = TrainStream(local, 4, augment, seed=1).order(epoch)
+        assert sorted(order) == list(range(len(local)))
+        for rank in range(2):
+            streams = [TrainStream(s, 4, augment, seed=1, rank=rank, world_size=2) for s in (local, streamed)]
+            expected, found = (flat(stream.epoch(epoch, start_step=1)) for stream in streams)
+            assert expected and len(found) == len(expected) and all(map(torch.equal, found, expected))
+    assert not list(mirrored.rglob("*.tar"))
+
+
+def test_a_window_of_shards_serves_each_process_its_own_shards(monkeypatch):
+    """Sets beyond the window are dealt by shard: with lanes in turn each of two processes needs half of the shards."""
+
+    class Sixteen:
+        rows = np.array([(n // 10,) for n in range(160)], [("shard", int)])
+
+        def __len__(self) -> int:
+            return 160
+
+    monkeypatch.setattr(loader, "WINDOW", 80)
+    order = loader._window_order(Sixteen(), torch.Generator().manual_seed(1))  # type: ignore[arg-type]
+    assert sorted(order) == list(range(160)) and order[:80] != sorted(order[:80])
+    needed = [{order[p] // 10 for p in range(rank, 80, 2)} for rank in range(2)]
+    assert [len(shards) for shards in needed] == [4, 4] and not needed[0] & needed[1]
+
+
+def test_users_get_a_webdataset_of_every_sample_once(server, mirrored):
+    split = open_dataset(server.folder, "toy").split("test")
+    for where in (str(server.folder), server.url, f"file://{server.folder}"):
+        samples = list(pipeline("toy", "test", root=where))
+        assert [sample["__key__"] for sample in samples] == [f"s{n:07d}" for n in range(len(split))]
+        assert [int(sample["cls"]) for sample in samples] == split.labels.tolist()
+        assert [sample["png"] for sample in samples] == [split.read(i) for i in range(len(split))]
+    image, label = next(iter(pipeline("toy", "test", root=server.url).decode("pil").to_tuple("png", "cls")))
+    assert (image.tobytes(), label) == (split.image(0).tobytes(), split.labels[0])
+
+
+def test_workers_of_a_data_loader_share_the_shards(server):
+    dataset = pipeline("toy", "train", root=str(server.folder)).to_tuple("__key__")
+    keys = [key for batch in torch.utils.data.DataLoader(dataset, num_workers=2) for (key,) in batch]
+    assert sorted(keys) == [f"s{n:07d}" for n in range(len(open_dataset(server.folder, "toy").labels("train")))]
+
+
+def cut_between_members(file: Path) -> bytes:
+    import tarfile
+
+    with tarfile.open(file) as tar:
+        return file.read_bytes()[: tar.getmembers()[3].offset]
+
+
+BREAK = {
+    "cut between members": (cut_between_members, "truncated"),
+    "cut inside a member": (lambda file: file.read_bytes()[:700], "truncated"),
+    "without its end mark": (lambda file: file.read_bytes()[:-1024], "truncated"),
+    "one image altered": (lambda file: file.read_bytes().replace(b"IDAT", b"IDAU", 1), "SHA-256 differs"),
+    "garbage": (lambda file: b"s" * file.stat().st_size, "not a readable shard"),
+    "longer": (lambda file: file.read_bytes() + bytes(10), "more than"),
+    "an archive in an archive": (lambda file: __import__("gzip").compress(file.read_bytes()), "does not begin"),
+    "empty": (lambda file: b"", "does not begin"),
+}
+
+
+@pytest.mark.parametrize("kind", BREAK)
+def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
+    build, words = BREAK[kind]
+    file = server.folder / "toy" / "test" / "1.tar"
+    file.write_bytes(build(file))
+    streamed = open_dataset(mirrored, "toy", stream=True).split("test")
+    for read in (
+        lambda: list(evaluation_batches(streamed, TEST_TRANSFORM, 3)),
+        lambda: list(pipeline("toy", "test", root=server.url)),
+    ):
+        with pytest.raises(DataError, match=words) as error:
+            read()
+        assert "test/1.tar" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_connection_that_ends_early_is_refused(server, mirrored):
+    server.always["/toy/test/0.tar"] = Answer(cut=2000)
+    with pytest.raises(DataError, match=r"test/0\.tar"):
+        list(evaluation_batches(open_dataset(mirrored, "toy", stream=True).split("test"), TEST_TRANSFORM, 3))
+
+
+def test_a_server_that_stalls_in_the_middle_of_a_stream_is_named_before_the_time_limit(server, mirrored, monkeypatch):
+    monkeypatch.setattr(remote, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "SOCKET_SECONDS", 0.5)
+    server.always["/toy/test/0.tar"] = Answer(cut=2000, stall=1.0)
+    split = open_dataset(mirrored, "toy", stream=True).split("test")
+    url = f"{server.url}/toy/test/0.tar"
+    with pytest.warns(UserWarning, match=f"^waiting for {url}$"), pytest.raises(DataError, match="no answer in time"):
+        list(evaluation_batches(split, TEST_TRANSFORM, 3))
+
+
+def test_a_pause_between_images_of_a_stream_is_not_reported(server, monkeypatch, recwarn):
+    monkeypatch.setattr(remote, "STALL_SECONDS", 1.0)
+    images = iter(pipeline("toy", "test", root=server.url))
+    next(images)
+    time.sleep(1.5)
+    assert not [warning for warning in recwarn if "waiting for" in str(warning.message)]
+
+
+def runtime(data: str, results: str, no_cache: bool) -> RuntimeConfig:
+    return make_runtime(data, results, no_cache=no_cache, workers=1)
+
+
+def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
+    ranks = ranks_from_environment()
+    place = runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}", no_cache=True)
+    config = plan_run(method="coop", dataset="digits", shots=2, backbone=checkpoint, overrides={"epochs": 1})
+    with init_process_group(ranks, torch.device("cpu")) as group:
+        found = [evaluate(config, target, place, group=group, force=True) for target in TARGETS]
+        print(json.dumps([[one.correct, one.correct_bits] for one in found]))
+
+
+def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(short_checkpoint, tmp_path):
+    from dataclasses import replace
+
+    from shards.catalogue import find
+
+    counts = {"train": 60, "val": 20, "test": 61}
+    pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=20)
+    results = tmp_path / "results"
+    local = runtime(str(tmp_path / "data"), str(results), no_cache=False)
+    config = plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1})
+    train(config, local)
+    expected = [evaluate(config, target, local) for target in TARGETS]
+    wanted = [[one.correct, one.correct_bits] for one in expected]
+    with LocalServer(tmp_path / "data") as server:
+        mirrored = mirror_root(server.url, tmp_path / "cache")
+        for data in (tmp_path / "data", mirrored):
+            place = runtime(str(data), str(results), no_cache=True)
+            found = [evaluate(config, target, place, force=True) for target in TARGETS]
+            assert [[one.correct, one.correct_bits] for one in found] == wanted
+            assert [one.calibration for one in found] == [one.calibration for one in expected]
+        ended = run_ranks(2, evaluate_streamed, str(mirrored), str(results), str(short_checkpoint))
+        assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))
+    assert not list(mirrored.rglob("*.tar"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-cache"]])
+def test_the_command_line_stores_no_shard_of_a_url_with_no_cache(few_digits, tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    run = ["--methods", "zeroshot", "--datasets", "digits", "--tracking", "off", "--device", "cpu", "--json"]
+    correct = []
+    with LocalServer(few_digits) as server:
+        for data, more in ((str(few_digits), []), (server.url, flags)):
+            place = ["--data", data, "--results", str(tmp_path / ("url" if more else "folder")), *more]
+            assert main(["train", *run, *place]) == main(["eval", *run, *place, "--force"]) == 0
+            evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluated"]
+            correct.append([(one["target"], one["correct"]) for one in evaluated])
+    assert correct[0] == correct[1]
+    assert len(list((tmp_path / "home").rglob("*.tar"))) == (0 if flags else 1)

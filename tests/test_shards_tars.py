@@ -1,7 +1,5 @@
 """Shards of others: every sample of a whole tar is read; what is not whole or not to be trusted is refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -9,6 +7,7 @@ import random
 import tarfile
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,26 +17,22 @@ from toy_shards import CLASSNAMES, COUNTS, toy_source
 from toy_shards import label as toy_label
 
 from shards import remote
-from shards.errors import DataError
+from shards.catalogue import CATALOGUE, derive_dataset
+from shards.errors import DataError, DataUsageError, NotFound
 from shards.pack import pack_source
-from shards.raw.tars import remove_downloads, tar_source, working_folder
+from shards.raw.classnames import published_classnames
+from shards.raw.tars import public_source, remove_downloads, tar_source, working_folder
 from shards.reader import open_dataset
-from shards.records import ImageRecord, Source
 from shards.tar import HEADER_LIMIT
 
 
-def source(location: object, cache: Path | None = None, **changes: object) -> Source:
-    fields: dict[str, object] = {
-        "classnames": CLASSES,
-        "template": "a photo of {}.",
-        "templates": ["a photo of {}"],
-        "origin": "shards of others",
-        "cache": cache or Path("/nonexistent"),
-    }
+def source(location, cache=None, **changes):
+    fields: dict[str, object] = {"classnames": CLASSES, "template": "a photo of {}.", "templates": ["a photo of {}"]}
+    fields |= {"origin": "shards of others", "cache": cache or Path("/nonexistent")}
     return tar_source("mine", str(location), **(fields | changes))  # type: ignore[arg-type]
 
 
-def records(source: Source, split: str = "test", start: int = 0, stop: int | None = None) -> list[ImageRecord]:
+def records(source, split="test", start=0, stop=None):
     return list(source.part(split, start, source.counts[split] if stop is None else stop).records())
 
 
@@ -64,14 +59,12 @@ def test_every_sample_comes_in_order_with_its_label(tmp_path):
     assert found.template == "a photo of {}." and found.templates == ("a photo of {}",)
     assert found.origin.startswith("shards of others, lists ")
     assert found.size == sum(len(image(i)) for i in [*range(7), *range(12)])
-    assert [(r.path, r.label, r.data) for r in records(found)] == [
-        (f"test/s{i:07d}.png", i % 3, image(i)) for i in range(12)
-    ]
+    expected = [(f"test/s{i:07d}.png", i % 3, image(i)) for i in range(12)]
+    assert [(r.path, r.label, r.data) for r in records(found)] == expected
     for start in range(13):
         for stop in range(start, 13):
-            assert [r.path for r in records(found, "test", start, stop)] == [
-                f"test/s{i:07d}.png" for i in range(start, stop)
-            ]
+            paths = [r.path for r in records(found, "test", start, stop)]
+            assert paths == [path for path, *_ in expected[start:stop]]
 
 
 def test_a_part_can_be_sent_and_is_stamped_by_what_it_reads(tmp_path):
@@ -120,46 +113,36 @@ def test_image_members_are_known_by_extension(tmp_path, extension):
     assert [(r.path, r.label) for r in records(source(tmp_path))] == [(f"test/a.{extension.lower()}", 1)]
 
 
-@pytest.mark.parametrize(
-    "members, label",
-    [
-        ({"cls": b"2\n"}, 2),
-        ({"cls.txt": b"2"}, 2),
-        ({"json": b'{"label": 2}'}, 2),
-        ({"cls": b"2", "json": b'{"label": 2, "text": "x"}'}, 2),
-        ({"cls": b"2", "json": b'{"label": "blue"}'}, 2),
-        ({"cls": b"2", "txt": b"a caption", "npy": b"numbers"}, 2),
-    ],
-)
-def test_labels_come_from_cls_or_json(tmp_path, members, label):
+@pytest.mark.parametrize("members", [
+    {"cls": b"2\n"}, {"cls.txt": b"2"}, {"json": b'{"label": 2}'}, {"cls": b"2", "json": b'{"label": 2, "text": "x"}'},
+    {"cls": b"2", "json": b'{"label": "blue"}'}, {"cls": b"2", "txt": b"a caption", "npy": b"numbers"},
+])  # fmt: skip
+def test_labels_come_from_cls_or_json(tmp_path, members):
     parts = [member(f"a.{extension}", data) for extension, data in {**members, "png": image(1)}.items()]
     write_tar(tmp_path / "test" / "x.tar", parts)
-    assert [r.label for r in records(source(tmp_path))] == [label]
+    assert [r.label for r in records(source(tmp_path))] == [2]
 
 
-@pytest.mark.parametrize(
-    "members, words",
-    [
-        ({"cls": b"red", "png": b"x"}, "label b'red'"),
-        ({"cls": b"", "png": b"x"}, "label b''"),
-        ({"cls": "²".encode(), "png": b"x"}, "label"),
-        ({"cls": b"9" * 5000, "png": b"x"}, "label b'9999"),
-        ({"cls": b"3", "png": b"x"}, "label 3, but labels go from 0 to 2"),
-        ({"json": b'{"label": true}', "png": b"x"}, "label True"),
-        ({"json": b'{"label": -1}', "png": b"x"}, "label -1"),
-        ({"json": b'{"label": 99999999999999999999}', "png": b"x"}, "label 99999999999999999999"),
-        ({"json": b'{"label":', "png": b"x"}, "a.json', which is no JSON"),
-        ({"json": b"[" * 100_000, "png": b"x"}, "a.json', which is no JSON"),
-        ({"cls": b"1", "json": b'{"label": 2}', "png": b"x"}, "two labels, 1 and 2"),
-        ({"npy": b"1", "png": b"x"}, "sample 'a' without a label (only npy, png"),
-        ({"cls": b"1"}, "sample 'a' without an image (only cls)"),
-        ({"cls": b"1", "png": b"x", "jpg": b"x"}, "two images of sample 'a'"),
-        ({"cls": b"1", "png": b"x", "PNG": b"x"}, "'a.PNG' twice"),
-        ({"pyd": b"1", "png": b"x"}, "a.pyd': pickled data can run commands"),
-        ({"cls": b"1", "png": b"x", "extra.pickle": b"x"}, "a.extra.pickle': pickled"),
-        ({"cls": b"0" * (HEADER_LIMIT + 1), "png": b"x"}, "too many for a label"),
-    ],
-)
+@pytest.mark.parametrize("members, words", [
+    ({"cls": b"red", "png": b"x"}, "label b'red'"),
+    ({"cls": b"", "png": b"x"}, "label b''"),
+    ({"cls": "²".encode(), "png": b"x"}, "label"),
+    ({"cls": b"9" * 5000, "png": b"x"}, "label b'9999"),
+    ({"cls": b"3", "png": b"x"}, "label 3, but labels go from 0 to 2"),
+    ({"json": b'{"label": true}', "png": b"x"}, "label True"),
+    ({"json": b'{"label": -1}', "png": b"x"}, "label -1"),
+    ({"json": b'{"label": 99999999999999999999}', "png": b"x"}, "label 99999999999999999999"),
+    ({"json": b'{"label":', "png": b"x"}, "a.json', which is no JSON"),
+    ({"json": b"[" * 100_000, "png": b"x"}, "a.json', which is no JSON"),
+    ({"cls": b"1", "json": b'{"label": 2}', "png": b"x"}, "two labels, 1 and 2"),
+    ({"npy": b"1", "png": b"x"}, "sample 'a' without a label (only npy, png"),
+    ({"cls": b"1"}, "sample 'a' without an image (only cls)"),
+    ({"cls": b"1", "png": b"x", "jpg": b"x"}, "two images of sample 'a'"),
+    ({"cls": b"1", "png": b"x", "PNG": b"x"}, "'a.PNG' twice"),
+    ({"pyd": b"1", "png": b"x"}, "a.pyd': pickled data can run commands"),
+    ({"cls": b"1", "png": b"x", "extra.pickle": b"x"}, "a.extra.pickle': pickled"),
+    ({"cls": b"0" * (HEADER_LIMIT + 1), "png": b"x"}, "too many for a label"),
+])  # fmt: skip
 def test_samples_that_are_not_whole_are_refused_by_name(tmp_path, members, words):
     file = write_tar(tmp_path / "test" / "x.tar", [member(f"a.{end}", data) for end, data in members.items()])
     refused(tmp_path, str(file), words)
@@ -249,29 +232,28 @@ def pax(size: str) -> bytes:
     return header("pax", len(data), tarfile.XHDTYPE) + data.ljust(512, b"\0")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        header("a.png", 2**62) + bytes(1024),
-        header("a.png", -512) + bytes(1024),
-        b"".join(header(name, 1) + b"1".ljust(512, b"\0") for name in ("a.cls", "a.png", "b.cls", "b.png", "c.cls"))
-        + header("c.png", -3584)
-        + bytes(1024),
-        header("pax", 2**40, tarfile.XHDTYPE) + bytes(1024),
-        header("pax", 2**33, tarfile.GNUTYPE_LONGNAME) + bytes(1024),
-        pax("-99999") + header("a.png", 5) + bytes(1024),
-        pax("9" * 40) + header("a.png", 5) + bytes(1024),
-        header("x", 0, tarfile.GNUTYPE_LONGNAME) * 3000 + header("a.png", 0) + bytes(1024),
-        zlib.compress(bytes(10**6)),
-        b"",
-        bytes(100),
-        random.Random(0).randbytes(2048),
-    ],
-    ids=(
-        *("huge", "negative", "around", "huge pax", "huge name", "pax back", "pax huge", "nested"),
-        *("compressed", "empty", "short", "noise"),
-    ),
-)
+def around() -> bytes:
+    """A header whose negative size leads back to the members before it."""
+    names = ("a.cls", "a.png", "b.cls", "b.png", "c.cls")
+    members = b"".join(header(name, 1) + b"1".ljust(512, b"\0") for name in names)
+    return members + header("c.png", -3584) + bytes(1024)
+
+
+FORGED = {
+    "huge": header("a.png", 2**62) + bytes(1024),
+    "negative": header("a.png", -512) + bytes(1024),
+    "around": around(),
+    "huge pax": header("pax", 2**40, tarfile.XHDTYPE) + bytes(1024),
+    "huge name": header("pax", 2**33, tarfile.GNUTYPE_LONGNAME) + bytes(1024),
+    "pax back": pax("-99999") + header("a.png", 5) + bytes(1024),
+    "pax huge": pax("9" * 40) + header("a.png", 5) + bytes(1024),
+    "nested": header("x", 0, tarfile.GNUTYPE_LONGNAME) * 3000 + header("a.png", 0) + bytes(1024),
+    "compressed": zlib.compress(bytes(10**6)), "empty": b"", "short": bytes(100),
+    "noise": random.Random(0).randbytes(2048),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", FORGED.values(), ids=FORGED)
 def test_forged_headers_are_refused_without_taking_memory(tmp_path, data):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "0.tar").write_bytes(data)
@@ -376,3 +358,103 @@ def test_a_server_that_fails_in_the_middle_is_one_line_and_goes_on_later(server,
     server.asked.clear()
     assert source(server.url, tmp_path / "cache").counts == {"train": 7, "test": 5}
     assert "/train/0.tar" not in server.paths()
+
+
+@pytest.fixture
+def small_pets():
+    """OxfordPets with 3 images per class, so that its shards can be made here."""
+    return replace(CATALOGUE["oxford-pets"], counts={"test": 3 * 37})
+
+
+def pets(root: Path, images: int = 3 * 37, classes: int = 37) -> Path:
+    members = [part for i in range(images) for part in sample(f"s{i:07d}", i % classes, image(i))]
+    write_tar(root / "test" / "0.tar", members)
+    (root / "test" / "nshards.txt").write_text("1\n")
+    write_tar(root / "train" / "0.tar", [])
+    (root / "train" / "nshards.txt").write_text("1\n")
+    (root / "classnames.txt").write_text("".join(f"Pet {i}\n" for i in range(37)))
+    return root
+
+
+def test_published_test_images_come_with_our_names_and_prompts(tmp_path, small_pets):
+    found = public_source(small_pets, str(pets(tmp_path / "wds_vtab-pets")), tmp_path)
+    assert found.name == "oxford-pets" and found.counts == {"test": 111}
+    assert found.classnames[0] == "abyssinian" and len(found.classnames) == 37
+    assert (found.template, found.templates) == (small_pets.template, small_pets.templates)
+    assert found.origin == "clip-benchmark wds_vtab-pets, published shards"
+    manifest = pack_source(found, tmp_path / "data")
+    assert list(manifest.splits) == ["test"]
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"images": 110}, "its test split has 110 images, OxfordPets has 111"),
+    ({"classes": 36}, "no image has label 36 (1 of 37 are missing)"),
+    ({"classes": 38}, "label 37, but labels go from 0 to 36"),
+])  # fmt: skip
+def test_other_images_than_the_published_ones_are_refused(tmp_path, small_pets, change, words):
+    folder = pets(tmp_path / "x", **change)
+    with pytest.raises(DataError) as error:
+        public_source(small_pets, str(folder), tmp_path)
+    assert words in str(error.value)
+    (folder / "classnames.txt").write_text("Cat\nDog\n")
+    with pytest.raises(DataError, match="it names 2 classes, OxfordPets has 37"):
+        public_source(small_pets, str(folder), tmp_path)
+
+
+def test_published_shards_whose_classes_stand_in_another_order_are_refused(tmp_path, small_pets):
+    """The Hub's spelling is its own (Title Case, years last), so only names that we have at another place tell."""
+    folder = pets(tmp_path / "wds_vtab-pets")
+    names = [name.replace("_", " ").title() for name in published_classnames(small_pets)]
+    (folder / "classnames.txt").write_text("\n".join([*names[:-1], "Some Other Spelling"]))
+    assert public_source(small_pets, str(folder), tmp_path).counts == {"test": 111}
+    names[3], names[4] = names[4], names[3]
+    (folder / "classnames.txt").write_text("\n".join(names))
+    with pytest.raises(DataError, match=r"another order: class 3 is .*, which OxfordPets has as class 4"):
+        public_source(small_pets, str(folder), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["food101", "sun397", "caltech101", "dtd", "eurosat", "oxford-flowers", "ucf101"])
+def test_published_shards_of_another_split_are_refused_with_the_reason(tmp_path, name):
+    dataset = CATALOGUE[name]
+    with pytest.raises(DataUsageError) as error:
+        public_source(dataset, "https://huggingface.co/datasets/clip-benchmark/x/tree/main", tmp_path)
+    public, problem = dataset.raw.public, dataset.raw.public_problem
+    assert problem and problem in str(error.value) and f"procap data pack {name} --raw FOLDER" in str(error.value)
+    assert not public or f"{public} cannot stand for CoOp's {dataset.title}" in str(error.value)
+
+
+@pytest.mark.parametrize("location", [
+    "https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
+    "https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a",
+    "https://huggingface.co/datasets/clip-benchmark/wds_unheard_of/tree/main",
+    "https://mirror.example.org/wds_imagenet-a",
+    "/data/wds_imagenet-a/",
+    "hf://datasets/clip-benchmark/wds_imagenet-a",
+])  # fmt: skip
+def test_shards_of_another_data_set_are_refused_by_their_name(tmp_path, location):
+    with pytest.raises(DataUsageError) as error:
+        public_source(CATALOGUE["imagenet-r"], location, tmp_path)
+    assert "ImageNet-R, whose shards are wds_imagenet-r" in str(error.value)
+
+
+def test_sets_that_are_not_published_are_refused(tmp_path):
+    with pytest.raises(DataUsageError, match="no published shards"):
+        public_source(CATALOGUE["shapes"], str(tmp_path), tmp_path)
+    with pytest.raises(DataUsageError, match="not a published set"):
+        public_source(derive_dataset(CATALOGUE["stanford-cars"], subset=True), str(tmp_path), tmp_path)
+
+
+def test_a_hub_page_is_read_by_its_files(tmp_path, small_pets, monkeypatch):
+    asked = []
+
+    def read_bytes(url: str, limit: int) -> bytes:
+        asked.append(url)
+        raise NotFound("not there")
+
+    monkeypatch.setattr("shards.raw.tars.read_bytes", read_bytes)
+    with pytest.raises(DataError, match="holds no shards"):
+        public_source(small_pets, "https://huggingface.co/datasets/clip-benchmark/wds_vtab-pets/tree/main", tmp_path)
+    assert set(asked) == {
+        f"https://huggingface.co/datasets/clip-benchmark/wds_vtab-pets/resolve/main/{file}"
+        for file in ("classnames.txt", "dataset_type.txt", "test/nshards.txt")
+    }

@@ -1,6 +1,6 @@
-"""Transforms: CoOp's test transform to the bit, and augmentation that is torchvision's but draws from one stream."""
+"""Images on their way to a method: CoOp's transforms to the bit, augmentation on the device, transfer in order."""
 
-from __future__ import annotations
+import threading
 
 import numpy as np
 import pytest
@@ -12,8 +12,18 @@ from small_runs import seeded
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
+from toy_shards import toy_source
 
-from shards.transforms import TrainAugment, crop_box, eval_transform, jitter_colours
+from shards.device.images import DeviceCrops
+from shards.device.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, is_pillow_reproduced, taps
+from shards.device.stream import DeviceTrainStream, augments_on_device
+from shards.errors import DataError
+from shards.loader import TrainStream
+from shards.pack import pack_source
+from shards.reader import Split, open_dataset
+from shards.records import ImageRecord, png
+from shards.transfer import prefetch, to_device
+from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = InterpolationMode.BICUBIC
@@ -25,7 +35,6 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def coop(size: int) -> T.Compose:
-    """The test transform as CoOp writes it."""
     return T.Compose([T.Resize(size, BICUBIC), T.CenterCrop(size), T.ToTensor(), T.Normalize(MEAN, STD)])
 
 
@@ -64,9 +73,8 @@ def test_crops_are_those_of_torchvision_for_the_same_draws(size, scale):
 
 
 def test_the_whole_augmentation_of_coop_is_torchvisions_for_the_same_draws():
-    plain = T.Compose(
-        [T.RandomResizedCrop(32, (0.08, 1.0), interpolation=BICUBIC), T.RandomHorizontalFlip(), T.ToTensor()]
-    )
+    crop = T.RandomResizedCrop(32, (0.08, 1.0), interpolation=BICUBIC)
+    plain = T.Compose([crop, T.RandomHorizontalFlip(), T.ToTensor()])
     augment, image = TrainAugment(32, (0, 0, 0), (1, 1, 1)), picture(70, 53)
     for seed in range(20):
         with torch.random.fork_rng(devices=[]):
@@ -113,3 +121,323 @@ def test_half_of_the_images_are_flipped():
     still = TrainAugment(32, (0, 0, 0), (1, 1, 1), (0.9, 1.0), flip=False)
     first_rows = [still(image, seeded(seed))[0, 0] for seed in range(50)]
     assert all(row[0] < row[-1] for row in first_rows)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+AUGMENT = TrainAugment(8, MEAN, STD)
+
+
+# Two images are too large to be resized on the device, the last one in part only.
+SIZES = [(9, 7), (8, 8), (1, 1), (60, 60), (13, 59), (40, 5), (8, 31), (31, 8), (20, 19), (200, 70), (64, 56)]
+COUNT = 23
+
+
+def noise(width: int, height: int, seed: int, extreme: bool = False) -> np.ndarray:
+    """[H, W, 3] uint8; extreme: of 0 and 255 alone, which bicubic weights overshoot."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return (pixels > 127).astype(np.uint8) * 255 if extreme else pixels
+
+
+def photos(split):
+    for i in range(COUNT):
+        yield ImageRecord(f"{i}.png", i % 5, png(noise(*SIZES[i % len(SIZES)], seed=i)))
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory) -> Split:
+    root = tmp_path_factory.mktemp("photos")
+    pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
+    return open_dataset(root, "toy").split("train")
+
+
+def same(first, second) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.cpu(), b.cpu()) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def on_device(augment: TrainAugment, device: str, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
+    pixels = [torch.from_numpy(image).to(device).transpose(1, 2).contiguous() for image in images]
+    return DeviceCrops(augment, torch.device(device))(pixels, views).cpu()
+
+
+def by_pillow(augment: TrainAugment, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
+    looks = [augment.apply_view(Image.fromarray(image), view) for image, view in zip(images, views, strict=True)]
+    return torch.stack([augment.normalise(look) for look in looks])
+
+
+@st.composite
+def seen(draw) -> tuple[int, np.ndarray, View]:
+    """An image size, an image and a view of it that fits on the device, from 1 pixel to the strongest reduction."""
+    size = draw(st.sampled_from([7, 8, 33]))
+    length = st.one_of(st.integers(1, int(REDUCTION * size)), st.sampled_from([1, size - 1, size, size + 1, 2 * size]))
+    width, height = draw(length), draw(length)
+    left, top, right, bottom = (draw(st.integers(0, 9)) for _ in range(4))
+    image = noise(left + width + right, top + height + bottom, draw(st.integers(0, 9)), draw(st.booleans()))
+    return size, image, View(top, left, height, width, draw(st.booleans()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=150, deadline=None)
+@given(st.lists(seen(), min_size=1, max_size=6))
+def test_crops_of_any_size_are_those_of_pillow(device, many):
+    size = many[0][0]
+    many = [(image, view) for s, image, view in many if s == size]
+    images, views = map(list, zip(*many, strict=True))
+    augment = TrainAugment(size, MEAN, STD)
+    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_photographs_seen_by_a_vit_are_those_of_pillow(device, extreme):
+    """With images that share a matrix product and others that are too large for that."""
+    augment = TrainAugment(224, MEAN, STD)
+    sizes = [(500, 375), (375, 500), (224, 224), (224, 300), (300, 224), (1680, 40), (40, 1680), (64, 64), (1100, 900)]
+    images = [noise(*size, seed=n, extreme=extreme) for n, size in enumerate(sizes)]
+    views = [View(0, 0, height, width, flip=n % 2 == 0) for n, (width, height) in enumerate(sizes)]
+    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_device_normalises_every_pixel_value_to_the_same_float(device):
+    ramp, view = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2), View(0, 0, 16, 16, False)
+    for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
+        augment = TrainAugment(16, mean, std)
+        assert torch.equal(on_device(augment, device, [ramp], [view]), by_pillow(augment, [ramp], [view]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_on_a_gpu_tf32_changes_nothing(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", True)
+        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("size", [7, 8, 32, 224])
+def test_sums_of_digits_stay_exact_in_float32(size):
+    for length in range(1, int(REDUCTION * size) + 1, 1 if size < 100 else 7):
+        first, digits = taps(length, size)[0], taps(length, size)[1].astype(int)
+        assert (np.abs(digits) <= 2048).all()  # 11 significant bits, which is what TF32 keeps
+        assert (255 * np.abs(digits).sum(2) < 2**24).all()
+        assert (np.abs((4096 * digits[0] + digits[1]).sum(1) - 2**COEFFICIENT_BITS) < 32).all()
+        assert (first >= 0).all() and (first + digits.shape[2] <= length).all()
+    assert fits(int(REDUCTION * size), 1, size) and not fits(1, int(REDUCTION * size) + 1, size)
+
+
+def test_only_crop_and_flip_by_a_pillow_whose_pixels_are_reproduced_are_done_on_the_device(train, monkeypatch):
+    assert augments_on_device(AUGMENT) and augments_on_device(TrainAugment(8, MEAN, STD, (0.5, 1), flip=False))
+    for other in (TrainAugment(8, MEAN, STD, rotation=5), TrainAugment(8, MEAN, STD, colour_jitter=0.1)):
+        assert not augments_on_device(other)
+        with pytest.raises(ValueError):
+            DeviceTrainStream(train, 4, other, seed=1, device=torch.device("cpu"))
+    plain = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda image, size, way: plain(image, size, Image.Resampling.LANCZOS))
+    is_pillow_reproduced.cache_clear()
+    assert not augments_on_device(AUGMENT)
+    monkeypatch.undo()
+    is_pillow_reproduced.cache_clear()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("device_bytes", [None, 0, 12_000])
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_bytes, cache_bytes):
+    rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
+    for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
+        plain = TrainStream(train, 4, augment, seed=1)
+        stream = DeviceTrainStream(train, 4, augment, 1, workers, device=torch.device(device), **rooms)
+        assert stream.steps_per_epoch == plain.steps_per_epoch
+        for epoch in range(3):
+            batches = list(stream.epoch(epoch))
+            assert all(images.is_contiguous() for images, _ in batches)
+            assert {(t.device.type, t.dtype) for batch in batches for t in batch} == {
+                (device, torch.float32),
+                (device, torch.int64),
+            }
+            assert same(batches, list(plain.epoch(epoch))) and stream.order(epoch) == plain.order(epoch)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    count=st.integers(1, COUNT), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
+    start=st.integers(0, 4), epoch=st.integers(0, 2),
+)  # fmt: skip
+def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, world_size, workers, start, epoch):
+    split = train.subset(range(count))
+    for rank in range(world_size):
+        share = {"rank": rank, "world_size": world_size}
+        plain = TrainStream(split, batch, AUGMENT, seed=2, **share)
+        stream = DeviceTrainStream(split, batch, AUGMENT, 2, workers, device=torch.device("cpu"), **share)
+        assert same(list(stream.epoch(epoch, start)), list(plain.epoch(epoch, start)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device, workers, monkeypatch):
+    reads: list[int] = []
+    read = Split.read
+    monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
+    sizes = {i: SIZES[i % len(SIZES)] for i in range(COUNT)}
+    chosen = [i for i, size in sizes.items() if fits(*size, 8)]
+    fitting, total = train.subset(chosen), sum(3 * sizes[i][0] * sizes[i][1] for i in chosen)
+    rooms = [(total, 0, 0), (total - 1, 0, 1), (0, 0, len(fitting)), (0, 2**30, 0)]
+    for device_bytes, cache_bytes, again in rooms:
+        reads.clear()
+        room = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
+        stream = DeviceTrainStream(fitting, len(fitting), AUGMENT, 1, workers, device=torch.device(device), **room)
+        list(stream.epoch(0))
+        assert len(reads) == len(fitting)
+        list(stream.epoch(1))
+        list(stream.epoch(2))
+        assert len(reads) == len(fitting) + 2 * again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, workers):
+    pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
+    split = open_dataset(tmp_path, "toy").split("train")
+    (tmp_path / "toy/train/2.tar").write_bytes(b"")
+    plain = TrainStream(split, 1, AUGMENT, seed=1)
+    messages = []
+    for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, workers, device=torch.device("cpu"))):
+        with pytest.raises(DataError, match=r"2\.tar was cut short") as raised:
+            list(stream.epoch(0))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("left", ["closed", "dropped"])
+def test_threads_end_when_a_stream_is_left_early_and_it_can_be_entered_again(train, left):
+    before = set(threading.enumerate())
+    stream = DeviceTrainStream(train, 4, AUGMENT, 1, workers=3, device=torch.device("cpu"))
+    batches = stream.epoch(0)
+    first = next(batches)
+    own = set(threading.enumerate()) - before
+    assert own and all(thread.is_alive() for thread in own)
+    if left == "closed":
+        batches.close()
+    del batches
+    assert not any(thread.is_alive() for thread in own)
+    assert same([next(stream.epoch(0))], [first])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
+    """Long kernels behind which later batches are made would show memory that is written again too early."""
+    busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"), device_bytes=12_000)
+    for epoch in range(10):
+        copies = []
+        with torch.cuda.stream(stream):
+            for images, labels in ours.epoch(epoch):
+                for _ in range(5):
+                    busy = busy @ busy / 2048
+                copies.append((images.clone(), labels.clone()))
+                del images, labels
+        torch.cuda.synchronize()
+        assert same(copies, list(TrainStream(train, 4, AUGMENT, seed=1).epoch(epoch)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_step_waits_for_the_device_once_all_images_are_there(train):
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"))
+    for epoch in range(3):
+        list(ours.epoch(epoch))
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in ours.epoch(1):
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+CPU = torch.device("cpu")
+
+
+def batches(count=5):
+    for n in range(count):
+        yield torch.full((4, 3, 2, 2), float(n)), torch.arange(4) + n, torch.tensor([n])
+
+
+class Watched:
+    """An iterator that notes how far it was taken and whether it was closed."""
+
+    def __init__(self, count: int, broken: int | None = None) -> None:
+        self.count, self.broken, self.taken, self.closed = count, broken, 0, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.taken == self.broken:
+            raise OSError("no more of this")
+        if self.taken == self.count:
+            raise StopIteration
+        self.taken += 1
+        return (torch.tensor(self.taken),)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_on_a_cpu_the_very_tensors_pass_one_tuple_at_a_time():
+    source = list(batches())
+    for before, passed in zip(source, to_device(source, CPU), strict=True):
+        assert all(a is b for a, b in zip(before, passed, strict=True))
+    watched = Watched(5)
+    for n, _ in enumerate(to_device(watched, CPU), 1):
+        assert watched.taken == n
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 9])
+def test_prefetching_starts_that_many_items_ahead_and_keeps_their_order(ahead):
+    started: list[int] = []
+    for n, item in enumerate(prefetch(range(6), lambda item: (started.append(item), item)[1], ahead)):
+        assert item == n and started == list(range(min(6, n + 1 + ahead)))
+    assert n == 5
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_an_error_closes_the_source(ahead):
+    watched = Watched(6, broken=4)
+    with pytest.raises(OSError, match="no more"):
+        list(prefetch(watched, lambda item: item, ahead))
+    assert watched.closed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_on_a_gpu_the_same_values_arrive_while_the_device_is_busy(ahead, pinned):
+    """Long kernels on the consumer's stream would show memory that is written again too early."""
+    device, busy = torch.device("cuda"), torch.randn(2048, 2048, device="cuda")
+    draws = torch.Generator().manual_seed(0)
+    source = [(torch.randn(64, 3, 64, 64, generator=draws), torch.full((64,), n)) for n in range(40)]
+    if pinned:
+        source = [(images.pin_memory(), labels) for images, labels in source]
+    sums = []
+    for n, (images, labels) in enumerate(to_device(source, device, ahead, moved=(0,))):
+        assert images.is_cuda and labels is source[n][1]
+        for _ in range(5):
+            busy = busy @ busy / 2048
+        sums.append(images.double().sum(0))
+        del images
+    for (images, _), total in zip(source, sums, strict=True):
+        assert torch.allclose(images.double().sum(0), total.cpu(), rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_may_be_used_on_any_stream():
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for given, moved in zip(batches(20), to_device(batches(20), torch.device("cuda")), strict=True):
+            assert torch.cuda.current_stream() == stream
+            assert all(torch.equal(a, b.cpu()) for a, b in zip(given, moved, strict=True))

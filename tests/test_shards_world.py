@@ -1,26 +1,30 @@
-"""The generated world: pictures that depend on their own numbers alone, in families that can be told apart."""
-
-from __future__ import annotations
+"""Generated images can be told apart, and the contact sheet shows the images that it names."""
 
 import numpy as np
 import pytest
+from PIL import Image
+from toy_shards import CLASSNAMES, COUNTS, pixels, toy_source
 
 from benchmarks.studies.train_mini.teacher import caption
 from shards.catalogue import CATALOGUE
-from shards.world.generate import CLASSNAMES, Style, paint, sample_seed
+from shards.contact_sheet import contact_sheet
+from shards.errors import DataError
+from shards.pack import pack_source
+from shards.world.generate import CLASSNAMES as FAMILIES
+from shards.world.generate import Style, paint, sample_seed
 
 STYLES: tuple[Style, ...] = ("own", "plain")
 
 
 def _some(family: str, count: int, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
-    labels = np.arange(count) % len(CLASSNAMES[family])
+    labels = np.arange(count) % len(FAMILIES[family])
     return labels, np.array([sample_seed(family, split, k) for k in range(count)], np.int64)
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("family", CLASSNAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_picture_does_not_depend_on_its_batch(family, style):
-    labels, seeds = _some(family, 2 * len(CLASSNAMES[family]) + 3)
+    labels, seeds = _some(family, 2 * len(FAMILIES[family]) + 3)
     together = paint(family, labels, seeds, style)[0]
     order = np.random.default_rng(0).permutation(len(labels))
     shuffled = paint(family, labels[order], seeds[order], style)[0]
@@ -29,9 +33,9 @@ def test_a_picture_does_not_depend_on_its_batch(family, style):
     assert np.array_equal(together[5], alone[0])
 
 
-@pytest.mark.parametrize("family", CLASSNAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_class_gives_a_picture_with_something_in_it(family):
-    classes = len(CLASSNAMES[family])
+    classes = len(FAMILIES[family])
     for style in STYLES:
         pictures = paint(family, np.arange(classes), np.arange(classes), style)[0]
         assert pictures.shape == (classes, 64, 64, 3)
@@ -42,7 +46,7 @@ def test_every_class_gives_a_picture_with_something_in_it(family):
 def test_no_two_splits_families_or_worlds_share_a_seed():
     seeds = [
         sample_seed(family, split, index, world)
-        for family in CLASSNAMES
+        for family in FAMILIES
         for split, count in CATALOGUE[family].counts.items()
         for index in range(count)
         for world in (0, 1)
@@ -75,3 +79,42 @@ def test_a_caption_tells_the_colours_that_are_in_the_picture():
     corner = pictures[:, 0, 0].astype(int)
     assert len(greens) > 4
     assert (corner[:, 1] > corner[:, 0] + 40).all()
+
+
+# A colour as one number.
+CODE = np.array([1, 256, 65536])
+
+
+def test_a_contact_sheet_holds_every_test_image(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    sheet = tmp_path / "sheets/toy.png"
+    contact_sheet(tmp_path, "toy", "test", sheet, per_class=COUNTS["test"])
+    page = np.asarray(Image.open(sheet).convert("RGB"))
+    assert page.shape[0] > 300 and page.shape[1] > 300
+    colours = np.unique(page.reshape(-1, 3).astype(int) @ CODE)
+    assert all(pixels("test", i)[0, 0].astype(int) @ CODE in colours for i in range(COUNTS["test"]))
+    assert [file.name for file in sheet.parent.iterdir()] == ["toy.png"]
+
+
+def test_a_sheet_that_cannot_be_written_is_one_line(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written") as error:
+        contact_sheet(tmp_path, "toy", "test", tmp_path / "file/toy.png")
+    assert "\n" not in str(error.value)
+
+
+def test_classes_without_images_take_no_room(tmp_path):
+    pack_source(toy_source(), tmp_path / "few")
+    pack_source(toy_source(classnames=(*CLASSNAMES, *(f"absent {i}" for i in range(500)))), tmp_path / "many")
+    few, many = (tmp_path / f"{data}.png" for data in ("few", "many"))
+    for sheet in (few, many):
+        contact_sheet(tmp_path / sheet.stem, "toy", "test", sheet)
+    assert Image.open(many).height == Image.open(few).height
+
+
+def test_a_dollar_in_a_class_name_begins_no_formula(tmp_path):
+    names = (r"$\foo$", "$5 bill", *CLASSNAMES[2:])
+    pack_source(toy_source(classnames=names), tmp_path)
+    contact_sheet(tmp_path, "toy", "test", tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").stat().st_size

@@ -1,38 +1,19 @@
 """The sizes of a CLIP that is small enough for tests, for fixtures and for child processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 from procap.geometry import Geometry
 
 GEOMETRY = Geometry(
-    image_size=32,
-    patch_size=16,
-    vision_width=128,
-    vision_layers=12,
-    vision_heads=2,
-    text_width=64,
-    text_layers=12,
-    text_heads=1,
-    context_length=77,
-    vocab_size=49408,
-    embed_dim=48,
-    quick_gelu=True,
-)
+    image_size=32, patch_size=16, vision_width=128, vision_layers=12, vision_heads=2, text_width=64, text_layers=12,
+    text_heads=1, context_length=77, vocab_size=49408, embed_dim=48, quick_gelu=True,
+)  # fmt: skip
 SHORT_GEOMETRY = replace(GEOMETRY, vision_layers=3, text_layers=3)
 SHORT_OPTIONS: dict[str, dict[str, Any]] = {
-    "vpt": {"depth": 2},
-    "ivlp": {"depth": 2, "vision_depth": 2},
-    "maple": {"depth": 2},
-    "promptsrc": {"depth": 2, "vision_depth": 2},
-    "coprompt": {"depth": 2},
-    "tcp": {"block": 1},
-    "mma": {"first_block": 1},
-    "mmrl": {"first_block": 1},
-    "skipt": {"first_block": 1},
-    "mmlop": {"depth": 2},
+    "vpt": {"depth": 2}, "ivlp": {"depth": 2, "vision_depth": 2}, "maple": {"depth": 2},
+    "promptsrc": {"depth": 2, "vision_depth": 2}, "coprompt": {"depth": 2}, "tcp": {"block": 1},
+    "mma": {"first_block": 1}, "mmrl": {"first_block": 1}, "skipt": {"first_block": 1}, "mmlop": {"depth": 2},
     "procap": {"depth": 2},
-}
+}  # fmt: skip
 """Options by method for towers of three layers, whose last one gets no prompt of its own."""

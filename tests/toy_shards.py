@@ -1,17 +1,15 @@
 """A small data set for the shard tests: every image is a flat colour that only its split and position have."""
 
-from __future__ import annotations
-
-import io
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
@@ -21,6 +19,8 @@ from shards.records import ImageRecord, Source, png
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
 COUNTS = {"train": 23, "val": 21, "test": 17}
 SIZE = (9, 7)
+SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+"""The environment of another process that imports what this one does."""
 
 
 def pixels(split: str, i: int) -> np.ndarray:
@@ -97,25 +97,12 @@ class BrokenPart:
         return ""
 
 
-def noise_records(split: str) -> Iterator[ImageRecord]:
-    """Images of 4 MB each."""
-    for i in count():
-        noise = np.random.default_rng(i).integers(0, 255, (1180, 1180, 3), np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(noise).save(buffer, format="PNG", compress_level=0)
-        yield ImageRecord(f"{split}/{i}.png", 0, buffer.getvalue())
-
-
 def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **changes: object) -> Source:
     fields: dict[str, object] = {
-        "name": "toy",
-        "classnames": CLASSNAMES,
-        "template": "a photo of a {}.",
-        "templates": ("a photo of a {}", "an image of a {}"),
-        "origin": "toy",
-        "counts": COUNTS,
+        "name": "toy", "classnames": CLASSNAMES, "template": "a photo of a {}.",
+        "templates": ("a photo of a {}", "an image of a {}"), "origin": "toy", "counts": COUNTS,
         "part": partial(ToyPart, images),
-    }
+    }  # fmt: skip
     return Source(**(fields | changes))  # type: ignore[arg-type]
 
 

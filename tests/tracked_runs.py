@@ -1,9 +1,5 @@
 """Run folders as training and evaluation leave them, with figures made up: what a tracker has to send."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -20,16 +16,12 @@ PEAK = PeakMemory(process=512_000_000, gpu=None)
 USE = ResourceUse(cpu_percent=150.0)
 
 
-def begin(results: Path, seed: int = 1, method: str = "maple", lr: float = 0.0035) -> RunFolder:
+def begin(results, seed=1, method="maple", lr=0.0035):
     """A run that has just been begun."""
     config = RunConfig(
-        method=method,
-        options={"tokens": 2, "depth": 9},
-        recipe=Recipe(lr=lr, epochs=5, batch_size=4),
-        dataset="shapes",
-        classes="base",
-        seed=seed,
-    )
+        method=method, options={"tokens": 2, "depth": 9}, recipe=Recipe(lr=lr, epochs=5, batch_size=4),
+        dataset="shapes", classes="base", seed=seed,
+    )  # fmt: skip
     folder = RunFolder(results / config.path)
     write_json(folder.config_file, config)
     return folder
@@ -39,51 +31,32 @@ def rows(epochs: int, attempt: float = 0.0) -> list[EpochLog]:
     """`attempt` stands for the measured times, which no second training repeats."""
     return [
         EpochLog(
-            epoch=epoch,
-            lr=0.0035 / (epoch + 1),
-            terms={"ce": 2.0 / (epoch + 1), "kl": 0.5 / (epoch + 1)},
-            seconds=2.0 + attempt,
-            images_per_second=100.0,
+            epoch=epoch, lr=0.0035 / (epoch + 1), terms={"ce": 2.0 / (epoch + 1), "kl": 0.5 / (epoch + 1)},
+            seconds=2.0 + attempt, images_per_second=100.0,
         )
         for epoch in range(epochs)
-    ]
+    ]  # fmt: skip
 
 
 def go_on(folder: RunFolder, epochs: int, attempt: float = 0.0) -> None:
     """The run has `epochs` epochs behind it."""
     progress = Progress(
-        config_hash=_hash(folder),
-        step=10 * epochs,
-        steps=50,
-        epochs=rows(epochs, attempt),
-        seconds=2.0 * epochs,
+        config_hash=_hash(folder), step=10 * epochs, steps=50, epochs=rows(epochs, attempt), seconds=2.0 * epochs,
         environment=ENVIRONMENT,
-    )
+    )  # fmt: skip
     write_json(folder.progress_file, progress)
 
 
 def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
     config, digests = folder.config(), {"manifest_digest": "ab" * 32, "backbone_digest": "cd" * 8}
-    assert config is not None
     card = CheckpointCard(config=config, classnames=("a",), template="{}", templates=("{}",), **digests)
     train = TrainResult(
-        config_hash=_hash(folder),
-        steps=10 * epochs,
-        images=40 * epochs,
-        epochs=rows(epochs, attempt),
-        seconds=10.5 + attempt,
-        images_per_second=98.5,
-        images_per_second_model=120.0,
-        warmup_steps=5,
-        phases={"data": 1.0, "forward": 4.0, "backward": 5.0},
-        peak_memory_bytes=PEAK,
-        use=USE,
-        trainable_parameters=4096,
-        fewshot=None,
+        config_hash=_hash(folder), steps=10 * epochs, images=40 * epochs, epochs=rows(epochs, attempt),
+        seconds=10.5 + attempt, images_per_second=98.5, images_per_second_model=120.0, warmup_steps=5,
+        phases={"data": 1.0, "forward": 4.0, "backward": 5.0}, peak_memory_bytes=PEAK, use=USE,
+        trainable_parameters=4096, fewshot=None, environment=ENVIRONMENT, **digests,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, torch.nn.Linear(2, 2), card),
-        environment=ENVIRONMENT,
-        **digests,
-    )
+    )  # fmt: skip
     write_json(folder.train_file, train)
     folder.forget_progress()
 
@@ -93,34 +66,17 @@ def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, siz
     labels, predicted = np.zeros(total, int), (np.arange(total) >= correct).astype(int)
     images = ImagePredictions(labels, predicted, confidence=even, nll=even + 0.75, brier=even)
     result = EvalResult(
-        config_hash=_hash(folder),
-        target=f"shapes:{classes}:test",
-        correct=correct,
-        total=total,
-        per_class=PerClass(correct=[correct], total=[total]),
-        calibration=measure_calibration(images),
-        limit=total if total < size else None,
-        dataset_size=size,
-        num_classes=1,
-        precision="fp32",
-        batch_size=100,
-        workers=0,
-        device="cpu",
-        seconds=1.0,
-        images_per_second=300.0,
-        images_per_second_model=400.0,
-        warmup_batches=1,
-        peak_memory_bytes=PEAK,
-        use=USE,
-        manifest_digest="ab" * 32,
-        backbone_digest="cd" * 8,
-        checkpoint_sha256="ef" * 32,
-        environment=ENVIRONMENT,
-    )
+        config_hash=_hash(folder), target=f"shapes:{classes}:test", correct=correct, total=total,
+        per_class=PerClass(correct=[correct], total=[total]), calibration=measure_calibration(images),
+        limit=total if total < size else None, dataset_size=size, num_classes=1, precision="fp32", batch_size=100,
+        workers=0, device="cpu", seconds=1.0, images_per_second=300.0, images_per_second_model=400.0,
+        warmup_batches=1, peak_memory_bytes=PEAK, use=USE, manifest_digest="ab" * 32, backbone_digest="cd" * 8,
+        checkpoint_sha256="ef" * 32, environment=ENVIRONMENT,
+    )  # fmt: skip
     write_json(folder.path / "eval" / f"shapes-{classes}-test.json", result)
 
 
-def evaluated(results: Path, seed: int) -> str:
+def evaluated(results, seed):
     """A finished run with accuracies of 75 % on base and 50 % on novel classes; returns its path below the results."""
     folder = begin(results, seed)
     finish(folder)

@@ -17,19 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.results.metrics import Metric
-from benchmarks.results.published.tables import (
-    AVERAGE,
-    COMPONENTS,
-    DATASETS,
-    PUBLISHED,
-    ablation,
-    base_to_novel,
-    cross_dataset,
-    display_name,
-    domain_generalization,
-    duration,
-    stability,
-)
+from benchmarks.results.published import tables
+from benchmarks.tables.render import render
 from benchmarks.tables.table import Cell, Column, Row, Table
 from shards.catalogue import CATALOGUE
 
@@ -128,15 +117,9 @@ def check_count(table: str, where: str, printed: int, count: int, within: int) -
 
 
 def _check(
-    table: str,
-    where: str,
-    kind: Kind,
-    printed: float,
-    centre: Fraction,
-    interval: Interval,
-    remark: str = "",
+    table: str, where: str, kind: Kind, printed: float, centre: Fraction, interval: Interval, remark: str = "",
     readings: tuple[Reading, ...] = (),
-) -> Check:
+) -> Check:  # fmt: skip
     low, high, agrees = float(interval.low), float(interval.high), interval.gives(printed)
     return Check(table, where, kind, printed, float(centre), low, high, agrees, remark, readings)
 
@@ -171,13 +154,10 @@ def _partner(half: float, hm: float) -> float | None:
 MAIN = "base-to-novel"
 IN_MAIN = f"see {MAIN}"
 NAMES: Mapping[Kind, str] = {
-    "HM": "harmonic means",
-    "average": "averages",
-    "average HM": "harmonic means of averages",
-    "target mean": "means over targets",
-    "other table": "figures that stand in two tables",
+    "HM": "harmonic means", "average": "averages", "average HM": "harmonic means of averages",
+    "target mean": "means over targets", "other table": "figures that stand in two tables",
     "data set": "sizes of data sets",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -197,13 +177,13 @@ class Audit:
         return {(check.table, check.where): check.readings for check in self.checks if check.kind == "average HM"}
 
 
-def audit(folder: Path = PUBLISHED) -> Audit:
+def audit(folder: Path = tables.PUBLISHED) -> Audit:
     """Check every harmonic mean, average, target mean, repeated figure and data set size of the tables in `folder`."""
-    tables = (_base_to_novel, _stability, _duration, _transfer, _ablation, _sizes)
-    return Audit(tuple(check for table in tables for check in table(folder)))
+    parts = (_base_to_novel, _stability, _duration, _transfer, _ablation, _sizes)
+    return Audit(tuple(check for part in parts for check in part(folder)))
 
 
-def audit_table(folder: Path = PUBLISHED) -> Table:
+def audit_table(folder: Path = tables.PUBLISHED) -> Table:
     """Make a table of disagreements, the largest difference first; notes explain the rule and what was not checked."""
     done = audit(folder)
     found = sorted(done.findings, key=lambda finding: -abs(finding.printed - finding.recomputed))
@@ -212,17 +192,13 @@ def audit_table(folder: Path = PUBLISHED) -> Table:
         title="Printed figures of the paper that disagree with the figures they follow from",
         labels=("Table", "Figure"),
         columns=(
-            Column("Printed", ""),
-            Column("Recomputed", "", digits=3),
-            Column("Lowest", "", digits=3),
-            Column("Highest", "", digits=3),
-            Column("Difference", "", digits=3),
-            Column("Remark", ""),
+            Column("Printed", ""), Column("Recomputed", "", digits=3), Column("Lowest", "", digits=3),
+            Column("Highest", "", digits=3), Column("Difference", "", digits=3), Column("Remark", ""),
         ),
         rows=tuple(Row((finding.table, _figure(finding)), _items(finding), "published") for finding in found),
         notes=_notes(done),
         wide=True,
-    )
+    )  # fmt: skip
 
 
 def by_method(rows: Iterable[Any]) -> Mapping[str, list[Any]]:
@@ -234,23 +210,23 @@ def by_method(rows: Iterable[Any]) -> Mapping[str, list[Any]]:
 
 
 def _base_to_novel(folder: Path) -> Iterator[Check]:
-    for method, lines in by_method(base_to_novel(folder)).items():
+    for method, lines in by_method(tables.base_to_novel(folder)).items():
         yield from _halves(MAIN, method, lines)
 
 
 def _stability(folder: Path) -> Iterator[Check]:
     table, main = "stability", _main(folder)
-    yield from _halves(table, "ProCAP", stability(folder))
-    for line in stability(folder):
-        where, other, remark = f"ProCAP, {display_name(line.dataset)}", main[line.dataset], IN_MAIN
-        if line.dataset == AVERAGE:
+    yield from _halves(table, "ProCAP", tables.stability(folder))
+    for line in tables.stability(folder):
+        where, other, remark = f"ProCAP, {tables.display_name(line.dataset)}", main[line.dataset], IN_MAIN
+        if line.dataset == tables.AVERAGE:
             [average] = [check for check in _halves(MAIN, "ProCAP", main.values()) if check.kind == "average HM"]
             remark = f"{MAIN}: {' or '.join(average.readings) or 'no reading'}"
         yield from _same_halves(table, where, line, other, remark)
 
 
 def _duration(folder: Path) -> Iterator[Check]:
-    table, lines, main = "duration", duration(folder), _main(folder)[AVERAGE]
+    table, lines, main = "duration", tables.duration(folder), _main(folder)[tables.AVERAGE]
     for line in lines:
         where = f"{line.method}, {line.epochs} epochs"
         yield check_average_hm(table, where, line.base, line.novel, line.hm)
@@ -259,10 +235,10 @@ def _duration(folder: Path) -> Iterator[Check]:
 
 
 def _transfer(folder: Path) -> Iterator[Check]:
-    yield from _target_means("cross-dataset", cross_dataset(folder))
-    yield from _target_means("domain-generalization", domain_generalization(folder))
-    sources = {line.method: line.source for line in cross_dataset(folder)}
-    for line in domain_generalization(folder):
+    yield from _target_means("cross-dataset", tables.cross_dataset(folder))
+    yield from _target_means("domain-generalization", tables.domain_generalization(folder))
+    sources = {line.method: line.source for line in tables.cross_dataset(folder)}
+    for line in tables.domain_generalization(folder):
         plain = line.method.rstrip("*")
         if plain in sources:
             remark = "see cross-dataset" if plain == line.method else f"cross-dataset: {plain}, no star"
@@ -272,16 +248,16 @@ def _transfer(folder: Path) -> Iterator[Check]:
 
 def _ablation(folder: Path) -> Iterator[Check]:
     table, main = "ablation", _main(folder)
-    for line in ablation(folder):
+    for line in tables.ablation(folder):
         yield check_mean(table, f"{line.variant}, Average", "average", [*line.hm.values()], line.average)
-        if all(getattr(line, part) for part in COMPONENTS):
+        if all(getattr(line, part) for part in tables.COMPONENTS):
             for dataset, hm in line.hm.items():
-                where = f"{line.variant}, {display_name(dataset)}"
+                where = f"{line.variant}, {tables.display_name(dataset)}"
                 yield check_same(table, where, hm, main[dataset].hm, IN_MAIN)
 
 
 def _sizes(folder: Path) -> Iterator[Check]:
-    names = {printed: name for name, printed in DATASETS.items()}
+    names = {printed: name for name, printed in tables.DATASETS.items()}
     with (folder / "datasets.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             ours, where = CATALOGUE[names[row["dataset"]]], row["dataset"]
@@ -304,15 +280,15 @@ def _count(text: str) -> tuple[int, int]:
 def _halves(table: str, method: str, lines: Iterable[Any]) -> Iterator[Check]:
     """Check the rows of one method: each data set's harmonic mean, then the averages over them."""
     every = list(lines)
-    sets = [line for line in every if line.dataset != AVERAGE]
+    sets = [line for line in every if line.dataset != tables.AVERAGE]
     for line in sets:
-        yield check_hm(table, f"{method}, {display_name(line.dataset)}", line.base, line.novel, line.hm)
-    where = f"{method}, {display_name(AVERAGE)}"
+        yield check_hm(table, f"{method}, {tables.display_name(line.dataset)}", line.base, line.novel, line.hm)
+    where = f"{method}, {tables.display_name(tables.AVERAGE)}"
     for line in every:
-        if line.dataset == AVERAGE and sets:
+        if line.dataset == tables.AVERAGE and sets:
             yield check_mean(table, f"{where}, base", "average", [each.base for each in sets], line.base)
             yield check_mean(table, f"{where}, novel", "average", [each.novel for each in sets], line.novel)
-        if line.dataset == AVERAGE:
+        if line.dataset == tables.AVERAGE:
             yield check_average_hm(table, where, line.base, line.novel, line.hm, [each.hm for each in sets])
 
 
@@ -325,13 +301,13 @@ def _same_halves(table: str, where: str, line: Any, main: Any, hm_remark: str) -
 
 def _target_means(table: str, lines: Sequence[Any]) -> Iterator[Check]:
     for line in lines:
-        where = f"{line.method}, {display_name(AVERAGE)}"
+        where = f"{line.method}, {tables.display_name(tables.AVERAGE)}"
         yield check_mean(table, where, "target mean", [*line.targets.values()], line.target_mean)
 
 
 def _main(folder: Path) -> dict[str, Any]:
     """Return ProCAP's rows of the main table, by data set."""
-    return {line.dataset: line for line in base_to_novel(folder) if line.key == "procap"}
+    return {line.dataset: line for line in tables.base_to_novel(folder) if line.key == "procap"}
 
 
 def _figure(finding: Check) -> str:
@@ -364,21 +340,13 @@ def _notes(done: Audit) -> tuple[str, ...]:
 
 def _reading_notes(done: Audit) -> Iterator[str]:
     """Describe for each table which reading of an average harmonic mean agrees, and how often."""
-    tables: dict[str, Counter[str]] = {}
+    by_table: dict[str, Counter[str]] = {}
     for (table, _), readings in done.readings.items():
-        tables.setdefault(table, Counter())[" or ".join(readings) or "neither reading"] += 1
-    for table, counter in tables.items():
+        by_table.setdefault(table, Counter())[" or ".join(readings) or "neither reading"] += 1
+    for table, counter in by_table.items():
         counts = "; ".join(f"{reading} in {count} of {counter.total()}" for reading, count in counter.items())
         yield f"Average HM of {table}: {counts}."
 
 
-def main() -> int:
-    """Print the disagreements as Markdown."""
-    from benchmarks.tables.render import render
-
-    print(render(audit_table(), "md"))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    print(render(audit_table(), "md"))

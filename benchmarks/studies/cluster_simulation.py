@@ -19,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,8 @@ def simulate(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, seed: i
 
 
 def _refuse_endless(runs: Sequence[SimulatedRun], given: Conditions) -> None:
-    least = max(
-        (run.start + max(min(run.training, given.checkpoint), *run.evaluations, 0.0) for run in runs), default=0
-    )
+    needs = [run.start + max(min(run.training, given.checkpoint), *run.evaluations, 0.0) for run in runs]
+    least = max(needs, default=0)
     if given.mtbf_hours is not None and 3600 * given.mtbf_hours < least:
         raise UsageError(
             f"nodes that fail every {given.mtbf_hours:g} hours never finish a run that needs {format_duration(least)} "
@@ -179,21 +179,16 @@ class PublishedA100(Machine):
 
 def machines() -> dict[str, Machine]:
     """Return the slow and the fast assumption about a GPU, by their names in the report."""
-    return {
-        "H200, assumed: 40% of its 989 TFLOP/s reached": Machine("H200", "cuda"),
-        f"A100, published: {A100_PUBLISHED_PACE / 1e12:.1f} TFLOP/s by the paper's training seconds": PublishedA100(
-            "A100", "cuda"
-        ),
-    }
+    slow = f"A100, published: {A100_PUBLISHED_PACE / 1e12:.1f} TFLOP/s by the paper's training seconds"
+    fast = "H200, assumed: 40% of its 989 TFLOP/s reached"
+    return {fast: Machine("H200", "cuda"), slow: PublishedA100("A100", "cuda")}
 
 
 def table_one() -> list[RunConfig]:
     """List every run of the paper's Table 1, each method with its published recipe."""
     return [
         plan_run(method=method, dataset=dataset, seed=seed, backbone="ViT-B-16", precision="bf16")
-        for dataset in PAPER.datasets
-        for method in TABLE.methods
-        for seed in TABLE.seeds
+        for dataset, method, seed in product(PAPER.datasets, TABLE.methods, TABLE.seeds)
     ]
 
 
@@ -220,21 +215,16 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
         if not least <= value < math.inf:
             raise UsageError(f"--{name} {value:g}: at least {least} is needed")
     given = Conditions(flags.gpus_per_node, flags.mtbf_hours or None, replace=flags.replace)
-    hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
     conditions = {"start": flags.start, **asdict(given)}
-    cases = [_simulate_case(name, machine, sizes, hours, given, flags) for name, machine in machines().items()]
+    cases = [_simulate_case(name, machine, sizes, given, flags) for name, machine in machines().items()]
     return {"conditions": conditions, "seeds": flags.seeds, "cases": cases}
 
 
 def _simulate_case(
-    name: str,
-    machine: Machine,
-    sizes: Sequence[int],
-    hours: Sequence[float],
-    given: Conditions,
-    flags: argparse.Namespace,
+    name: str, machine: Machine, sizes: Sequence[int], given: Conditions, flags: argparse.Namespace
 ) -> dict[str, Any]:
     """Simulate Table 1 with one assumption about a GPU."""
+    hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
     runs = sorted(runs_of(table_one(), machine, flags.start), key=lambda run: -run.seconds)
     return {
         "name": name,
@@ -254,17 +244,13 @@ def _row(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, flags: argp
     seeds = flags.seeds if given.mtbf_hours is not None else 1
     outcomes = [simulate(runs, gpus, given, seed) for seed in range(seeds)]
     spans = [one.makespan for one in outcomes]
-    mean = {
-        name: statistics.fmean(getattr(one, name) for one in outcomes)
-        for name in ("gpu_hours", "utilization", "failures", "interrupted")
-    }
+    names = ("gpu_hours", "utilization", "failures", "interrupted")
+    mean = {name: statistics.fmean(getattr(one, name) for one in outcomes) for name in names}
+    deviation = statistics.stdev(spans) if len(spans) > 1 else 0.0
     return mean | {
-        "gpus": gpus,
-        "seconds": statistics.fmean(spans),
-        "deviation": statistics.stdev(spans) if len(spans) > 1 else 0.0,
-        "floor": outcomes[0].floor,
+        "gpus": gpus, "seconds": statistics.fmean(spans), "deviation": deviation, "floor": outcomes[0].floor,
         "lost_gpu_seconds": statistics.fmean(one.lost for one in outcomes),
-    }
+    }  # fmt: skip
 
 
 def format_report(report: dict[str, Any]) -> str:
@@ -293,26 +279,16 @@ def format_report(report: dict[str, Any]) -> str:
 def _format_case(case: dict[str, Any]) -> list[str]:
     """Format one assumption about a GPU: cluster sizes, lengths of runs, and failing nodes."""
     sizes = [
-        [
-            str(row["gpus"]),
-            format_duration(row["seconds"]),
-            format_duration(row["floor"]),
-            f"{row['gpu_hours']:.1f}",
-            f"{row['utilization']:.0%}",
-        ]
+        [str(row["gpus"]), *map(format_duration, (row["seconds"], row["floor"])),
+         f"{row['gpu_hours']:.1f}", f"{row['utilization']:.0%}"]
         for row in case["sizes"]
-    ]
+    ]  # fmt: skip
     failing = [
-        [
-            str(row["gpus"]),
-            f"{row['mtbf_hours']:,.0f}",
-            f"{format_duration(row['seconds'])} ± {format_duration(row['deviation'])}",
-            f"{row['failures']:.2f}",
-            f"{row['interrupted']:.2f}",
-            f"{row['lost_gpu_seconds'] / 60:.1f}",
-        ]
+        [str(row["gpus"]), f"{row['mtbf_hours']:,.0f}",
+         f"{format_duration(row['seconds'])} ± {format_duration(row['deviation'])}",
+         f"{row['failures']:.2f}", f"{row['interrupted']:.2f}", f"{row['lost_gpu_seconds'] / 60:.1f}"]
         for row in case["failing"]
-    ]
+    ]  # fmt: skip
     failing_headers = ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost")
     return [
         f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",

@@ -95,15 +95,10 @@ def _compare(
         work()
     seconds = time_in_turns(works, rounds, torch.device("cpu"), times)
     return [
-        {
-            "work": name,
-            "batch": batch,
-            "setting": way,
-            "milliseconds": 1e3 * statistics.median(own),
-            "gain": statistics.median(first / mine for first, mine in zip(seconds[0], own, strict=True)),
-        }
+        {"work": name, "batch": batch, "setting": way, "milliseconds": 1e3 * statistics.median(own),
+         "gain": statistics.median(first / mine for first, mine in zip(seconds[0], own, strict=True))}
         for (way, _, _), own in zip(ways, seconds, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
@@ -200,15 +195,9 @@ def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dic
     finally:
         torch.set_num_threads(before)
     return {
-        "backbone": clip.name,
-        "classes": classes,
-        "rounds": rounds,
-        "flags": processor_flags(),
-        "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
-        "gflops": peaks,
-        "gbytes": speed,
-        "rows": rows,
-    }
+        "backbone": clip.name, "classes": classes, "rounds": rounds, "flags": processor_flags(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""), "gflops": peaks, "gbytes": speed, "rows": rows,
+    }  # fmt: skip
 
 
 def table(found: dict[str, Any]) -> str:
@@ -231,9 +220,7 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.studies.cpu_settings", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser("python -m benchmarks.studies.cpu_settings", description=__doc__.splitlines()[0])
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--random", action="store_true", help="random weights, for speed without a download")
     parser.add_argument("--batches", default="4,32", help="images at once")

@@ -81,19 +81,13 @@ class Measurement:
         rate = statistics.median(self.rates)
         used = statistics.median(cpu / wall for cpu, wall in zip(self.cpu_seconds, self.seconds, strict=True))
         return {
-            "name": self.name,
-            "what": self.what,
-            "cores": self.cores,
-            "images": self.images,
-            "images_per_second": round(rate, 1),
-            "lowest": round(min(self.rates), 1),
-            "highest": round(max(self.rates), 1),
-            "images_per_second_per_core": round(rate / self.cores, 1),
-            "cores_used": round(used, 2),
-            "of_decoding": round(self.share_of(decode), 3),
+            "name": self.name, "what": self.what, "cores": self.cores, "images": self.images,
+            "images_per_second": round(rate, 1), "lowest": round(min(self.rates), 1),
+            "highest": round(max(self.rates), 1), "images_per_second_per_core": round(rate / self.cores, 1),
+            "cores_used": round(used, 2), "of_decoding": round(self.share_of(decode), 3),
             "of_transform": round(self.share_of(transform), 3),
             "seconds": [round(seconds, 4) for seconds in self.seconds],
-        }
+        }  # fmt: skip
 
 
 def folder_source(root: Path, images: list[bytes]) -> Source:
@@ -125,28 +119,17 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     pack(workers=workers)
     split = open_dataset(folder / "data", source.name).split("test")
     streamed = open_dataset(folder / "data", source.name, stream=True).split("test")
-    coop = transforms.Compose(
-        [
-            transforms.Resize(SIZE, InterpolationMode.BICUBIC),
-            transforms.CenterCrop(SIZE),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    steps = (transforms.Resize(SIZE, InterpolationMode.BICUBIC), transforms.CenterCrop(SIZE), transforms.ToTensor())
+    coop = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     crop = eval_transform(SIZE, MEAN, STD).crop
 
-    def decode() -> None:
+    def loop(work: Callable[[Image.Image], object]) -> None:
         for data in images:
-            Image.open(io.BytesIO(data)).load()
+            work(Image.open(io.BytesIO(data)))
 
-    def resize() -> None:
-        for data in images:
-            np.asarray(crop(Image.open(io.BytesIO(data)).convert("RGB")))
-
-    def transform() -> None:
-        for data in images:
-            coop(Image.open(io.BytesIO(data)).convert("RGB"))
-
+    decode = partial(loop, lambda image: image.load())
+    resize = partial(loop, lambda image: np.asarray(crop(image.convert("RGB"))))
+    transform = partial(loop, lambda image: coop(image.convert("RGB")))
     counts = sorted({1, workers})
     threads = (0, *counts)
     return [
@@ -196,40 +179,29 @@ def _training(split: Split, workers: int, images: int) -> Measurement:
 def table(report: dict[str, Any]) -> str:
     """Format the report as Markdown."""
     images = report["images"]
-    lines = [
+    parts = [
         "# Packing and streaming beside bare loops of Pillow",
-        "",
         f"{images['count']:,} JPEGs of 500 x 375 pixels, {images['mean_bytes'] / 1000:.0f} kB on average; medians of "
         f"{report['rounds']} interleaved rounds; {describe_machine(report)}, Pillow {report['pillow']}.",
-        "",
         f"    {report['command']}",
-        "",
         markdown_grid(HEADERS, [_line(row) for row in report["rows"]], left=2),
-        "",
-        "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in",
-        "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),",
-        "  crops and normalises, as evaluation has to.",
-        "- packing reads files, proves that each decodes, and writes and hashes shards; starting its processes counts.",
-        "- the same by the pipeline: with --no-cache, webdataset reads each shard from start to end and it is hashed.",
-        f"- cached training: epochs after the first over {min(CACHED_IMAGES, images['count'])} images, random crop and "
-        "flip; nothing is read or decoded.",
-        "",
+        "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in\n"
+        "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),\n"
+        "  crops and normalises, as evaluation has to.\n"
+        "- packing reads files, proves that each decodes, and writes and hashes shards; starting its processes "
+        "counts.\n- the same by the pipeline: with --no-cache, webdataset reads each shard from start to end and it is "
+        f"hashed.\n- cached training: epochs after the first over {min(CACHED_IMAGES, images['count'])} images, random "
+        "crop and flip; nothing is read or decoded.",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(parts) + "\n"
 
 
 def _line(row: dict[str, Any]) -> list[str]:
     return [
-        row["name"],
-        row["what"],
-        str(row["cores"]),
-        f"{row['images_per_second']:.0f}",
-        f"{row['lowest']:.0f}-{row['highest']:.0f}",
-        f"{row['images_per_second_per_core']:.0f}",
-        f"{row['cores_used']:.2f}",
-        f"{row['of_decoding']:.0%}",
-        f"{row['of_transform']:.0%}",
-    ]
+        row["name"], row["what"], str(row["cores"]), f"{row['images_per_second']:.0f}",
+        f"{row['lowest']:.0f}-{row['highest']:.0f}", f"{row['images_per_second_per_core']:.0f}",
+        f"{row['cores_used']:.2f}", f"{row['of_decoding']:.0%}", f"{row['of_transform']:.0%}",
+    ]  # fmt: skip
 
 
 def main() -> None:

@@ -123,9 +123,7 @@ def towers() -> list[str]:
         ("level ℓ enters layer ℓ", 357, "soft"), ("in place of level ℓ − 1", 357, "soft"), ("inject · depth", 357, "o"),
         ("layers 10 to 12 keep", 882, "soft"), ("the rows of level 9", 882, "soft"),
     )  # fmt: skip
-    for number, (words, x, kind) in enumerate(notes):
-        found.append(text(words, x, layer_y(11) + 8 + 16 * (number % 3), kind))
-    return found
+    return found + [text(words, x, layer_y(11) + 8 + 16 * (n % 3), kind) for n, (words, x, kind) in enumerate(notes)]
 
 
 def levels() -> list[str]:
@@ -166,10 +164,8 @@ def inputs() -> list[str]:
     y = layer_y(1) + 2 * PITCH + 54
     found = []
     for center, kind, mark in ((V, "vision", "v"), (T, "text", "t")):
-        found += [
-            box(kind, f"μ^{{{mark}}},  log σ²^{{{mark}}}", center, y, 130, 30),
-            arrow([(center, y - 1), (center, y - 59)], f"line-{kind}"),
-        ]
+        found.append(box(kind, f"μ^{{{mark}}},  log σ²^{{{mark}}}", center, y, 130, 30))
+        found.append(arrow([(center, y - 1), (center, y - 59)], f"line-{kind}"))
     found += [
         text("training: μ + σ ⊙ ε,  ε ~ N(0, I)", MIDDLE, y - 32, "soft"),
         text("inference: μ", MIDDLE, y - 17, "soft"),
@@ -213,10 +209,8 @@ def losses() -> list[str]:
     """Draw both features, the classification, the InfoNCE heads, and the total loss."""
     top = layer_y(LAYERS)
     found = []
-    for center, kind, feature, head, projected in (
-        (VISION, "vision", "v", "g_{img}", "z"),
-        (TEXT, "text", "t_{k}", "g_{text}", "c_{k}"),
-    ):
+    sides = (VISION, "vision", "v", "g_{img}", "z"), (TEXT, "text", "t_{k}", "g_{text}", "c_{k}")
+    for center, kind, feature, head, projected in sides:
         inward = 1 if center < MIDDLE else -1
         found += [
             box("word", feature, center, top - 96, 56),
@@ -259,13 +253,9 @@ def class_prompts() -> list[str]:
         content = [("SOS", "word"), *slots, *((word, "word") for word in words), ("river", "frozen"), (".", "word")]
         found += cells(*content, ("EOS", "word"), ("0", "word"), ("…", ""), x=left + 20, y=at + 2)
     legend = {
-        "vision": "learned, image side",
-        "text": "learned, text side",
-        "attention": "learned cross-attention",
-        "frozen": "frozen",
-        "loss": "term of the loss",
-        "": "option",
-    }
+        "vision": "learned, image side", "text": "learned, text side", "attention": "learned cross-attention",
+        "frozen": "frozen", "loss": "term of the loss", "": "option",
+    }  # fmt: skip
     for number, (kind, meaning) in enumerate(legend.items()):
         at = y + 4 + 24 * number
         found += [rect(kind, 1010, at, 26, 15, 3) if kind else text("name", 1010, at + 11, "o")]

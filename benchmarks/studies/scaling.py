@@ -101,6 +101,9 @@ class Plan:
         )
 
 
+Answers = list[dict[str, Any]]
+
+
 class Steps:
     """Take steps of one variant in this process."""
 
@@ -172,9 +175,8 @@ def measure_step(spec: StepSpec, plan: Plan, seconds: float, group: ProcessGroup
     began, steps = time.perf_counter(), list[Steps | None]()
     for variant in plan.variants:
         takes_part = variant.processes > 1 or group.ranks.first
-        steps.append(
-            Steps(spec, variant, group if variant.processes > 1 else ProcessGroup(), clip) if takes_part else None
-        )
+        members = group if variant.processes > 1 else ProcessGroup()
+        steps.append(Steps(spec, variant, members, clip) if takes_part else None)
 
     def in_turn(turn: int, action: Callable[[Steps], dict[str, Any]]) -> list[dict[str, Any]]:
         """Call `action` in the processes of a variant; returns the answers of all of them to every process."""
@@ -189,7 +191,7 @@ def measure_step(spec: StepSpec, plan: Plan, seconds: float, group: ProcessGroup
     left = seconds - (time.perf_counter() - began)
     fitting = int(left / sum(one * count for one, count in zip(first, times, strict=True)))
     rounds = group.broadcast_object(max(LEAST_ROUNDS, min(plan.rounds, fitting)))
-    answers: list[list[list[dict[str, Any]]]] = [[] for _ in turns]
+    answers: list[list[Answers]] = [[] for _ in turns]
     for number in range(rounds):
         for position in turns:
             turn = (position + number) % len(steps)
@@ -203,11 +205,7 @@ def measure_step(spec: StepSpec, plan: Plan, seconds: float, group: ProcessGroup
 
 
 def _make_row(
-    spec: StepSpec,
-    variant: Variant,
-    inspected: list[dict[str, Any]],
-    answers: list[list[dict[str, Any]]],
-    alone: Sequence[float],
+    spec: StepSpec, variant: Variant, inspected: Answers, answers: list[Answers], alone: Sequence[float]
 ) -> dict[str, Any]:
     """Summarize a variant as JSON.
 
@@ -221,21 +219,13 @@ def _make_row(
     cpu = [max(process["cpu"] for process in answer) for answer in answers]
     shares = [statistics.mean(process["waited"] / process["seconds"] for process in answer) for answer in answers]
     return {
-        "job": asdict(spec),
-        "variant": asdict(variant),
-        "seconds": seconds,
-        "cpu": cpu,
-        "speedup": speedup,
-        "communication": statistics.median(shares),
-        "sent_bytes": inspected[0]["sent_bytes"],
-        "messages": inspected[0]["messages"],
-        "tensor_bytes": max(one["tensor_bytes"] for one in inspected),
-        "loss": inspected[0]["loss"],
-        "learnables": inspected[0]["learnables"],
-        "median": statistics.median(seconds),
-        "cpu_median": statistics.median(cpu),
+        "job": asdict(spec), "variant": asdict(variant), "seconds": seconds, "cpu": cpu, "speedup": speedup,
+        "communication": statistics.median(shares), "sent_bytes": inspected[0]["sent_bytes"],
+        "messages": inspected[0]["messages"], "tensor_bytes": max(one["tensor_bytes"] for one in inspected),
+        "loss": inspected[0]["loss"], "learnables": inspected[0]["learnables"],
+        "median": statistics.median(seconds), "cpu_median": statistics.median(cpu),
         "efficiency": speedup / variant.processes,
-    }
+    }  # fmt: skip
 
 
 def _slowest(answers: Sequence[dict[str, Any]]) -> float:
@@ -302,24 +292,16 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:
-    several = row["variant"]["processes"] > 1
     shared = [
-        f"{row['speedup']:.2f}",
-        f"{row['efficiency']:.0%}",
-        f"{row['communication']:.0%}",
-        f"{row['sent_bytes'] / 1e6:.2f}",
-        str(row["messages"]),
-    ]
+        f"{row['speedup']:.2f}", f"{row['efficiency']:.0%}", f"{row['communication']:.0%}",
+        f"{row['sent_bytes'] / 1e6:.2f}", str(row["messages"]),
+    ]  # fmt: skip
     return [
-        METHOD_TITLES.get(row["job"]["method"], row["job"]["method"]),
-        row["variant"]["name"],
-        f"{row['job']['classes']:,}",
-        f"{1e3 * row['median']:.0f}",
-        f"{1e3 * min(row['seconds']):.0f}-{1e3 * max(row['seconds']):.0f}",
-        f"{1e3 * row['cpu_median']:.0f}",
-        *(shared if several else [""] * len(shared)),
-        f"{row['tensor_bytes'] / 1e6:.0f}",
-    ]
+        METHOD_TITLES.get(row["job"]["method"], row["job"]["method"]), row["variant"]["name"],
+        f"{row['job']['classes']:,}", f"{1e3 * row['median']:.0f}",
+        f"{1e3 * min(row['seconds']):.0f}-{1e3 * max(row['seconds']):.0f}", f"{1e3 * row['cpu_median']:.0f}",
+        *(shared if row["variant"]["processes"] > 1 else [""] * len(shared)), f"{row['tensor_bytes'] / 1e6:.0f}",
+    ]  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

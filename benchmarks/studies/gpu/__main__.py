@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 import traceback
@@ -24,7 +23,8 @@ from typing import Any
 from benchmarks.console.output import note
 from benchmarks.studies.gpu.report import format_report
 from benchmarks.studies.gpu.stages import STAGES, StudySetup
-from runner.environment import environment, resolve_device
+from benchmarks.studies.record import describe_run
+from runner.environment import resolve_device
 from runner.results import write_bytes, write_json
 
 INCOMPLETE = 75
@@ -34,12 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     flags = _parse(arguments)
     device = resolve_device(flags.device)
-    words = ["python", "-m", "benchmarks.studies.gpu", *(sys.argv[1:] if arguments is None else arguments)]
     setup = StudySetup(device, flags.out, quick=flags.quick)
     left = failed = 0
     for name in flags.stages.split(",") if flags.stages else STAGES:
         file = flags.out / f"{name}.json"
-        record: dict[str, Any] = {"command": shlex.join(words), "environment": environment(device), "parts": {}}
+        record: dict[str, Any] = describe_run("gpu", arguments, device) | {"parts": {}}
         if file.exists():
             record = json.loads(file.read_text(encoding="utf-8"))
         for part, measure in STAGES[name](setup):

@@ -98,8 +98,7 @@ def _largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -
     if found.keys() != expected.keys():
         raise ValueError(f"other tensors: {sorted(found.keys() ^ expected.keys())}")
     largest = max(float(tensor.abs().max()) for tensor in expected.values())
-    differences = [
+    return max(
         float((found[name] - tensor).abs().max()) / max(float(tensor.abs().max()), 1e-3 * largest, 1e-30)
         for name, tensor in expected.items()
-    ]
-    return max(differences)
+    )

@@ -33,10 +33,7 @@ def _describe(environment: dict[str, Any]) -> str:
 
 def _plain(parts: dict[str, Any]) -> str:
     """Format every part as one row of its numbers."""
-    numbers = {
-        part: {name: value for name, value in found.items() if isinstance(value, int | float)}
-        for part, found in parts.items()
-    }
+    numbers = {part: {k: v for k, v in found.items() if isinstance(v, int | float)} for part, found in parts.items()}
     names = list(dict.fromkeys(name for found in numbers.values() for name in found))
     rows = [[part, *[_number(found.get(name)) for name in names]] for part, found in numbers.items()]
     return markdown_grid(["part", *names], rows, left=1)
@@ -49,16 +46,10 @@ def _sizes(parts: dict[str, Any]) -> str:
     for part, found in parts.items():
         seconds = {mode: found["seconds"][mode]["median"] for mode in ("fast", "reference")}
         numbers = (
-            1e3 * seconds["fast"],
-            1e3 * seconds["reference"],
-            found["ratio"],
-            found["counted"],
-            found["point"]["batch"] / seconds["fast"],
-            found["flops"]["fast"] / seconds["fast"] / 1e12,
-            found["peaks"]["fast"] / 1e9,
-            found["peaks"]["reference"] / 1e9,
-            found["starts"]["fast"],
-        )
+            1e3 * seconds["fast"], 1e3 * seconds["reference"], found["ratio"], found["counted"],
+            found["point"]["batch"] / seconds["fast"], found["flops"]["fast"] / seconds["fast"] / 1e12,
+            found["peaks"]["fast"] / 1e9, found["peaks"]["reference"] / 1e9, found["starts"]["fast"],
+        )  # fmt: skip
         rows.append([part, *map(_number, numbers)])
     return markdown_grid(headers, rows, left=1)
 
@@ -66,19 +57,14 @@ def _sizes(parts: dict[str, Any]) -> str:
 def _training(parts: dict[str, Any]) -> str:
     headers = ["method", "mode", "ten epochs, s", "step, ms", "FPS encoder", "FPS end to end", "peak share", "start, s"]
     rows = [
-        [
-            row["title"],
-            row["mode"],
-            _number(row["train_seconds"]),
-            _number(row["step_seconds"] and 1e3 * row["step_seconds"]["median"]),
-            _number(row["encoder_fps"]["median"]),
-            _number(row["end_to_end_fps"]["median"]),
-            _number(row["share_of_peak"]["train"]),
-            _number(row["start_seconds"]["train"]),
-        ]
+        [row["title"], row["mode"], *map(_number, (
+            row["train_seconds"], row["step_seconds"] and 1e3 * row["step_seconds"]["median"],
+            row["encoder_fps"]["median"], row["end_to_end_fps"]["median"], row["share_of_peak"]["train"],
+            row["start_seconds"]["train"],
+        ))]
         for found in parts.values()
         for row in found["rows"]
-    ]
+    ]  # fmt: skip
     targets = [
         f"- {target['what']}: wanted {target['wanted']:g}, found {_number(target['found'])}"
         for found in parts.values()
@@ -114,10 +100,5 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-FORMATS = {
-    "sizes": _sizes,
-    "accelerations": _sizes,
-    "training": _training,
-    "refinement": _refinement,
-    "profiles": _profiles,
-}
+FORMATS = {"sizes": _sizes, "accelerations": _sizes, "training": _training, "refinement": _refinement}
+FORMATS["profiles"] = _profiles

@@ -61,9 +61,7 @@ class StudySetup:
             torch.backends.cudnn.allow_tf32 = False
 
     def runtime(self) -> RuntimeConfig:
-        return RuntimeConfig(
-            results=self.out / "results", data=data_root(""), device=str(self.device), tracking_uri="off"
-        )
+        return RuntimeConfig(self.out / "results", data_root(""), device=str(self.device), tracking_uri="off")
 
     def settings(self, accelerate: str = "auto", **more: Any) -> Settings:
         settings = make_settings(
@@ -96,9 +94,8 @@ def _run_tests(file: Path, seconds: float) -> dict[str, Any]:
     # Exit code 5: no test of the file was collected, for example because none runs on this device.
     if ended.returncode not in (0, 5):
         print("\n".join([*lines[-60:], ended.stderr[-2000:]]), file=sys.stderr)
-        raise RuntimeError(
-            "; ".join(line for line in lines if line.startswith("FAILED")) or f"exit code {ended.returncode}"
-        )
+        failed = "; ".join(line for line in lines if line.startswith("FAILED"))
+        raise RuntimeError(failed or f"exit code {ended.returncode}")
     return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|deselected)", lines[-1])}
 
 
@@ -132,11 +129,12 @@ def list_sizes(setup: StudySetup) -> Iterator[Part]:
         for precision, kind in product(reversed(PRECISIONS), ("train", "eval")):
             if method != "zeroshot" or kind == "eval":
                 size = Size(kind, count, batch, precision)  # type: ignore[arg-type]
-                yield f"{method} {kind} {count} x {batch} {precision}", partial(_measure_size, setup, method, size)
+                part = f"{method} {kind} {count} x {batch} {precision}"
+                yield part, partial(_measure_size, setup, method, size, "auto")
 
 
-def _measure_size(setup: StudySetup, method: str, size: Size, seconds: float) -> dict[str, Any]:
-    settings = setup.settings()
+def _measure_size(setup: StudySetup, method: str, size: Size, way: str, seconds: float) -> dict[str, Any]:
+    settings = setup.settings(way)
     [found] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5, seconds)
     return found
 
@@ -145,17 +143,13 @@ def list_peaks(setup: StudySetup) -> Iterator[Part]:
     """The peak rate of matrix products of each precision and of copies, the limits of everything else."""
     # Products in fp16 take minutes on a CPU.
     for precision in DTYPES if setup.device.type == "cuda" else PRECISIONS:
-        yield precision, partial(_measure_peak, setup, precision)
+        yield precision, partial(_rate, "flops_per_second", partial(matmul_peak, setup.device, precision))
     for name, size in {"memory": 2**23 if setup.quick else 2**30, "cache": 2**23}.items():
-        yield name, partial(_measure_copies, setup, size)
+        yield name, partial(_rate, "bytes_per_second", partial(measure_bandwidth, setup.device, size))
 
 
-def _measure_peak(setup: StudySetup, precision: str, seconds: float) -> dict[str, Any]:
-    return {"flops_per_second": matmul_peak(setup.device, precision)}
-
-
-def _measure_copies(setup: StudySetup, size: int, seconds: float) -> dict[str, Any]:
-    return {"bytes_per_second": measure_bandwidth(setup.device, size)}
+def _rate(name: str, measure_rate: Callable[[], float], seconds: float) -> dict[str, Any]:
+    return {name: measure_rate()}
 
 
 def list_refinement(setup: StudySetup) -> Iterator[Part]:
@@ -174,15 +168,8 @@ def list_accelerations(setup: StudySetup) -> Iterator[Part]:
     ways = ["off", *NAMES, ",".join(NAMES)] if setup.device.type == "cuda" else ["off"]
     for method, way in product(("maple", "procap"), ways):
         for size in (Size("train", 102, 32, "bf16"), Size("eval", 102, 100, "bf16")):
-
-            def accelerate(seconds: float, method: str = method, way: str = way, size: Size = size) -> dict[str, Any]:
-                settings = setup.settings(way)
-                models = setup.models(settings.accelerations)
-                small = replace(size, classes=5, batch=4) if setup.quick else size
-                [found] = measure_sizes(models, method, [small], settings, 5, seconds)
-                return found
-
-            yield f"{method} {size.kind} {way}", accelerate
+            measured = replace(size, classes=5, batch=4) if setup.quick else size
+            yield f"{method} {size.kind} {way}", partial(_measure_size, setup, method, measured, way)
 
 
 def list_training(setup: StudySetup) -> Iterator[Part]:
@@ -190,12 +177,9 @@ def list_training(setup: StudySetup) -> Iterator[Part]:
     for method in ("procap", "maple", "zeroshot"):
 
         def train(seconds: float, method: str = method) -> dict[str, Any]:
-            settings = setup.settings(
-                methods=method,
-                datasets="digits" if setup.quick else "photographs-102",
-                precision="fp32" if setup.quick else "bf16",
-                budget=10.0 if setup.quick else max(30.0, 0.8 * seconds),
-            )
+            dataset, precision = ("digits", "fp32") if setup.quick else ("photographs-102", "bf16")
+            budget = 10.0 if setup.quick else max(30.0, 0.8 * seconds)
+            settings = setup.settings(methods=method, datasets=dataset, precision=precision, budget=budget)
             report = measure(settings, setup.runtime(), setup.device)
             if report["failed"]:
                 raise RuntimeError(str(report["failed"]))
@@ -226,14 +210,11 @@ def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
     with timed(setup.device) as testing:
         results = [evaluate(config, Target(name, half), runtime, force=True) for half in ("base", "novel")]
     return {
-        "steps": trained.steps,
-        "train_seconds": training.seconds,
-        "phases": trained.phases,
-        "use": trained.use.model_dump(mode="json"),
-        "eval_seconds": testing.seconds,
+        "steps": trained.steps, "train_seconds": training.seconds, "phases": trained.phases,
+        "use": trained.use.model_dump(mode="json"), "eval_seconds": testing.seconds,
         "test_images": sum(one.total for one in results),
         "eval": [{"target": one.target, "seconds": one.seconds, "phases": one.phases} for one in results],
-    }
+    }  # fmt: skip
 
 
 def list_profiles(setup: StudySetup) -> Iterator[Part]:
@@ -281,14 +262,7 @@ def _decode(setup: StudySetup, workers: int, seconds: float) -> dict[str, Any]:
 
 
 STAGES: dict[str, Callable[[StudySetup], Iterator[Part]]] = {
-    "tests": list_tests,
-    "peaks": list_peaks,
-    "parity": list_parity,
-    "training": list_training,
-    "refinement": list_refinement,
-    "accelerations": list_accelerations,
-    "sizes": list_sizes,
-    "input": list_input,
-    "row": list_row,
-    "profiles": list_profiles,
-}
+    "tests": list_tests, "peaks": list_peaks, "parity": list_parity, "training": list_training,
+    "refinement": list_refinement, "accelerations": list_accelerations, "sizes": list_sizes, "input": list_input,
+    "row": list_row, "profiles": list_profiles,
+}  # fmt: skip

@@ -29,28 +29,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.studies.record import describe_run
-from benchmarks.studies.train_mini.model import (
-    PHRASES,
-    MiniRecipe,
-    Student,
-    Vocabulary,
-    build,
-    deepen,
-    encode_text,
-    phrases,
-    save_weights,
-    vocabulary,
-)
+from benchmarks.studies.train_mini import model as mini
+from benchmarks.studies.train_mini import teacher as pictures
+from benchmarks.studies.train_mini.model import MiniRecipe, Student, Vocabulary
 from benchmarks.studies.train_mini.muon import Muon
-from benchmarks.studies.train_mini.teacher import (
-    FAMILY_NAMES,
-    Pool,
-    Teacher,
-    batch_tensor,
-    cached_pool,
-    draw_pool,
-    train_teacher,
-)
+from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, Pool, Teacher
 from runner.results import write_json
 from shards.catalogue import CATALOGUE
 from shards.rng import generator
@@ -66,7 +49,7 @@ class Prompts:
     """Class prompts of every family and template, and captions, as compact ids made once."""
 
     def __init__(self, words: Vocabulary, pool: Pool) -> None:
-        self.templates = {name: [*phrases(name), *PHRASES] for name in FAMILY_NAMES}
+        self.templates = {name: [*mini.phrases(name), *mini.PHRASES] for name in FAMILY_NAMES}
         self.classes = {
             name: [words.ids([t.format(c) for c in CATALOGUE[name].classnames]) for t in self.templates[name]]
             for name in FAMILY_NAMES
@@ -78,7 +61,7 @@ class Prompts:
 
     def draw(self, family: str, rng: torch.Generator) -> Tensor:
         """Return all classes of one family with one random template."""
-        own = len(phrases(family))
+        own = len(mini.phrases(family))
         choices = len(self.templates[family])
         own_turn = torch.rand((), generator=rng) < 0.5
         index = torch.randint(0, own, (), generator=rng) if own_turn else torch.randint(own, choices, (), generator=rng)
@@ -97,15 +80,14 @@ def step_loss(
     """Compute the loss of a batch of several families: classes of a family, captions of the batch, dense targets."""
     chosen = torch.randperm(len(FAMILY_NAMES), generator=rng)[:FAMILIES_PER_STEP].tolist()
     share = math.ceil(recipe.batch / FAMILIES_PER_STEP)
-    rows = torch.cat(
-        [f * recipe.per_family + torch.randint(recipe.per_family, (share,), generator=rng) for f in chosen]
-    )
-    images, masks = batch_tensor(pool, rows.numpy(), rng)
+    drawn = [f * recipe.per_family + torch.randint(recipe.per_family, (share,), generator=rng) for f in chosen]
+    rows = torch.cat(drawn)
+    images, masks = pictures.batch_tensor(pool, rows.numpy(), rng)
     features, dense = student.losses(images, masks, teacher)
     few = torch.randperm(len(rows), generator=rng)[:CAPTIONS_PER_STEP]
     captions, caption_at = prompts.caption_of[rows[few]].unique(return_inverse=True)
     parts = [prompts.draw(FAMILY_NAMES[f], rng) for f in chosen] + [prompts.captions[captions]]
-    texts = encode_text(student.clip, pad_to(parts)).split([len(part) for part in parts])
+    texts = mini.encode_text(student.clip, pad_to(parts)).split([len(part) for part in parts])
     scale = student.clip.logit_scale.clamp(max=math.log(100)).exp()
     labels = torch.from_numpy(pool.label[rows.numpy()])
     pairs = zip(features.split(share), texts[:-1], labels.split(share), strict=True)
@@ -118,16 +100,13 @@ def step_loss(
 def zero_shot(model: CLIP, pool: Pool, words: Vocabulary) -> dict[str, dict[str, float]]:
     """Measure accuracy in per cent of each family over all, base and novel classes with the family's template."""
     model.eval()
-    features = torch.cat(
-        [
-            functional.normalize(model.visual(batch_tensor(pool, rows, None)[0])[0], dim=-1)
-            for rows in np.split(np.arange(len(pool)), range(128, len(pool), 128))
-        ]
-    )
+    batches = np.split(np.arange(len(pool)), range(128, len(pool), 128))
+    images = [model.visual(pictures.batch_tensor(pool, rows, None)[0])[0] for rows in batches]
+    features = functional.normalize(torch.cat(images), dim=-1)
     report = {}
     for index, name in enumerate(FAMILY_NAMES):
         family = CATALOGUE[name]
-        texts = encode_text(model, words.ids([family.template.format(c) for c in family.classnames]))
+        texts = mini.encode_text(model, words.ids([family.template.format(c) for c in family.classnames]))
         mine = torch.from_numpy(pool.family == index)
         logits, labels = features[mine] @ texts.T, torch.from_numpy(pool.label)[mine]
         half = math.ceil(len(family.classnames) / 2)
@@ -174,7 +153,7 @@ class Training:
         self.recipe, self.file = recipe, file
         saved: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else {}
         self.progress = Progress(**saved.get("progress", {"layers": recipe.shallow}))
-        self.student = Student(build(recipe, len(words.rows), self.progress.layers), recipe)
+        self.student = Student(mini.build(recipe, len(words.rows), self.progress.layers), recipe)
         self.optimizers = make_optimizers(self.student, recipe)
         if saved:
             self.student.load_state_dict(saved["student"])
@@ -190,7 +169,7 @@ class Training:
 
     def grow(self) -> None:
         """Double the layers; the optimizers keep their state of the old ones."""
-        deepen(self.student.clip)
+        mini.deepen(self.student.clip)
         self.progress.layers *= 2
         known = {weight: state for optimizer in self.optimizers for weight, state in optimizer.state.items()}
         self.optimizers = make_optimizers(self.student, self.recipe)
@@ -212,11 +191,11 @@ class Training:
 
 def train(recipe: MiniRecipe, work: Path, out: Path, log: Path) -> None:
     """Run the whole training; stops at `recipe.images` or after `recipe.minutes`, whichever comes first."""
-    pool = cached_pool(work, recipe.per_family, recipe.seed)
-    teacher = train_teacher(pool, work / "teacher.pt", recipe.seed, recipe.teacher_images)
-    words = vocabulary(pool)
+    pool = pictures.cached_pool(work, recipe.per_family, recipe.seed)
+    teacher = pictures.train_teacher(pool, work / "teacher.pt", recipe.seed, recipe.teacher_images)
+    words = mini.vocabulary(pool)
     prompts = Prompts(words, pool)
-    held_out = {style: draw_pool(240, "test", style, 0, with_captions=False) for style in STYLES}
+    held_out = {style: pictures.draw_pool(240, "test", style, 0, with_captions=False) for style in STYLES}
     training = Training(recipe, words, work / "checkpoint.pt")
     progress, clip = training.progress, training.student.clip
     started, reported = time.monotonic() - progress.elapsed, time.monotonic()
@@ -237,7 +216,7 @@ def train(recipe: MiniRecipe, work: Path, out: Path, log: Path) -> None:
             reported = time.monotonic()
             progress.curve.append(report(training, sums, {s: zero_shot(clip, held_out[s], words) for s in STYLES}))
             training.save()
-            save_weights(clip, words, recipe, out)
+            mini.save_weights(clip, words, recipe, out)
     found = {"threads": torch.get_num_threads(), "recipe": asdict(recipe), "layers": progress.layers}
     write_json(log, describe_run("train_mini", None) | found | {"bytes": out.stat().st_size, "curve": progress.curve})
 
@@ -248,22 +227,15 @@ def report(training: Training, losses: dict[str, float], scores: dict[Style, Any
     short = " ".join(f"{style} {np.mean([score['all'] for score in scores[style].values()]):.1f} %" for style in scores)
     minutes = round(progress.elapsed / 60, 1)
     print(f"{progress.step * batch} images, {minutes} min, {progress.layers} layers: {losses} {short}", flush=True)
-    return {
-        "images": progress.step * batch,
-        "minutes": minutes,
-        "layers": progress.layers,
-        "losses": {name: round(value, 4) for name, value in losses.items()},
-        "zero_shot": scores,
-    }
+    point = {"images": progress.step * batch, "minutes": minutes, "layers": progress.layers}
+    return point | {"losses": {name: round(value, 4) for name, value in losses.items()}, "zero_shot": scores}
 
 
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description="Train the embedded CLIP on the generated world.")
-    parser.add_argument(
-        "--out", type=Path, default=Path("procap/weights/mini.safetensors"), help="where the weights go"
-    )
-    parser.add_argument("--log", type=Path, default=Path("docs/results/train_mini.json"), help="where the record goes")
+    parser.add_argument("--out", type=Path, default=Path("procap/weights/mini.safetensors"), help="file of the weights")
+    parser.add_argument("--log", type=Path, default=Path("docs/results/train_mini.json"), help="file of the record")
     parser.add_argument("--work", type=Path, default=Path("build/mini"), help="pictures, teacher and checkpoint")
     parser.add_argument("--minutes", type=float, default=MiniRecipe.minutes, help="stop after so long")
     parser.add_argument("--images", type=int, default=MiniRecipe.images, help="stop after so many pictures")

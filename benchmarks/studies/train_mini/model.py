@@ -170,11 +170,9 @@ def save_weights(model: CLIP, words: Vocabulary, recipe: MiniRecipe, out: Path) 
     model = copy.deepcopy(model)
     while len(model.transformer.resblocks) < DEPTH:
         deepen(model)
-    state = {
-        name: value.detach().to(torch.float16).contiguous()
-        for name, value in model.state_dict().items()
-        if name != "attn_mask"
-    }
+    weights = model.state_dict()
+    weights.pop("attn_mask", None)
+    state = {name: value.detach().to(torch.float16).contiguous() for name, value in weights.items()}
     state["logit_scale"] = model.logit_scale.detach().clamp(max=math.log(100)).to(torch.float16)
     state["token_rows"] = torch.tensor(words.rows)
     metadata = {

@@ -1,0 +1,296 @@
+"""What an evaluation records: counts, correct images and calibration, without images that only fill a batch."""
+
+import base64
+import dataclasses
+import json
+import math
+import shutil
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from made_results import put_run, put_score
+from rank_processes import run_ranks
+from sklearn.metrics import log_loss
+from small_runs import make_runtime
+
+import runner.inference
+from benchmarks import results
+from runner.calibration import BINS, Calibration, ReliabilityBins, measure_calibration
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.evaluate import evaluate, load_trained
+from runner.image_answers import pack_labels, unpack_bits, unpack_labels
+from runner.meters import Meter
+from runner.predictions import Predictions
+from runner.results import EvalResult, read_document
+from runner.run_folders import RunFolder
+from runner.train import train
+from shards.fewshot import evaluation_split
+from shards.loader import evaluation_batches
+from shards.reader import open_dataset
+from shards.transforms import eval_transform
+
+TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
+
+
+BOMB = "zlib:" + base64.b64encode(zlib.compress(bytes(10**7), 9)).decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bits:", "/w==", "bits:/w", "bits:!w==", "bits:/w==AA", "bits://///w==", "bits:é", "zlib:/w==", BOMB]
+)
+def test_a_broken_text_is_refused(text):
+    with pytest.raises(ValueError):
+        unpack_bits(text, 8)
+
+
+@pytest.mark.parametrize("classes", [2, 256, 257, 70_000])
+def test_labels_of_wrong_images_are_stored_whatever_the_number_of_classes(classes):
+    draws = np.random.default_rng(classes)
+    labels, predicted = draws.integers(0, classes, 50), draws.integers(0, classes, 50)
+    wrong = np.flatnonzero(labels != predicted)
+    text = pack_labels(labels, predicted, classes)
+    assert unpack_labels(text, len(wrong), classes).tolist() == [labels[wrong].tolist(), predicted[wrong].tolist()]
+    with pytest.raises(ValueError):
+        unpack_labels(text, len(wrong) + 1, classes)
+
+
+@pytest.mark.parametrize(("labels", "predicted", "why"), [
+    ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0], "by class"),
+    ([0, 0, 1, 1, 1], [2, 1, 0, 0, 0], "no class"),
+    ([0, 0, 1, 1], [1, 1, 0, 0], "bytes"),
+])  # fmt: skip
+def test_labels_of_wrong_images_that_do_not_fit_the_counts_are_refused(tmp_path, labels, predicted, why):
+    file = put_score(tmp_path, put_run(tmp_path, "maple", "digits"), "digits:base", 3, 8)
+    counts = {"per_class": {"correct": [2, 1], "total": [4, 4]}, "num_classes": 2}
+    document = json.loads(file.read_text()) | counts
+    sound = pack_labels(np.array([0, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0]), 2)
+    EvalResult.model_validate(document | {"wrong_labels": sound})
+    wrong = pack_labels(np.array(labels), np.array(predicted), 2)
+    with pytest.raises(ValueError, match=why):
+        EvalResult.model_validate(document | {"wrong_labels": wrong})
+
+
+def plan(checkpoint: str, method: str = "maple", **options: float) -> RunConfig:
+    options, quick = {"depth": 3, **options}, {"epochs": 1, "batch_size": 4}
+    return plan_run(method=method, dataset="digits", shots=1, backbone=checkpoint, overrides=quick, options=options)
+
+
+SAMPLED = EvalSettings(samples=2)
+
+
+def plan_sampled(checkpoint: str) -> RunConfig:
+    """ProCAP with tokens that vary widely, so that its samples differ."""
+    return plan(checkpoint, "procap", logvar_init=-2.0)
+
+
+@pytest.fixture(scope="module")
+def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
+    runtime, config = make_runtime(few_digits, tmp_path_factory.mktemp("one")), plan(str(short_checkpoint))
+    train(config, runtime)
+    loaded = load_trained(config, runtime)
+    for target in TARGETS:
+        evaluate(config, target, runtime, trained=loaded)
+    train(plan_sampled(str(short_checkpoint)), runtime)
+    evaluate(plan_sampled(str(short_checkpoint)), TARGETS[1], replace(runtime, evaluation=SAMPLED))
+    return runtime
+
+
+def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_checkpoint):
+    config = plan(str(short_checkpoint))
+    loaded = load_trained(config, trained)
+    transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    for target in TARGETS:
+        selection = evaluation_split(open_dataset(trained.data, "digits"), target.classes)
+        classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
+        labels = selection.images.labels
+        answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]
+        result = evaluate(config, target, trained)
+        right = result.correct_images()
+        assert right.tolist() == [answer == label for answer, label in zip(answers, labels.tolist(), strict=True)]
+        wrong = [(label, answer) for label, answer in zip(labels.tolist(), answers, strict=True) if label != answer]
+        assert list(map(tuple, result.wrong_images().T.tolist())) == wrong
+        assert np.bincount(labels[right], minlength=result.num_classes).tolist() == result.per_class.correct
+        assert 0 < result.correct < result.total
+
+
+def count(data: str, results: str, checkpoint: str) -> None:
+    ranks = ranks_from_environment()
+    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with init_process_group(ranks, torch.device("cpu")) as group:
+        for target in TARGETS:
+            found = evaluate(plan(checkpoint), target, runtime, force=True, group=group)
+            assert found.correct_images().sum() == found.correct
+        evaluate(plan_sampled(checkpoint), TARGETS[1], replace(runtime, evaluation=SAMPLED), force=True, group=group)
+        print(measure_drawn(group))
+
+
+def measure_drawn(group: ProcessGroup) -> str:
+    """Measure 51 drawn logits, each on one rank; an odd number, so that one of two ranks has padding."""
+    logits, labels = torch.randn(51, 4, generator=torch.Generator().manual_seed(0)), np.arange(51) % 4
+    predictions, places = Predictions(labels), np.arange(52)
+    places[-1] = -1
+    own = places[: 51 if group.size == 1 else None][group.rank :: group.size]
+    predictions.add(logits[torch.from_numpy(own)], own)
+    return measure_calibration(predictions.gather(group)).model_dump_json()
+
+
+def assert_same_calibration(one: Calibration | None, other: Calibration | None) -> None:
+    """Logits of an image in batches of two sizes may differ in their last bits."""
+    assert (other.nll, other.brier) == pytest.approx((one.nll, one.brier), rel=1e-5)
+    for mine, theirs in ((one.equal_width, other.equal_width), (one.equal_mass, other.equal_mass)):
+        assert (mine.count, mine.correct) == (theirs.count, theirs.correct)
+        assert theirs.confidence == pytest.approx(mine.confidence, abs=1e-5)
+
+
+def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoint, tmp_path):
+    config = plan(str(short_checkpoint))
+    shutil.copytree(trained.results, tmp_path, dirs_exist_ok=True)
+    files = [RunFolder(tmp_path / config.path).eval_file(target) for target in TARGETS]
+    before = [file.stat().st_mtime_ns for file in files]
+    ends = run_ranks(2, count, str(few_digits), str(tmp_path), str(short_checkpoint))
+    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    assert ends[0].out == ends[1].out == measure_drawn(ProcessGroup()) + "\n"
+    for target in TARGETS:
+        one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
+        assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
+        assert one.wrong_labels == two.wrong_labels
+        assert_same_calibration(one.calibration, two.calibration)
+    after = [file.stat().st_mtime_ns for file in files]
+    assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
+    folders = [RunFolder(at / plan_sampled(str(short_checkpoint)).path) for at in (trained.results, tmp_path)]
+    one, two = (folder.evaluation(TARGETS[1], SAMPLED) for folder in folders)
+    assert (one.correct_bits, one.calibration.nll) == (two.correct_bits, pytest.approx(two.calibration.nll, rel=1e-5))
+    assert one.seconds != two.seconds, "the samples were counted again"
+
+
+def measure(logits: torch.Tensor, labels: list[int], batch: int = 7) -> Calibration:
+    """Measure logits [N, C] that arrive in batches, from the last image to the first, each batch with padding."""
+    predictions = Predictions(np.array(labels))
+    backwards = np.arange(len(labels))[::-1]
+    for start in range(0, len(labels), batch):
+        indices = np.append(backwards[start : start + batch], -1)
+        predictions.add(logits[torch.from_numpy(indices)], indices)
+    return measure_calibration(predictions.gather(ProcessGroup()))
+
+
+def draw(count: int, classes: int, scale: float = 3.0) -> tuple[torch.Tensor, list[int]]:
+    """Draw logits and labels of which the true class is often, but not always, the most probable one."""
+    generator = torch.Generator().manual_seed(count)
+    logits = scale * torch.randn(count, classes, generator=generator)
+    labels = torch.distributions.Categorical(logits=logits / 2).sample()
+    return logits, labels.tolist()
+
+
+def test_four_images_computed_by_hand():
+    """Probabilities of class 0: 0.5, 0.5, 0.8 and 0.9; the true classes are 0, 1, 0 and 1."""
+    first = torch.tensor([0.5, 0.5, 0.8, 0.9])
+    found = measure(torch.stack([first, 1 - first], dim=1).log(), [0, 1, 0, 1])
+    assert found.nll == pytest.approx(-(math.log(0.5) + math.log(0.5) + math.log(0.8) + math.log(0.1)) / 4)
+    assert found.brier == pytest.approx((0.5 + 0.5 + 2 * 0.2**2 + 2 * 0.9**2) / 4)
+    # Confidences 0.5 (one of two is correct), 0.8 (correct) and 0.9 (wrong) are in the 8th, 12th and 14th bin.
+    width = found.equal_width
+    assert {place + 1: count for place, count in enumerate(width.count) if count} == {8: 2, 12: 1, 14: 1}
+    assert (width.correct[7], width.correct[11], width.correct[13]) == (1, 1, 0)
+    assert width.confidence[7] == pytest.approx(1.0) and width.ece == pytest.approx(100 * (0 + 0.2 + 0.9) / 4)
+    assert sum(found.equal_mass.count) == 4 and found.equal_mass.ece == pytest.approx(width.ece)
+
+
+@pytest.mark.parametrize(("count", "classes"), [(400, 10), (61, 3), (8, 2), (1, 5)])
+def test_measures_are_those_of_plain_formulas(count, classes):
+    logits, labels = draw(count, classes)
+    found = measure(logits, labels)
+    probabilities = logits.double().softmax(dim=1).numpy()
+    confidence, correct = probabilities.max(1), probabilities.argmax(1) == labels
+    assert found.nll == pytest.approx(log_loss(labels, probabilities, labels=range(classes)), rel=1e-5)
+    one_hot = np.eye(classes)[labels]
+    assert found.brier == pytest.approx(((probabilities - one_hot) ** 2).sum(1).mean(), rel=1e-5)
+    ends = [math.ceil(k * count / BINS) for k in range(1, BINS)]
+    for bins, groups in (
+        (found.equal_width, [(low < confidence) & (confidence <= low + 1 / BINS) for low in np.arange(BINS) / BINS]),
+        (found.equal_mass, [np.isin(np.arange(count), own) for own in np.split(np.argsort(confidence), ends)]),
+    ):
+        gaps = [own.sum() * abs(confidence[own].mean() - correct[own].mean()) for own in groups if own.any()]
+        assert bins.ece == pytest.approx(100 * sum(gaps) / count, abs=1e-3)
+        assert bins.count == [own.sum() for own in groups]
+        assert bins.correct == [correct[own].sum() for own in groups]
+        assert bins.confidence == pytest.approx([confidence[own].sum() for own in groups], abs=1e-4)
+
+
+def test_images_of_equal_confidence_are_in_one_bin_whatever_their_order():
+    """All images have the same confidence and every other one is correct."""
+    for labels in ([0] * 20 + [1] * 20, [0, 1] * 20):
+        found = measure(torch.zeros(40, 2), labels)
+        assert found.equal_mass.count == [40] + [0] * (BINS - 1)
+        assert found.equal_mass.ece == found.equal_width.ece == 0
+
+
+def test_sums_depend_neither_on_batches_nor_on_their_order():
+    logits, labels = draw(101, 6)
+    assert measure(logits, labels, 1) == measure(logits, labels, 13) == measure(logits, labels, 101)
+
+
+def test_a_single_class_gives_zeros_and_valid_json():
+    found = measure(30 * torch.randn(9, 1), [0] * 9)
+    assert (found.nll, found.brier, found.equal_width.ece, found.equal_mass.ece) == (0, 0, 0, 0)
+    assert "NaN" not in (text := found.model_dump_json()) and "-0" not in text
+    assert Calibration.model_validate_json(text) == found
+
+
+def test_the_frame_has_the_measures_and_nan_for_files_of_older_versions(tmp_path):
+    config = put_run(tmp_path, "maple", "digits")
+    put_score(tmp_path, config, "digits:base", 3, 8)
+    file = put_score(tmp_path, config, "digits:novel", 3, 8)
+    document = json.loads(file.read_text())
+    document["per_class"] = {"correct": [3, 0, 0], "total": [4, 4, 0], "names": ["one", "two", "three"]}
+    bins = {"ece": 12.5, "count": [8] + [0] * 14, "confidence": [4.0] + [0.0] * 14, "correct": [3] + [0] * 14}
+    document["num_classes"] = 3
+    zeros = [0] * 13
+    mass = {"ece": 37.5, "count": [4, 4, *zeros], "confidence": [2.0, 2.0, *zeros], "correct": [3, 0, *zeros]}
+    document["calibration"] = {"nll": 1.5, "brier": 0.5, "equal_width": bins, "equal_mass": mass}
+    file.write_text(json.dumps(document))
+    frame = results.load(tmp_path).set_index("target_classes")
+    new, old = frame.loc["novel"], frame.loc["base"]
+    assert (new.nll, new.brier, new.ece, new.ece_mass) == (1.5, 0.5, 12.5, 37.5)
+    assert new.macro_accuracy == pytest.approx(100 * (3 / 4 + 0) / 2) and new.per_class.names[0] == "one"
+    assert new.calibration.equal_width == ReliabilityBins(**bins)
+    assert old[["nll", "brier", "ece", "ece_mass"]].isna().all() and old.calibration is None
+    assert old.macro_accuracy == 37.5
+    assert read_document(file, EvalResult).macro_accuracy == new.macro_accuracy
+
+
+def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkeypatch):
+    runtime = make_runtime(few_digits, tmp_path)
+    quick = {"epochs": 1, "batch_size": 5}
+    config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(short_checkpoint), overrides=quick)
+    train(config, runtime)
+    target = Target("digits", "all")
+    padding: list[int] = []
+    rated: list[int] = []
+
+    def of_seven_processes(*args, **options):
+        for rank in range(7):
+            for batch in evaluation_batches(*args, **options | {"rank": rank, "world_size": 7}):  # type: ignore[arg-type]
+                padding.append(int((batch[2] < 0).sum()))
+                yield batch
+
+    step = Meter.step
+    monkeypatch.setattr(Meter, "step", lambda meter, images: (rated.append(images), step(meter, images))[1])
+    monkeypatch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
+    for limit in (1, 20, None):
+        padding.clear()
+        rated.clear()
+        result = evaluate(config, target, dataclasses.replace(runtime, limit=limit))
+        assert sum(padding) > 0
+        assert result.total == sum(rated) == (limit or result.dataset_size)
+    monkeypatch.undo()
+    again = evaluate(config, target, runtime, force=True)
+    assert again.per_class == result.per_class
+    assert again.calibration and result.calibration
+    assert again.calibration.equal_mass.count == result.calibration.equal_mass.count
+    assert again.calibration.nll == pytest.approx(result.calibration.nll, rel=1e-5)

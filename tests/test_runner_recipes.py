@@ -1,0 +1,296 @@
+"""What recipes demand of a training: stages, budgets of steps, averaged weights, two views of each image."""
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from public_code import FIGURES
+from safetensors.torch import load_file
+from small_runs import make_runtime, seeded
+
+from benchmarks.suites.planning import is_done
+from cluster.run import RunSpec
+from procap.errors import UsageError, UserError
+from procap.methods import build_method, method_options
+from procap.methods.coprompt import read_sentences
+from procap.recipe import step_rate
+from procap.text import LabelSpace
+from runner.checkpoint import read_checkpoint
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.epoch_average import gaussian_weights
+from runner.evaluate import evaluate, load_trained
+from runner.results import Progress, TrainResult
+from runner.run_folders import RunFolder
+from runner.train import train
+from shards.device.images import augments_on_device
+from shards.loader import TrainStream
+from shards.reader import open_dataset
+from shards.transforms import TABLE, TrainAugment, randaugment
+
+STEPS = 7
+TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
+
+
+def planned(checkpoint, **changes):
+    """Plan 2SFS on ten images: batches of 4, 4 and 2; four steps tune LayerNorms and three the classifier."""
+    overrides = {"iterations": STEPS, "epochs": STEPS, "batch_size": 4, "lr": 1e-2, **changes}
+    return plan_run(method="2sfs", dataset="digits", shots=2, backbone=str(checkpoint), overrides=overrides)
+
+
+@pytest.fixture(scope="module")
+def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
+    results = tmp_path_factory.mktemp("results")
+    return make_runtime(few_digits, results)
+
+
+@pytest.fixture(scope="module")
+def finished(short_checkpoint, runtime) -> tuple[RunConfig, TrainResult]:
+    config = planned(short_checkpoint)
+    return config, train(config, runtime)
+
+
+def test_a_budget_of_steps_passes_over_the_images_as_often_as_it_takes(finished):
+    config, result = finished
+    assert (result.steps, result.images) == (STEPS, 4 + 4 + 2 + 4 + 4 + 2 + 4)
+    expected = [step_rate(config.recipe, step, 4) for step in range(4)]
+    expected += [step_rate(config.recipe, step, 3) for step in range(3)]
+    assert [log.lr for log in result.epochs] == expected
+
+
+def test_each_stage_trains_its_own_part_and_new_classes_keep_the_first_stage(finished, runtime):
+    config, _ = finished
+    trained = load_trained(config, runtime)
+    tensors, card = read_checkpoint(RunFolder(runtime.results / config.path).checkpoint_file)
+    assert torch.equal(trained.method.rows, tensors["rows"])
+    moved = [(value - 1).abs().max() > 1e-3 for name, value in tensors.items() if name.endswith("weight")]
+    assert len(moved) == 12 and all(moved)
+    assert not torch.allclose(trained.method.class_features(card.space), tensors["rows"], atol=1e-3)
+    assert all(evaluate(config, target, runtime, trained=trained).total for target in TARGETS)
+
+
+def test_a_run_that_stops_after_every_step_ends_with_the_same_bits(finished, runtime, tmp_path):
+    """Every step is an epoch here, so the run resumes from a state after each, also where the stage changes."""
+    config, result = finished
+    other = replace(runtime, results=tmp_path)
+    for epochs in range(1, STEPS + 1):
+        train(config, other, until=epochs)
+    again = train(config, other)
+    assert (again.resumed, again.images) == (STEPS - 1, result.images)
+    assert again.checkpoint_sha256 == result.checkpoint_sha256
+    assert [log.terms for log in again.epochs] == [log.terms for log in result.epochs]
+
+
+def test_a_stage_that_changes_inside_an_epoch_gives_the_same_weights(finished, runtime, short_checkpoint):
+    config = planned(short_checkpoint, epochs=2)
+    result = train(config, runtime)
+    assert isinstance(result, TrainResult) and len(result.epochs) == 2
+    files = (RunFolder(runtime.results / run.path).checkpoint_file for run in (config, finished[0]))
+    one, other = (read_checkpoint(file)[0] for file in files)
+    assert all(torch.equal(one[name], value) for name, value in other.items())
+
+
+def test_a_number_of_epochs_replaces_the_budget_of_steps(short_checkpoint, runtime):
+    few = {"epochs": 1, "batch_size": 4}
+    config = plan_run(method="2sfs", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides=few)
+    assert config.recipe.iterations is None
+    result = train(config, runtime)
+    assert (result.steps, result.images) == (3, 10)
+
+
+def test_batches_of_one_class_leave_out_what_remains_of_a_class(short_checkpoint, runtime):
+    """Six shots of five classes make one batch of four per class."""
+    fields = {"dataset": "digits", "shots": 6, "backbone": str(short_checkpoint)}
+    config = plan_run(
+        method="skipt", options={"first_block": 1}, overrides={"epochs": 2, "lr": 0.01, "vision_lr": 0.002}, **fields
+    )
+    assert isinstance(train(config, runtime, until=1), Progress)
+    result = train(config, runtime)
+    assert (result.steps, result.images, result.resumed) == (10, 40, 1)
+    assert all(evaluate(config, target, runtime).total for target in TARGETS)
+
+
+def test_shots_too_few_for_batches_of_one_class_are_refused(short_checkpoint, runtime):
+    fields = {"dataset": "digits", "shots": 3, "backbone": str(short_checkpoint)}
+    assert plan_run(method="skipt", **fields).recipe.batches == "random", "as the public code does below 4 shots"
+    with pytest.raises(UsageError, match=r"class '.*' has 3 training images, but a batch has 4 of one class"):
+        train(plan_run(method="skipt", overrides={"batches": "class"}, **fields), runtime)
+
+
+@pytest.mark.parametrize(
+    "name, epochs, mean, std",
+    [("e20_mean15_std1", 20, 15, 1), ("e20_mean6_std10", 20, 6, 10), ("e50_mean45_std5", 50, 45, 5)],
+)
+def test_weights_of_the_epochs_are_those_of_the_public_code(name, epochs, mean, std):
+    figures = np.load(FIGURES / "promptsrc.npz")
+    assert gaussian_weights(epochs, mean, std) == pytest.approx(figures[f"gauss/{name}"].tolist(), rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def config(short_checkpoint) -> RunConfig:
+    overrides = {"epochs": 3, "average": (2.0, 1.0), "warmup": "none", "batch_size": 20}
+    return plan_run(
+        method="ivlp", dataset="digits", shots=4, backbone=str(short_checkpoint), overrides=overrides,
+        options={"depth": 2, "vision_depth": 2},
+    )  # fmt: skip
+
+
+def trained(config, data, results, until=None):
+    runtime = make_runtime(data, results)
+    train(config, runtime, until=until)
+    return {} if until else load_file(RunFolder(results / config.path).checkpoint_file)
+
+
+def test_a_paused_run_ends_with_the_average_of_an_uninterrupted_one(config, few_digits, tmp_path):
+    straight = trained(config, few_digits, tmp_path / "straight")
+    for epoch in (1, 2):
+        trained(config, few_digits, tmp_path / "paused", until=epoch)
+    paused = trained(config, few_digits, tmp_path / "paused")
+    assert straight.keys() == paused.keys() and all(torch.equal(straight[name], paused[name]) for name in straight)
+
+
+def test_the_result_is_the_weighted_sum_of_the_epochs(config, few_digits, tmp_path):
+    """Without the average the run passes through the same weights, which its saved states hold."""
+    plain = config.model_copy(update={"recipe": config.recipe.model_copy(update={"average": None})})
+    total: dict[str, torch.Tensor] = {}
+    for epoch, weight in enumerate(gaussian_weights(3, 2.0, 1.0), start=1):
+        tensors = trained(plain, few_digits, tmp_path / "plain", until=epoch if epoch < 3 else None)
+        if not tensors:
+            state = load_file(max((tmp_path / "plain").rglob("step-*")))
+            tensors = {name.removeprefix("param/"): tensor for name, tensor in state.items() if "param/" in name}
+        for name, tensor in tensors.items():
+            total[name] = total.get(name, 0) + weight * tensor
+    averaged = trained(config, few_digits, tmp_path / "averaged")
+    assert averaged.keys() == total.keys()
+    for name in averaged:
+        torch.testing.assert_close(averaged[name], total[name], atol=1e-7, rtol=1e-5)
+
+
+AUGMENT = TrainAugment(32, (0.5,) * 3, (0.25,) * 3, augmentation="randaugment", views=2)
+
+
+@pytest.fixture(scope="module")
+def picture() -> Image.Image:
+    grey = Image.effect_mandelbrot((48, 40), (-2, -1.5, 1, 1.5), 50)
+    return Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
+
+
+@pytest.mark.parametrize("index", range(len(TABLE)))
+def test_every_operation_keeps_the_size_and_follows_its_generator(picture, index):
+    operation, low, high = TABLE[index]
+    one, again = (operation(picture, low + (high - low) / 3, seeded(3)) for _ in range(2))
+    assert (one.size, one.mode) == (picture.size, "RGB")
+    assert one.tobytes() == again.tobytes() != picture.tobytes()
+
+
+def test_views_differ_and_depend_on_the_generator_alone(picture):
+    views = AUGMENT(picture, seeded(1))
+    assert views.shape == AUGMENT.shape == (2, 3, 32, 32)
+    assert not torch.equal(*views) and torch.equal(views, AUGMENT(picture, seeded(1)))
+    assert randaugment(picture, seeded(1)).tobytes() != randaugment(picture, seeded(2)).tobytes()
+    assert not augments_on_device(AUGMENT), "crops and flips alone are done on a device"
+
+
+def test_the_views_of_several_processes_and_of_a_resumed_epoch_are_those_of_one(few_digits):
+    split = open_dataset(few_digits, "digits").split("train")
+
+    def batches(start: int = 0, **ranks: int) -> list[torch.Tensor]:
+        stream = TrainStream(split.subset(range(16)), 4, AUGMENT, seed=1, **ranks)
+        return [images for images, _ in stream.epoch(1, start)]
+
+    whole = batches()
+    halves = [batches(rank=rank, world_size=2) for rank in range(2)]
+    for batch, first, second in zip(whole, *halves, strict=True):
+        assert batch.shape == (4, 2, 3, 32, 32)
+        assert torch.equal(batch[0::2], first) and torch.equal(batch[1::2], second)
+    assert all(torch.equal(one, other) for one, other in zip(whole[2:], batches(2), strict=True))
+
+
+@pytest.fixture
+def run(few_digits, tiny_checkpoint, tmp_path) -> tuple[RunConfig, RuntimeConfig]:
+    overrides = {"epochs": 2, "warmup": "none", "batch_size": 4}
+    options: dict[str, Any] = {"sentences": "templates", "depth": 2, "weight": 1.0}
+    config = plan_run(
+        method="coprompt", dataset="digits", shots=1, backbone=str(tiny_checkpoint), overrides=overrides,
+        options=options,
+    )  # fmt: skip
+    return config, make_runtime(few_digits, tmp_path / "whole")
+
+
+def test_a_run_that_pauses_ends_with_the_bits_of_one_that_does_not(run, tmp_path):
+    config, runtime = run
+    train(config, runtime)
+    other = make_runtime(runtime.data, tmp_path / "paused")
+    train(config, other, until=1)
+    train(config, other)
+    one, two = (RunFolder(results / config.path) for results in (runtime.results, other.results))
+    assert one.checkpoint_file.read_bytes() == two.checkpoint_file.read_bytes()
+    assert set(one.train().epochs[0].terms) == {"ce", "text", "image"}
+
+
+def test_training_without_sentences_is_refused_before_anything_is_written(run):
+    config, runtime = run
+    bare = config.model_copy(update={"options": {**config.options, "sentences": ""}})
+    with pytest.raises(UserError, match=r"sentences that a language model wrote.*--option sentences=FILE"):
+        train(bare, runtime)
+    assert not list(runtime.results.rglob("*.json"))
+
+
+def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
+    """A changed file is refused when a run resumes and when it is finished; evaluation needs no file."""
+    config, runtime = run
+    classes = open_dataset(runtime.data, "digits").classnames
+    file = tmp_path / "digits.json"
+    config = config.model_copy(update={"options": {**config.options, "sentences": str(tmp_path / "{dataset}.json")}})
+
+    def write(sentence: str) -> None:
+        file.write_text(json.dumps({name.replace("_", " "): [sentence] for name in classes}))
+
+    write("the first")
+    train(config, runtime, until=1)
+    write("another")
+    with pytest.raises(UserError, match=r"cannot resume .* SHA-256 of sentences .*start over with --force"):
+        train(config, runtime)
+    write("the first")
+    result = train(config, runtime)
+    assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
+    spec = RunSpec(config=config, targets=())
+    assert train(config, runtime) == result and is_done(spec, runtime)
+    write("another")
+    with pytest.raises(UserError, match=r"was trained on another content of sentences = .*\.json"):
+        train(config, runtime)
+    file.unlink()
+    assert train(config, runtime) == result and evaluate(config, Target("digits", "base"), runtime).total
+
+
+def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_path):
+    def fail(content: Any) -> str:
+        file = tmp_path / "sentences.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        method = build_method("coprompt", tiny_clip, tiny_space, {"sentences": str(file)}, seeded())
+        with pytest.raises(UserError) as raised:
+            method.prepare_training()
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    good = {name: [f"a {name}", f"the {name}"] for name in tiny_space.names()}
+    assert "has none for 'cat', 'annual crop land', 'red circle' and 2 more classes" in fail({"dog": ["a dog"]})
+    assert "has none for 'cat'" in fail({**good, "cat": []})
+    assert "1 sentences for one class and 2 for another" in fail({**good, "cat": ["a cat"]})
+    assert "no JSON" in fail("{")
+    assert "CLIP reads 77" in fail({**good, "cat": ["a " * 90, "a cat"]})
+    method = build_method("coprompt", tiny_clip, tiny_space, {"sentences": "nowhere.json"}, seeded())
+    with pytest.raises(UserError, match=r"nowhere\.json: No such file"):
+        method.prepare_training()
+
+
+def test_each_data_set_has_its_own_file_of_sentences(tmp_path):
+    for dataset in ("dtd", "eurosat"):
+        (tmp_path / f"{dataset}.json").write_text(json.dumps({"annual crop": [f"in {dataset}"]}))
+    options: Any = method_options("coprompt", {"sentences": str(tmp_path / "{dataset}.json")})
+    for dataset in ("dtd", "eurosat"):
+        assert read_sentences(options, LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]
