@@ -1,6 +1,7 @@
 """Configurations and files of a run: what makes two the same, what is refused and why, and one writer at a time."""
 
 import json
+import math
 import os
 import resource
 import subprocess
@@ -416,3 +417,15 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     with pytest.raises(UserError, match=r"tokens is not finite after step 2"):
         save(keeper, checkpoint.TrainState(step=2), method, optimizer)
     assert list(tmp_path.iterdir()) == [good]
+
+
+@pytest.mark.parametrize("scale", [(0.0, 1.0), (0.9, 0.1), (0.5, 1.5)])
+def test_a_crop_that_is_no_range_of_area_is_refused(scale):
+    with pytest.raises(ValidationError, match="range of the image's area"):
+        Recipe(lr=0.1, epochs=1, batch_size=1, crop_scale=scale)
+
+
+@pytest.mark.parametrize("betas", [(1.5, 2.0), (0.9, 1.0), (-0.1, 0.999), (math.nan, 0.9)])
+def test_decay_rates_that_adamw_cannot_use_are_refused(betas):
+    with pytest.raises(ValidationError, match="decay rates from 0 up to, not including, 1"):
+        Recipe(lr=0.1, epochs=1, batch_size=1, optimizer="adamw", betas=betas)
