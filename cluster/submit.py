@@ -43,24 +43,26 @@ EXCLUDES = (
 )
 """Files that are never packed, in the syntax of .gitignore; Ray also reads .gitignore and .rayignore."""
 REMEDY = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
-NEEDS_RESULTS = ("train", "eval", "bench")
+NEEDS_RESULTS = ("train", "eval", "bench", "sweep")
 
 
 def check_command(words: Sequence[str]) -> None:
     """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
-    for word in words:
-        if is_secret_option(word):
-            raise UsageError(f"a credential in the command would be readable in the job's description; {REMEDY}")
-        file = Path(word)
-        if not file.is_file() or file.is_absolute():
-            continue
+    if any(is_secret_option(word) for word in words):
+        raise UsageError(f"a credential in the command would be readable in the job's description; {REMEDY}")
+    settings = ""
+    for word in _command_files(words):
         # Settings are small files; weights are not read.
-        text = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size < 2**20 else ""
+        text = Path(word).read_text(encoding="utf-8", errors="replace") if Path(word).stat().st_size < 2**20 else ""
         if has_secret(text):
             raise UsageError(f"a credential in {word} would be readable on the cluster; {REMEDY}")
+        settings += text
     for flag in ("--data", "--results"):
         values = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
         values += [value for word, value in itertools.pairwise(words) if word == flag]
+        if not values and words[0] == "sweep":
+            # Keys of the sweep's file are its flags.
+            values = re.findall(rf"^{flag[2:]}: *['\"]?([^\s'\"]+)", settings, re.MULTILINE)
         for value in values:
             if not is_url(value) and not os.path.isabs(value):
                 raise UsageError(f"{flag} {value} is a folder of this machine: name one that all nodes see, or a URL")
@@ -68,6 +70,12 @@ def check_command(words: Sequence[str]) -> None:
             raise UsageError(
                 "--results is missing: name a folder that all nodes see, or a URL such as s3://bucket/runs"
             )
+
+
+def _command_files(words: Sequence[str]) -> list[str]:
+    """List the files of this machine in a command; of absolute paths, which may be the nodes', the suite or sweep."""
+    own = words[1:2] if words[0] in ("bench", "sweep") else ()
+    return [word for word in words if Path(word).is_file() and (word in own or not Path(word).is_absolute())]
 
 
 def job_environment(variables: Sequence[str]) -> dict[str, str]:
@@ -102,9 +110,10 @@ def collect_sources(words: Sequence[str], tree: Path | None) -> Iterator[JobSour
 
     The folder to send is deleted afterwards unless it is `tree`.
     """
-    files = [word for word in words if Path(word).is_file() and not Path(word).is_absolute()]
     own = {
-        word: Path(word).resolve() for word in files if tree is None or Path(word).resolve() != (tree / word).resolve()
+        word: Path(word).resolve()
+        for word in _command_files(words)
+        if tree is None or Path(word).is_absolute() or Path(word).resolve() != (tree / word).resolve()
     }
     methods, suites = find_plugins(METHODS_GROUP), find_plugins(SUITES_GROUP)
     if not own and not methods and not suites:

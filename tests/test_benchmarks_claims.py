@@ -274,3 +274,14 @@ def test_the_page_names_every_option_of_procap():
 
 def test_the_diagram_is_the_one_that_its_program_draws():
     assert OUT.read_text() == diagram()
+
+
+def test_the_command_for_an_untested_claim_keeps_the_shots_and_adds_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path, "base-to-novel", methods=("procap",), datasets=("tiles",), seeds=(1,), shots=(2,))
+    assert main(["table", "claims", "--results", str(tmp_path), "--format", "json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    rows = {row["labels"][1]: row["cells"] for row in table["rows"]}
+    command = rows["average"][2].partition("procap bench base-to-novel ")[2]
+    assert "--datasets tiles" in command and "--shots 2" in command and "--seeds" not in command

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 from plug_ins import METHOD, install
+from report_pages import begin
 
 from benchmarks.cli import main
 from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
@@ -177,6 +178,13 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_twice(painted):
     looks = assign_looks({"unknown": "gone", "Painted CoOp": "painted", "another": "painted", "CoOp": "coop"})
     assert looks["Painted CoOp"].colour == "#0072b2" and looks["CoOp"] == LOOKS["coop"]
     assert len({look.colour for look in looks.values()}) == 4
+    many = {f"variant {number}": "gone" for number in range(9)} | {"Painted CoOp": "painted"}
+    # A plug-in is never one of the grey methods, whatever its score.
+    looks = assign_looks(many, {title: 50.0 for title in many if title != "Painted CoOp"})
+    assert looks["Painted CoOp"].colour == "#0072b2"
+    # A grey printout has markers left.
+    looks = assign_looks({"MaPLe": "maple", "ProCAP": "procap", "Painted CoOp": "painted"})
+    assert len({look.marker for look in looks.values()}) == 3
 
 
 def test_the_colour_of_a_new_method_is_that_of_no_other(written):
@@ -195,3 +203,11 @@ def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, f
     more = [] if words[0] == "new" else ["--data", str(few_digits), "--dataset", "digits"]
     assert main([*words, *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_suite_of_a_method_that_is_gone_names_its_package(tmp_path, capsys):
+    begin(tmp_path, "base-to-novel", methods=("coop",), datasets=("digits",), seeds=(1,))
+    file = tmp_path / "collections/suite/base-to-novel/collection.json"
+    file.write_text(file.read_text().replace('"coop"', '"gone"'))
+    assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == 2
+    assert "was run with gone, which is not installed here: install its package" in capsys.readouterr().err

@@ -98,6 +98,8 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     code, named, _ = run(capsys, "table", "mine")
     assert code == 0 and "| digits" in named
     assert run(capsys, "report", "mine")[::2] == (0, "")
+    code, _, err = run(capsys, "table", "mien")
+    assert code == 2 and "unknown suite 'mien': did you mean mine?" in err
     moved = file.rename(tmp_path / "moved.py")
     code, _, err = run(capsys, "table", "mine")
     assert code == 2 and f"suite 'mine' was run from {file}, which is not there: name its file" in err

@@ -40,6 +40,8 @@ HUSH = "hush-hush-hush"
 @pytest.mark.parametrize(("words", "message"), [
     (["train", "--data", "/d"], "--results is missing"),
     (["bench", "all", "--data", "/d"], "--results is missing"),
+    (["sweep", "rates.yaml", "--data", "/d"], "--results is missing"),
+    (["sweep", "here.yaml", "--data", "/d"], "--results mine is a folder of this machine"),
     (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
     (["train", *SHARED, "--data=~/data"], "--data ~/data is a folder of this machine"),
     (["sweep", "mine.yaml", *SHARED], "a credential in mine.yaml would be readable"),
@@ -53,6 +55,8 @@ HUSH = "hush-hush-hush"
 ])  # fmt: skip
 def test_secrets_and_storage_of_this_machine_are_refused_in_one_line(words, message, tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("tracking: http://me:hush@mlflow.example:5000")
+    (tmp_path / "rates.yaml").write_text("param: {lr: [0.1, 0.2]}")
+    (tmp_path / "here.yaml").write_text("param: {lr: [0.1, 0.2]}\nresults: mine")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
         submission.check_command(words)
@@ -121,6 +125,9 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch,
     assert method_source("theirs") == source is not None
     assert main(["submit", "--dry-run", "--json", "--", "bench", "my_suite.py", *SHARED]) == 0
     plan = json.loads(capsys.readouterr().out)
+    absolute = ["bench", str(tmp_path / "my_suite.py"), *SHARED]
+    assert main(["submit", "--dry-run", "--json", "--", *absolute]) == 0
+    assert json.loads(capsys.readouterr().out)["sent"] == plan["sent"]
     assert plan["sent"]["files"] == {"submitted-1/my_suite.py": str(tmp_path / "my_suite.py")}
     assert plan["sent"]["methods"] == ["theirs"] and plan["sent"]["tree"] == str(ROOT)
     environment = plan["runtime_env"]["env_vars"]

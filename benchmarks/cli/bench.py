@@ -73,10 +73,16 @@ class SuiteGroup(TyperGroup):
             formatter.write_dl([(ALL, "every suite of the paper, and the report"), *suite_titles().items()])
 
 
-app = typer.Typer(help="Run the experiments of the paper, by name.", cls=SuiteGroup, **PLAIN)
+app = typer.Typer(
+    help="Run the experiments of the paper, by name, or a suite of your own, by file.", cls=SuiteGroup, **PLAIN
+)
 
 
-@app.callback(**examples("procap bench all --profile mini --quick", "procap bench base-to-novel --help"))
+@app.callback(
+    **examples(
+        "procap bench all --profile mini --quick", "procap bench base-to-novel --help", "procap bench my_suite.py"
+    )
+)
 def group() -> None:
     pass
 

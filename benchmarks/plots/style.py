@@ -83,13 +83,16 @@ def assign_looks(
     """Assign a look to each title: the method's own for its first title, spare ones for the others.
 
     A plug-in has the colour that its class gives. No colour is assigned twice, nor one of `taken`, the other looks in
-    the plot. Of many titles ProCAP, zero-shot CLIP and the highest `scores` are highlighted; the others get OTHER.
+    the plot. Of many titles ProCAP, zero-shot CLIP, plug-ins with a colour and the highest `scores` are highlighted;
+    the others get OTHER.
     """
 
     def rank(title: str) -> tuple[int, float]:
         first = ("procap", "zeroshot")
         method = methods[title]
-        return first.index(method) if method in first else len(first), -scores.get(title, -math.inf)
+        plugin = method not in LOOKS and method_look(method)[1] != ""
+        place = first.index(method) if method in first else len(first) + (not plugin)
+        return place, -scores.get(title, -math.inf)
 
     highlighted = set(sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST])
     used = {look.colour for look in taken}
@@ -109,7 +112,7 @@ def assign_looks(
         elif method in LOOKS and title in own:
             found[title] = LOOKS[method]
         else:
-            look = _number_look(number, spare, 3)
+            look = _number_look(number, spare, 4)
             found[title] = replace(look, colour=own.get(title, look.colour))
             number += 1
     return found

@@ -38,9 +38,12 @@ def read_claims(
             suites[name] = SuiteResults.read(suite, _transfer_settings(suite, first, data), results)
         if name in suites:
             own = suites[name].options
-            # Some claims need methods or shots that the recorded command left out.
+            # Some claims need methods, seeds or numbers of shots that the recorded command left out.
             methods = tuple(dict.fromkeys([*own.methods, *suite.methods]))
-            commands[name] = suite.command(replace(own, methods=methods, shots=(), data=data), shown)
+            curve = all(variant.shots for method in own.methods for variant in suite.variants(own, method))
+            seeds = own.seeds if len(own.seeds) > 1 else suite.options(own.profile, quick=own.quick).seeds
+            more = replace(own, methods=methods, seeds=seeds, shots=() if curve else own.shots, data=data)
+            commands[name] = suite.command(more, shown)
     return claims_table(suites, commands)
 
 

@@ -13,8 +13,8 @@ from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
-from procap.errors import UsageError, UserError
-from procap.methods import EARLIER_DEFAULTS
+from procap.errors import UsageError, UserError, unknown_name
+from procap.methods import EARLIER_DEFAULTS, method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from runner.run_folders import RunFolder, find_runs
@@ -64,6 +64,9 @@ def find_suite(name: str, results: Path) -> Suite:
     known = name.endswith(".py") or name in suite_paths()
     collection = None if known else read_collection(results / COLLECTIONS / "suite" / name)
     if collection is None or not collection.file:
+        if not known:
+            made = {folder.name for kind in ("suite", "sweep") for folder in (results / COLLECTIONS / kind).glob("*")}
+            raise unknown_name("suite", name, sorted({*suite_paths(), *made} - {name}))
         return load_suite(name)
     if why := _why_not_run(Path(collection.file), results):
         raise UsageError(f"suite '{name}' was run from {collection.file}, which {why}: name its file instead")
@@ -177,11 +180,15 @@ def recorded_options(
 ) -> SuiteOptions:
     """Return the options of the suite's last run, of a requested `profile` or any, with the defaults of its runs.
 
-    If none are recorded, return the default options whose plan has most of the existing runs.
+    If none are recorded, return the default options whose plan has most of the existing runs. Raises UsageError for a
+    recorded method that is not installed.
     """
     settings = collection.settings if collection else {}
     if collection and settings and profile in ("", settings.get("profile")):
         options = SuiteOptions.from_json(settings, data)
+        if missing := [name for name in options.methods if name not in method_paths()]:
+            text = f"suite '{suite.name}' was run with {', '.join(missing)}, which is not installed here"
+            raise UsageError(f"{text}: install its package, or see all runs with `procap table`")
         earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
         both = (options, replace(options, options={**options.options, **earlier}))
         # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
