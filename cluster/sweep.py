@@ -58,8 +58,10 @@ class Sweep:
 
     def _recheck(self, one: Configuration) -> Configuration:
         """Return a finished configuration as unfinished if results of its runs were removed or damaged since."""
+        if one.state != "finished" or not one.runs:
+            return one
         try:
-            runs = make_runs(self.settings, one.values, self.runtime.data) if one.state == "finished" else []
+            runs = make_runs(self.settings, one.values, self.runtime.data)
             is_there = all(final_score(run, self.runtime) is not None for run in runs)
         except (UserError, DataError):
             is_there = False
