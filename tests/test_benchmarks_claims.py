@@ -205,8 +205,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
 
 
 @pytest.mark.parametrize("profile", [MINI, PAPER], ids=lambda profile: profile.name)
-def test_every_reading_changes_one_thing_and_is_validated_on_classes_held_out(profile):
-    suite = load_suite("readings")
+@pytest.mark.parametrize("name, count", [("readings", (19, 21)), ("readings-training", (11, 13))])
+def test_every_reading_changes_one_thing_and_is_validated_on_classes_held_out(name, count, profile):
+    suite = load_suite(name)
+    assert len(suite.variants(suite.options(profile), "procap")) == count[profile is PAPER]
     runs = suite.plan(suite.options(profile))
     assert {run.spec.config.classes for run in runs} == {"base", "dev-base"}
     [default, *others] = {run.variant.name: run.spec.config for run in runs}.values()
