@@ -37,7 +37,7 @@ TPE += ["--search-seed", "16"]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
     Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="finished",
-                  score=score, scores={f"x/seed1-{number}": score}, epochs=1)
+                  score=score, scores={f"x/seed1-{number:08x}": score}, epochs=1)
     for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
 ]  # fmt: skip
 UNFINISHED = (*RATES, 1e30)
