@@ -21,17 +21,9 @@ from benchmarks.suites import load_suite
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.runs import run_tables
 from procap.errors import UsageError
+from runner import evaluate, progress, results, run_folders, setup, train
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
-from runner.evaluate import evaluate, load_trained
-from runner.progress import ProgressDisplay
-from runner.results import EvalResult, write_json
-from runner.run_folders import RunFolder, find_runs
-from runner.setup import label_space
-from runner.train import train
-from shards.fewshot import evaluation_split
-from shards.reader import open_dataset
-from shards.rng import generator
-from shards.transforms import eval_transform
+from shards import fewshot, reader, rng, transforms
 
 TARGET = Target("digits", "novel")
 SAMPLED = EvalSettings(samples=3)
@@ -48,9 +40,9 @@ def plan(checkpoint: str, **options: object) -> RunConfig:
 def runtime(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished, and counted under the default settings and with samples."""
     default = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
-    train(plan(str(short_checkpoint)), default)
+    train.train(plan(str(short_checkpoint)), default)
     for settings in (EvalSettings(), SAMPLED):
-        evaluate(plan(str(short_checkpoint)), TARGET, replace(default, evaluation=settings))
+        evaluate.evaluate(plan(str(short_checkpoint)), TARGET, replace(default, evaluation=settings))
     return default
 
 
@@ -60,15 +52,15 @@ def config(short_checkpoint) -> RunConfig:
 
 
 def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypatch, capsys):
-    monkeypatch.setattr(ProgressDisplay, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress.ProgressDisplay, "PLAIN_SECONDS", 0.0)
     settings = EvalSettings(precision="bf16", resize="squash", samples=1)
-    folder, default = RunFolder(runtime.results / config.path), runtime
+    folder, default = run_folders.RunFolder(runtime.results / config.path), runtime
     before = folder.eval_file(TARGET).read_bytes()
-    result = evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
+    result = evaluate.evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
     # The name of the progress has the shots and the seed.
     assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}: ")
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
-    assert EvalResult.model_validate_json(file.read_bytes()) == result
+    assert results.EvalResult.model_validate_json(file.read_bytes()) == result
     assert (result.precision, result.settings) == ("bf16", settings)
     assert folder.eval_file(TARGET).read_bytes() == before
     assert list(load(default.results).evaluation) == [""]
@@ -81,23 +73,23 @@ def test_the_precision_of_the_training_is_the_default(config, runtime):
     assert EvalSettings(precision="fp32").for_run(config) == EvalSettings()
     settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
     assert (settings.label, settings.flags) == ("fp32", ["--eval-precision", "fp32"])
-    written = RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
-    evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
-    assert RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns == written
+    written = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
+    evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
+    assert run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns == written
 
 
 def test_a_file_without_settings_is_of_the_default_ones(config, runtime):
-    file = RunFolder(runtime.results / config.path).eval_file(TARGET)
+    file = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET)
     plain = json.loads(file.read_bytes())
     assert plain.pop("settings") == {"precision": None, "resize": "crop", "samples": 0}
-    assert EvalResult.model_validate(plain).settings == EvalSettings()
+    assert results.EvalResult.model_validate(plain).settings == EvalSettings()
 
 
 def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
     """Stripes of equal width, black, grey, white, six by two pixels."""
     pixels = np.repeat(np.array([[0, 0, 128, 128, 255, 255]], np.uint8), 2, axis=0)
     image = Image.fromarray(pixels).convert("RGB")
-    crop, squash = (eval_transform(2, (0.0,) * 3, (1.0,) * 3, resize) for resize in ("crop", "squash"))
+    crop, squash = (transforms.eval_transform(2, (0.0,) * 3, (1.0,) * 3, resize) for resize in ("crop", "squash"))
     assert np.asarray(crop.crop(image))[:, :, 0].tolist() == [[128, 128]] * 2
     left, right = np.asarray(squash.crop(image))[0, :, 0].tolist()
     assert left < 64 and right > 191
@@ -106,13 +98,13 @@ def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
 
 def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> torch.Tensor:
     """Average probabilities [N, C] of an image at a time, with the noise of the seed's stream."""
-    trained, shards = load_trained(config, runtime), open_dataset(runtime.data, "digits")
-    selection = evaluation_split(shards, TARGET.classes)
-    transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
-    prompts = trained.method.prompts_of(label_space(shards.manifest, selection.classnames))
+    trained, shards = evaluate.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
+    selection = fewshot.evaluation_split(shards, TARGET.classes)
+    transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
+    prompts = trained.method.prompts_of(setup.label_space(shards.manifest, selection.classnames))
     found = []
     for number in range(samples):
-        noise = trained.method.draw(generator(config.seed, "samples", number))
+        noise = trained.method.draw(rng.generator(config.seed, "samples", number))
         with torch.no_grad():
             image_plan, text_plan = trained.method.plans(prompts, noise)
             text = trained.clip.encode_text(prompts.tokenized, text_plan)
@@ -126,16 +118,16 @@ def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> to
 
 @pytest.mark.parametrize("samples", [1, 3])
 def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
-    selection = evaluation_split(open_dataset(runtime.data, "digits"), TARGET.classes)
+    selection = fewshot.evaluation_split(reader.open_dataset(runtime.data, "digits"), TARGET.classes)
     expected = probabilities(config, runtime, samples)
-    result = evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
+    result = evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
     right = (expected.argmax(dim=1) == torch.from_numpy(selection.images.labels)).tolist()
     assert result.correct_images().tolist() == right
-    trained = load_trained(config, runtime)
-    noises = [trained.method.draw(generator(config.seed, "samples", number)) for number in range(samples)]
-    space = label_space(open_dataset(runtime.data, "digits").manifest, selection.classnames)
+    trained = evaluate.load_trained(config, runtime)
+    noises = [trained.method.draw(rng.generator(config.seed, "samples", number)) for number in range(samples)]
+    space = setup.label_space(reader.open_dataset(runtime.data, "digits").manifest, selection.classnames)
     classify = trained.method.sampled_classifier(noises, space)
-    transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
+    transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     logits = classify(torch.stack([transform(selection.images.image(i)) for i in range(4)]))
     torch.testing.assert_close(logits.softmax(dim=1).double(), expected[:4], rtol=1e-3, atol=1e-5)
 
@@ -189,9 +181,9 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     target = Target.parse_unchecked(run.spec.targets[0])
     put_score(tmp_path, put_config(tmp_path, run.spec.config), str(target), 5, 10)
     assert SuiteResults.read(suite, options, tmp_path).frame.empty
-    folder = RunFolder(tmp_path / run.path)
+    folder = run_folders.RunFolder(tmp_path / run.path)
     default, settings = folder.evaluation(target), options.eval_settings
-    write_json(folder.eval_file(target, settings), default.model_copy(update={"settings": settings}))
+    results.write_json(folder.eval_file(target, settings), default.model_copy(update={"settings": settings}))
     done = SuiteResults.read(suite, options, tmp_path)
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]
     [table, *_] = suite.tables(done)
@@ -248,7 +240,7 @@ def test_quick_suites_share_features_and_others_time_every_method(at_home, few_d
         chosen = ["--profile", "mini", "--methods", "zeroshot", "--datasets", "digits", "--backbone", short_checkpoint]
         where = ["--data", few_digits, "--results", f"results-{number}", "--tracking", "off"]
         assert main(["bench", "base-to-novel", *map(str, [*chosen, *where]), *more]) == 0
-        [run] = find_runs(Path(f"results-{number}"))
+        [run] = run_folders.find_runs(Path(f"results-{number}"))
         found.append({one.features for one in run.evaluations()})
     assert found == [{"computed"}, {"cached"}, {"computed"}]
 
@@ -260,9 +252,9 @@ def test_tables_leave_out_the_speed_of_cached_evaluations_and_note_it(tmp_path):
     assert "from the cache" not in render(table, "md")
     for half in ("base", "novel"):
         target = Target.parse_unchecked(f"shapes:{half}")
-        folder = RunFolder(tmp_path / config.path)
+        folder = run_folders.RunFolder(tmp_path / config.path)
         unrated = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
-        write_json(folder.eval_file(target), folder.evaluation(target).model_copy(update=unrated))
+        results.write_json(folder.eval_file(target), folder.evaluation(target).model_copy(update=unrated))
     [table] = run_tables(load(tmp_path))
     places = [place for place, column in enumerate(table.columns) if column.title.startswith("FPS")]
     speeds = {row.labels[1]: [row.cells[place] for place in places] for row in table.rows}
@@ -276,7 +268,7 @@ def test_tables_leave_out_the_speed_of_cached_evaluations_and_note_it(tmp_path):
 
 def test_results_from_before_the_feature_cache_count_as_computed(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    file = RunFolder(tmp_path / config.path).eval_file(Target.parse_unchecked("shapes:base"))
+    file = run_folders.RunFolder(tmp_path / config.path).eval_file(Target.parse_unchecked("shapes:base"))
     plain = json.loads(file.read_text())
     assert plain.pop("features") == "computed"
     file.write_text(json.dumps(plain))

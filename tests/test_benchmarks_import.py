@@ -18,10 +18,7 @@ from procap.methods import METHODS, method_class
 from runner.config import Target
 from runner.predict import ImageClassifier
 from runner.run_folders import RunFolder, find_runs
-from shards.errors import DataUsageError
-from shards.fewshot import evaluation_split
-from shards.image_files import find_images
-from shards.reader import open_dataset
+from shards import errors, fewshot, image_files, reader
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
 FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}
@@ -169,7 +166,7 @@ def run(few_digits, tiny_checkpoint, tmp_path_factory) -> RunFolder:
 def photos(few_digits, tmp_path_factory) -> Path:
     """The test images of the base classes in a folder, in their order, beside files that are no images."""
     folder = tmp_path_factory.mktemp("photos")
-    selection = evaluation_split(open_dataset(few_digits, "digits"), "base")
+    selection = fewshot.evaluation_split(reader.open_dataset(few_digits, "digits"), "base")
     for i in range(len(selection.images)):
         selection.images.image(i).save(folder / f"{i:04d}.png")
     (folder / "notes.txt").write_text("no image")
@@ -185,7 +182,7 @@ def predict(capsys, *words: object) -> list[dict[str, str]]:
 
 def test_images_of_a_folder_get_the_labels_that_the_evaluation_counted(run, photos, few_digits, capsys):
     rows = predict(capsys, run.path, photos)
-    selection = evaluation_split(open_dataset(few_digits, "digits"), "base")
+    selection = fewshot.evaluation_split(reader.open_dataset(few_digits, "digits"), "base")
     truth = [selection.classnames[label].replace("_", " ") for label in selection.images.labels]
     right = [row["label"] == name for row, name in zip(rows, truth, strict=True)]
     assert right == run.evaluation(Target("digits", "base")).correct_images().tolist()
@@ -207,7 +204,7 @@ def test_shards_single_files_and_python_give_the_same_probabilities(run, photos,
     assert main(["predict", str(run.path), str(shard), "--out", str(out), "--workers", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = list(csv.DictReader(out.open()))
-    images = len(evaluation_split(open_dataset(few_digits, "digits")).images)
+    images = len(fewshot.evaluation_split(reader.open_dataset(few_digits, "digits")).images)
     assert summary["images"] == len(rows) == images and summary["classes"] == list(classify.classnames)
 
 
@@ -235,8 +232,8 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
 
 
 def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
-    with pytest.raises(DataUsageError, match="missing does not exist"):
-        find_images([tmp_path / "missing"])
+    with pytest.raises(errors.DataUsageError, match="missing does not exist"):
+        image_files.find_images([tmp_path / "missing"])
 
 
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):

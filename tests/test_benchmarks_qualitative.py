@@ -25,13 +25,9 @@ from benchmarks.tables.check import check_metrics
 from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
+from runner import evaluate, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.evaluate import evaluate, load_trained
-from runner.run_folders import RunFolder
-from runner.train import train
-from shards.fewshot import evaluation_split
-from shards.reader import open_dataset
-from shards.transforms import eval_transform
+from shards import fewshot, reader, transforms
 
 TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe-style", "procap": "ProCAP"}
 PAIR = ("maple", "procap")
@@ -86,8 +82,8 @@ def run(done, place):
 
     def finished(method: str) -> RunConfig:
         [config] = [entry.spec.config for entry in done.runs if entry.variant.method == method]
-        if not RunFolder(place.results / config.path).train():
-            train(config, place)
+        if not run_folders.RunFolder(place.results / config.path).train():
+            train.train(config, place)
         return config
 
     return finished
@@ -140,7 +136,7 @@ def test_every_image_is_counted_in_one_kind():
 def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
     right: dict[str, Any] = {}
     for method in PAIR:
-        result = evaluate(run(method), Target("digits"), place)
+        result = evaluate.evaluate(run(method), Target("digits"), place)
         right[method] = result.correct_images()
         [entry] = [entry for entry in pair["methods"] if entry["method"] == method]
         assert (entry["correct"], entry["checkpoint_sha256"]) == (result.correct, result.checkpoint_sha256)
@@ -157,10 +153,10 @@ def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
 
 def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     """One image after the other, from the shards to the class and to the map."""
-    selection = evaluation_split(open_dataset(place.data, "digits"))
+    selection = fewshot.evaluation_split(reader.open_dataset(place.data, "digits"))
     for method in PAIR:
-        loaded = load_trained(run(method), place)
-        transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+        loaded = evaluate.load_trained(run(method), place)
+        transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
         classifier = loaded.method.classifier(dataclasses.replace(loaded.method.space, classnames=selection.classnames))
         for pick in pair["picks"]:
             assert selection.images.paths[pick["place"]] == pick["path"]
@@ -212,7 +208,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
 
 def test_any_methods_can_be_compared(run, place):
     """All five at once. Those without prompts in the image tower share one map."""
-    runs = {TITLES[m]: load_trained(run(m), place) for m in TITLES}
+    runs = {TITLES[m]: evaluate.load_trained(run(m), place) for m in TITLES}
     record, _ = compare(runs, Target("digits"), place, images=3)
     assert [entry["prompts_in_image_tower"] for entry in record["methods"]] == [False] * 3 + [True] * 2
     for pick in record["picks"]:
@@ -224,7 +220,7 @@ def test_any_methods_can_be_compared(run, place):
 
 
 def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
-    method = load_trained(run("procap"), place).method
+    method = evaluate.load_trained(run("procap"), place).method
     [entry] = [entry for entry in pair["prompts"]["methods"] if entry["title"] == "ProCAP"]
     assert [stage["name"] for stage in entry["stages"]] == ["learned means", "after cross-attention"]
     tokens = method.text_mu[0], method.refine(*method.tokens(None))[1][0]
@@ -240,13 +236,13 @@ def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
 
 
 def test_without_learned_prompts_there_are_no_random_ones(run, place):
-    prompts = record_prompts([read_prompts("A", load_trained(run("zeroshot"), place))])
+    prompts = record_prompts([read_prompts("A", evaluate.load_trained(run("zeroshot"), place))])
     [recorded] = prompts["methods"]
     assert (prompts["random"], recorded["title"], recorded["stages"]) == (None, "A", [])
 
 
 def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place):
-    loaded = load_trained(run("maple"), place)
+    loaded = evaluate.load_trained(run("maple"), place)
     part = dataclasses.replace(place, limit=7)
     record, pixels = compare({"A": loaded, "B": loaded}, Target("digits"), part, images=5)
     assert [pick["place"] for pick in record["picks"]] == [0, 1, 2, 3, 4]
@@ -267,7 +263,7 @@ def texts_of(figure: Any) -> list[str]:
 
 def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):
     """Pictures beside numbers of the same name must be of the images that the numbers were counted on."""
-    runs = {TITLES[m]: load_trained(run(m), place) for m in PAIR}
+    runs = {TITLES[m]: evaluate.load_trained(run(m), place) for m in PAIR}
     with pytest.raises(UsageError, match="two methods"):
         compare({"MaPLe-style": runs["MaPLe-style"]}, Target("digits"), place)
     with pytest.raises(UserError, match="no finished training"):

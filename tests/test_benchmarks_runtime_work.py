@@ -10,11 +10,8 @@ import torch
 from small_runs import ReplayByRunning
 
 from benchmarks.cli import main
-from benchmarks.runtime.data import load_case_data, synthetic_case
-from benchmarks.runtime.flops import count_flops, without_fused_kernels
-from benchmarks.runtime.measure import Summary, peak_bytes, time_in_turns
+from benchmarks.runtime import data, flops, measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
-from benchmarks.runtime.workload import MODES, Evaluation, Training, make_classifier, make_engine, models_by_mode
 from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.mini import load_mini
@@ -28,11 +25,11 @@ PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 @pytest.mark.parametrize("name", METHODS)
 def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
-    for mode, clip in models_by_mode(tiny_clip, PLAIN).items():
-        method, images, labels = synthetic_case(clip, name, 3, 4)
-        logits.append(make_classifier(method, mode)(images))
+    for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():
+        method, images, labels = data.synthetic_case(clip, name, 3, 4)
+        logits.append(workload.make_classifier(method, mode)(images))
         if name != "zeroshot":
-            training = Training(method, run_config(name, "fp32", settings()), mode, PLAIN)
+            training = workload.Training(method, run_config(name, "fp32", settings()), mode, PLAIN)
             losses.append(training(training.batch(images, labels, 0)).clone())
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
     assert not losses or torch.allclose(*losses, rtol=1e-4, atol=1e-4)
@@ -45,25 +42,25 @@ def test_peak_memory_counts_tensors_alive_at_once():
         del first
         return second * 2
 
-    assert peak_bytes(work, CPU) == pytest.approx(2_000_000, rel=1e-3)
+    assert measure.peak_bytes(work, CPU) == pytest.approx(2_000_000, rel=1e-3)
 
 
 def test_operations_are_counted_without_computing():
     a, b = torch.ones(4, 8), torch.ones(8, 2)
-    assert count_flops(lambda: a @ b) == count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
+    assert flops.count_flops(lambda: a @ b) == flops.count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
 
 
 def test_workloads_take_turns_and_start_in_turns():
     order = []
-    seconds = time_in_turns([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
+    seconds = measure.time_in_turns([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
     assert "".join(order) == "abbaab"
     assert [len(values) for values in seconds] == [3, 3]
 
 
 def test_the_highest_rate_is_that_of_the_lowest_time():
-    summary = Summary.of([1.0, 4.0, 2.0])
-    assert summary == Summary(2.0, 1.0, 4.0, 3)
-    assert summary.rate(8) == Summary(4.0, 2.0, 8.0, 3)
+    summary = measure.Summary.of([1.0, 4.0, 2.0])
+    assert summary == measure.Summary(2.0, 1.0, 4.0, 3)
+    assert summary.rate(8) == measure.Summary(4.0, 2.0, 8.0, 3)
 
 
 @pytest.fixture
@@ -80,14 +77,14 @@ def settings():
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
     recipe = run_config("maple", "fp32", settings(), dataset="eurosat").recipe
     assert (recipe.colour_jitter, recipe.rotation) == (EUROSAT_JITTER, EUROSAT_ROTATION)
-    photographs = load_case_data("photographs-1", tmp_path, tmp_path)
+    photographs = data.load_case_data("photographs-1", tmp_path, tmp_path)
     made = run_config("maple", "fp32", settings(), dataset=photographs.name, data=photographs.root)
     assert made.dataset == "photographs-1" and made.recipe.colour_jitter == 0
 
 
 def make_training(clip, accelerations, mode="fast", name="procap"):
-    method, images, labels = synthetic_case(models_by_mode(clip, PLAIN)[mode], name, 5, 2)
-    return Training(method, run_config(name, "fp32", settings()), mode, accelerations), images, labels
+    method, images, labels = data.synthetic_case(workload.models_by_mode(clip, PLAIN)[mode], name, 5, 2)
+    return workload.Training(method, run_config(name, "fp32", settings()), mode, accelerations), images, labels
 
 
 def copy_weights(work):
@@ -110,9 +107,9 @@ def test_preparing_changes_no_weight_and_steps_are_those_of_the_mode(tiny_clip, 
 
 
 def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
-    method, images, _ = synthetic_case(tiny_clip, "procap", 5, 3)
+    method, images, _ = data.synthetic_case(tiny_clip, "procap", 5, 3)
     config = run_config("procap", "fp32", settings())
-    plain, recorded = (Evaluation(method, config, "fast", accelerations) for accelerations in (PLAIN, GRAPHS))
+    plain, recorded = (workload.Evaluation(method, config, "fast", accelerations) for accelerations in (PLAIN, GRAPHS))
     for each in (plain, recorded):
         each.prepare(images, rest=1)
         each.update_classifier()
@@ -123,11 +120,11 @@ def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
 def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_clip, monkeypatch):
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
     config = run_config("procap", "fp32", settings())
-    method, *_ = synthetic_case(tiny_clip, "procap", 5, 2)
-    groups = [make_engine(method, config, mode).optimizer.param_groups[0] for mode in MODES]
+    method, *_ = data.synthetic_case(tiny_clip, "procap", 5, 2)
+    groups = [workload.make_engine(method, config, mode).optimizer.param_groups[0] for mode in workload.MODES]
     assert [group["fused"] for group in groups] == [None, True]
     assert groups[0]["lr"] == config.recipe.lr and not groups[0]["capturable"]
-    with without_fused_kernels():
+    with flops.without_fused_kernels():
         assert os.environ["PROCAP_FUSED"] == "off"
     assert "PROCAP_FUSED" not in os.environ
 
@@ -136,7 +133,7 @@ def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_
 def test_only_the_fast_model_is_compiled(tiny_clip):
     """Reference mode then has weights of its own, equal ones; else both modes share them."""
     clip = copy.deepcopy(tiny_clip)
-    shared, own = models_by_mode(clip, PLAIN), models_by_mode(clip, Acceleration(compile=True))
+    shared, own = workload.models_by_mode(clip, PLAIN), workload.models_by_mode(clip, Acceleration(compile=True))
     assert shared["reference"].visual.proj is shared["fast"].visual.proj
     assert own["reference"].visual.proj is not own["fast"].visual.proj
     assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)

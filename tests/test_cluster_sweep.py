@@ -14,14 +14,10 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
+from cluster import distributed_trial, executor, paths, ray_cluster, tune_runner
 from cluster.configuration import Configuration, SweepSettings, make_runs
-from cluster.distributed_trial import rank_environments
-from cluster.executor import RunExecutor
-from cluster.paths import StoragePaths
-from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, RunSpec, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from cluster.tune_runner import explain_failure
 from procap.errors import UsageError
 from runner.config import plan_run
 from runner.run_folders import RunFolder
@@ -305,7 +301,7 @@ def spec(config, targets=("digits:base", "digits:novel")):
 
 def make_paths(data, results, **more):
     runtime = make_runtime(data, results, **more)
-    return StoragePaths(str(data), str(results), runtime)
+    return paths.StoragePaths(str(data), str(results), runtime)
 
 
 def test_test_images_that_are_not_there_are_found_before_the_training(few_digits, tmp_path):
@@ -313,7 +309,7 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     place = make_runtime(tmp_path / "data", tmp_path / "results")
     with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
-        RunExecutor([spec(run())], place, lambda report: None).execute()
+        executor.RunExecutor([spec(run())], place, lambda report: None).execute()
     assert not (tmp_path / "results").exists()
 
 
@@ -328,12 +324,12 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
 ])  # fmt: skip
 def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(device, gpus, ray, expected):
     """Ray shows a process one GPU, whatever its number on the machine."""
-    assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).device(device) == expected
+    assert ray_cluster.Capacity(ray_cluster.Resources(1, 1.0, gpus), 1, ray=ray).device(device) == expected
 
 
 def test_file_names_are_absolute_for_runs_in_another_folder(few_digits, tmp_path):
     runtime = replace(make_paths(few_digits, tmp_path).runtime, engine="deepspeed", deepspeed_json=Path("ds.json"))
-    shared = StoragePaths.with_absolute_paths("data", "results", runtime)
+    shared = paths.StoragePaths.with_absolute_paths("data", "results", runtime)
     assert shared.runtime.deepspeed_json == Path("ds.json").absolute()
     assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
 
@@ -344,7 +340,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
     runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
     reports: list[TrialReport] = []
     runtime = make_paths(few_digits, tmp_path).local_runtime()
-    reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
+    reports.append(executor.RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
     histories = [RunFolder(tmp_path / one.path).validation() for one in runs]
     for report in reports:
@@ -371,13 +367,13 @@ RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=
 def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
     """As Ray Tune writes the errors of its attempts down."""
     text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
-    why = explain_failure(text)
+    why = tune_runner.explain_failure(text)
     assert reason in why and len(why) < 400 and "\n" not in why
 
 
 def test_ranks_of_one_node_follow_each_other():
     found = [("b", "10.0.0.2", 1), ("a", "10.0.0.1", 2), ("b", "10.0.0.2", 3), ("a", "10.0.0.1", 4)]
-    environments = rank_environments(found)
+    environments = distributed_trial.rank_environments(found)
     assert [int(one["RANK"]) for one in environments] == [0, 2, 1, 3]
     assert [int(one["LOCAL_RANK"]) for one in environments] == [0, 0, 1, 1]
     assert {(one["LOCAL_WORLD_SIZE"], one["WORLD_SIZE"]) for one in environments} == {("2", "4")}

@@ -23,9 +23,7 @@ from made_results import put_run, put_score
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.report.describe import describe_state
-from benchmarks.report.runs import find_sweeps
-from benchmarks.report.started_suites import find_started_suites
+from benchmarks.report import describe, runs, started_suites
 from benchmarks.results import load
 from benchmarks.results.profiles import MINI
 from benchmarks.suites import load_suite
@@ -38,15 +36,11 @@ from runner.config import RunConfig, Target
 from runner.results import Progress, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
+from shards import fewshot, manifest, pack, reader, records
 from shards.errors import DataError
-from shards.fewshot import FewShotSamples, draw_samples, load_samples, read_samples, store_samples, write_samples
 from shards.files import write_file
-from shards.manifest import FILE, read_manifest
 from shards.mirror import mirrored_url
-from shards.pack import pack_source
 from shards.raw.description import read_description
-from shards.reader import open_dataset
-from shards.records import png
 
 Check = Callable[[bytes], None]
 TEXTS = ["", "\0", "\ud800", "a\nb", "..", "/etc/passwd", "NaN", "{}", "{", "\x1b[2J", "e" * 300]
@@ -140,8 +134,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     write_json(run.progress_file, progress)
     count = ValidationCount(epoch=0, target="digits:base:val", correct=3, total=4)
     write_json(run.validation_file, ValidationHistory(config_hash=config.hash, counts=[count]))
-    samples = FewShotSamples(dataset="digits", shots=1, seed=1, source="imported", train=("a/b.png",), val=())
-    write_samples(folder / "samples.json", samples)
+    samples = fewshot.FewShotSamples(dataset="digits", shots=1, seed=1, source="imported", train=("a/b.png",), val=())
+    fewshot.write_samples(folder / "samples.json", samples)
     own = "name: my-pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
     own += "split: {train: 0.5, val: 0.2, test: 0.3, seed: 2}\n"
     sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
@@ -179,9 +173,9 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     mirror = of_text("mirror.json", '{"url": "https://example.org/data"}')
     kinds: dict[str, tuple[Path, Any, Callable[[], object]]] = {
-        "manifest": (packed / FILE, json_damage, lambda: read_manifest(packed)),
+        "manifest": (packed / manifest.FILE, json_damage, lambda: manifest.read_manifest(packed)),
         "mirror": (mirror, json_damage, lambda: mirrored_url(folder)),
-        "samples": (folder / "samples.json", json_damage, lambda: read_samples(folder / "samples.json")),
+        "samples": (folder / "samples.json", json_damage, lambda: fewshot.read_samples(folder / "samples.json")),
         "config": (run.config_file, json_damage, lambda: (run.config(), load(results))),
         "train": (run.train_file, json_damage, lambda: (run.train(), load(results))),
         "evaluation": (evaluation, json_damage, read_evaluation),
@@ -220,10 +214,10 @@ def put_suite(results: Path) -> Path:
 
 
 def read_suite(results: Path) -> None:
-    found, problems = find_started_suites(results)
+    found, problems = started_suites.find_started_suites(results)
     if problems:
         raise UserError(problems[0][1])
-    assert all(map(describe_state, found))
+    assert all(map(describe.describe_state, found))
 
 
 def put_sweep(results: Path, config: RunConfig) -> Path:
@@ -244,7 +238,7 @@ def put_sweep(results: Path, config: RunConfig) -> Path:
 
 
 def read_sweep(results: Path) -> None:
-    found, problems = find_sweeps(results)
+    found, problems = runs.find_sweeps(results)
     if problems:
         raise UserError(problems[0][1])
     for one in found:
@@ -298,7 +292,7 @@ def replace_by_pipe(file: Path) -> None:
 @pytest.mark.usefixtures("time_limit")
 @pytest.mark.parametrize("name", ["manifest.json", "classnames.txt", "test/index.npy", "test/paths.txt", "test/0.tar"])
 def test_in_a_packed_data_set(name, tmp_path, capsys):
-    pack_source(toy_source(), tmp_path, per_shard=20)
+    pack.pack_source(toy_source(), tmp_path, per_shard=20)
     replace_by_pipe(tmp_path / "toy" / name)
     assert main(["data", "check", "toy", "--data", str(tmp_path), "--workers", "1"]) in (1, 2)
     # Without a manifest the folder is no data set.
@@ -307,19 +301,19 @@ def test_in_a_packed_data_set(name, tmp_path, capsys):
     for stream in (False, True):
         if name != "classnames.txt":
             with pytest.raises(DataError, match=name):
-                split = open_dataset(tmp_path, "toy", stream=stream).split("test")
+                split = reader.open_dataset(tmp_path, "toy", stream=stream).split("test")
                 assert split.paths
 
 
 @pytest.mark.usefixtures("time_limit")
 def test_among_stored_few_shot_samples(tmp_path):
-    pack_source(toy_source(), tmp_path)
-    samples = draw_samples(open_dataset(tmp_path, "toy"), shots=1, seed=1)
+    pack.pack_source(toy_source(), tmp_path)
+    samples = fewshot.draw_samples(reader.open_dataset(tmp_path, "toy"), shots=1, seed=1)
     replace_by_pipe(tmp_path / "toy" / "few-shot" / f"{samples.digest}.json")
     with pytest.raises(DataError, match=samples.digest):
-        store_samples(tmp_path / "toy", samples)
+        fewshot.store_samples(tmp_path / "toy", samples)
     with pytest.raises(DataError, match=samples.digest):
-        load_samples(tmp_path / "toy", samples.digest)
+        fewshot.load_samples(tmp_path / "toy", samples.digest)
 
 
 def put_class_folders(folder: Path) -> None:
@@ -327,7 +321,7 @@ def put_class_folders(folder: Path) -> None:
         for number in range(6):
             file = folder / name / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(png(np.full((4, 4, 3), number, np.uint8)))
+            file.write_bytes(records.png(np.full((4, 4, 3), number, np.uint8)))
 
 
 @pytest.mark.usefixtures("time_limit")

@@ -17,15 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from procap import reference
-from procap.attention import MLP
+from procap import attention, errors, methods, packing, reference, towers
 from procap.clip import CLIP
-from procap.errors import UserError
 from procap.geometry import Geometry
-from procap.methods import build_method
-from procap.packing import PromptSet
 from procap.plan import BLOCKS, INPUT, Plan, TokenOp
-from procap.towers import CHUNK_ROWS
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
@@ -48,7 +43,7 @@ def models() -> dict[str, CLIP]:
 @contextmanager
 def chosen(clip, choice):
     """`clip` with all optimizations, without any, or with chunks that hold a few prompts."""
-    with patch.object(clip.text, "chunk_rows", 16 if choice == "chunked" else CHUNK_ROWS):
+    with patch.object(clip.text, "chunk_rows", 16 if choice == "chunked" else towers.CHUNK_ROWS):
         yield clip.without_optimizations() if choice == "plain" else clip
 
 
@@ -144,7 +139,7 @@ def test_text_tower_is_exact_under_any_plan(models, case):
 def test_training_computes_text_states_below_the_first_change_once(models, choice):
     """Later steps, with other learned values, still give the features and gradients of the reference."""
     clip, draw = models["quickgelu"], seeded(2)
-    prompts = PromptSet(clip.tokenize([f"a photo of a {word}." for word in WORDS]))
+    prompts = packing.PromptSet(clip.tokenize([f"a photo of a {word}." for word in WORDS]))
     calls: list[object] = []
     handle = clip.text.transformer.resblocks[0].register_forward_hook(lambda *call: calls.append(call))
     first_calls = 0
@@ -222,7 +217,7 @@ def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("name, options", METHODS)
 def test_every_method_trains_and_classifies_as_the_reference(tiny_clip, tiny_space, name, options):
-    method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
+    method = methods.build_method(name, tiny_clip, tiny_space, options, seeded(1))
     method.begin_stage(bool(options.get("first_stage") == 0.0))
     plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
@@ -261,13 +256,13 @@ def counted() -> tuple[CLIP, Tensor, tuple[int, ...]]:
     """A text tower of 3 blocks, width 32; ids of six prompts with 3 shared leading columns, and their lengths."""
     clip = CLIP.random(Geometry(32, 8, 64, 3, 1, 32, 3, 1, 77, 49408, 16, quick_gelu=True), seed=0)
     ids = clip.tokenize([f"X X {word}." for word in ("cat", "red circle", "a b c d e", "dog", "x y", "horse cow")])
-    return clip, ids, PromptSet(ids).lengths
+    return clip, ids, packing.PromptSet(ids).lengths
 
 
 def text_work(clip: CLIP, ids: Tensor) -> int:
     """Forward operations, in units of one row through one D x D matrix; the projection left out."""
     width, joint = clip.geometry.text_width, clip.geometry.embed_dim
-    prompts = PromptSet(ids)
+    prompts = packing.PromptSet(ids)
     with Work() as forward:
         clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", torch.zeros(2, width), 1),)))
     units, rest = divmod(forward.flops - 2 * len(ids) * width * joint, 2 * width * width)
@@ -306,7 +301,7 @@ def tensor_bytes() -> int:
 @pytest.mark.parametrize("name, first_learned", [("mma", 4), ("mmrl", 5), ("skipt", 6)])
 def test_text_below_what_is_learned_is_computed_once_and_no_image_is_stored(tiny_clip, tiny_space, name, first_learned):
     """The memory of a training does not grow with its images; SkipT's public code stores states of all of them."""
-    method, labels = build_method(name, tiny_clip, tiny_space, {}, seeded(1)), torch.tensor([0, 4, 2])
+    method, labels = methods.build_method(name, tiny_clip, tiny_space, {}, seeded(1)), torch.tensor([0, 4, 2])
     ran, held = [], []
     blocks = tiny_clip.text.transformer.resblocks
     hooks = [block.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(blocks)]
@@ -347,7 +342,7 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
 @pytest.mark.parametrize("shape", [(3, 5, 24), (2, 24)])
 def test_the_mlp_is_its_three_layers(quick, shape):
     draw = seeded(2)
-    mlp = MLP(24, 50, quick).requires_grad_(False).double()
+    mlp = attention.MLP(24, 50, quick).requires_grad_(False).double()
     for parameter in mlp.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=draw))
     x = torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_()
@@ -370,7 +365,7 @@ def test_patches_are_those_of_the_convolution(size, patch):
 def test_attention_runs_in_the_fused_kernel(tiny_clip, tiny_space, choice):
     """With nothing but the fused kernel allowed: refused shapes would raise, the plain kernel would be seen."""
     for name in ("coop", "cocoop", "maple", "procap"):
-        method = build_method(name, tiny_clip, tiny_space, {}, seeded(1))
+        method = methods.build_method(name, tiny_clip, tiny_space, {}, seeded(1))
         with chosen(tiny_clip, choice) as clip, sdpa_kernel(SDPBackend.FLASH_ATTENTION), Work() as work:
             loss, _ = training(method.with_clip(clip), 32)
         assert "aten._scaled_dot_product_flash_attention_for_cpu" in work.seen
@@ -384,7 +379,7 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
     clip = models["quickgelu"]
     ids = clip.tokenize([f"X X {WORDS[i % 7]} {WORDS[i % 5]}." for i in range(120)])
     kept = {}
-    for rows in (CHUNK_ROWS, 64):
+    for rows in (towers.CHUNK_ROWS, 64):
         tokens, total = torch.zeros(2, 64, requires_grad=True), [0]
 
         def note(x: Tensor, total: list[int] = total) -> Tensor:
@@ -395,7 +390,7 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
         with patch.object(clip.text, "chunk_rows", rows), hooks:
             clip.encode_text(ids, Plan((TokenOp(INPUT, "replace", tokens, 1),)))
         kept[rows] = total[0]
-    assert kept[64] < kept[CHUNK_ROWS] / 20
+    assert kept[64] < kept[towers.CHUNK_ROWS] / 20
 
 
 IMAGENET_STEP = """
@@ -434,7 +429,7 @@ class HostWaits(TorchDispatchMode):
 @pytest.mark.parametrize("name, options", METHODS[1:])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_no_step_waits_for_the_device(tiny_clip, tiny_space, name, options, choice):
-    method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
+    method = methods.build_method(name, tiny_clip, tiny_space, options, seeded(1))
     with chosen(tiny_clip, choice) as clip:
         method = method.with_clip(clip)
         training(method, 32)
@@ -443,7 +438,7 @@ def test_no_step_waits_for_the_device(tiny_clip, tiny_space, name, options, choi
 
 
 def test_prompts_laid_out_in_inference_train_afterwards(tiny_clip):
-    prompts, tokens = PromptSet(tiny_clip.tokenize(["X X cat.", "X X red circle."])), torch.zeros(2, 64)
+    prompts, tokens = packing.PromptSet(tiny_clip.tokenize(["X X cat.", "X X red circle."])), torch.zeros(2, 64)
     plan = Plan((TokenOp(INPUT, "replace", tokens.requires_grad_(), 1),))
     with torch.inference_mode():
         tiny_clip.encode_text(prompts, plan)
@@ -458,5 +453,5 @@ def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
     for choice in CHOICES:
         with chosen(clip, choice) as model:
             assert model.encode_text(ids, fits).shape == (2, 16)
-            with pytest.raises(UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
+            with pytest.raises(errors.UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
                 model.encode_text(ids, too_long)

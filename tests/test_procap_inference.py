@@ -12,14 +12,11 @@ from small_runs import perturb, pictures, seeded
 from tiny_geometry import GEOMETRY
 from torch.nn.functional import normalize
 
+from procap import eigencam, methods, reference, teacher
 from procap.clip import CLIP
-from procap.eigencam import eigencam, image_maps, last_tokens
-from procap.methods import build_method
 from procap.methods.prompts import deep_plans
 from procap.nearest_words import Words, first_text_tokens, text_means, vocabulary
 from procap.plan import INPUT, Plan, TokenOp
-from procap.reference import reference_logits
-from procap.teacher import text_bank
 from procap.text import LabelSpace
 from procap.tokenizer import simple_tokenizer
 from procap.weights.mini import load_mini
@@ -41,7 +38,7 @@ OTHERS = LabelSpace(("dog", "permanent_crop_land", "blue square"), "{} texture."
 
 
 def trained(name, clip, space, **options):
-    return perturb(build_method(name, clip, space, options, seeded()), seed=11)
+    return perturb(methods.build_method(name, clip, space, options, seeded()), seed=11)
 
 
 def global_states():
@@ -56,14 +53,14 @@ def test_classifier_equals_recomputing_everything(tiny_clip, tiny_space, name, o
     space = OTHERS if swapped else tiny_space
     logits = method.classifier(space)(pictures())
     assert logits.shape == (3, len(space.classnames)) and logits.dtype == torch.float32
-    torch.testing.assert_close(logits, reference_logits(method, pictures(), space), rtol=0, atol=3e-4)
+    torch.testing.assert_close(logits, reference.reference_logits(method, pictures(), space), rtol=0, atol=3e-4)
 
 
 @pytest.mark.parametrize("name, options", CASES)
 def test_other_class_names_need_no_retraining(tiny_clip, tiny_space, name, options):
     """The same parameters in a method made for the other names classify alike."""
     method = trained(name, tiny_clip, tiny_space, **options)
-    there = build_method(name, tiny_clip, OTHERS, options, seeded(5))
+    there = methods.build_method(name, tiny_clip, OTHERS, options, seeded(5))
     there.load_state_dict(method.state_dict())
     assert torch.equal(method.classifier(OTHERS)(pictures()), there.classifier()(pictures()))
 
@@ -71,7 +68,7 @@ def test_other_class_names_need_no_retraining(tiny_clip, tiny_space, name, optio
 @pytest.mark.parametrize("name, options", CASES)
 def test_inference_draws_no_random_number(tiny_clip, tiny_space, name, options):
     given = seeded(3)
-    method = build_method(name, tiny_clip, tiny_space, options, given)
+    method = methods.build_method(name, tiny_clip, tiny_space, options, given)
     torch.manual_seed(1)
     states = [given.get_state().tolist(), *global_states()]
     first = method.classifier()(pictures())
@@ -139,30 +136,30 @@ def test_one_template_is_zero_shot_clip_under_either_policy(tiny_clip, tiny_spac
     prompts = [f"a photo of a {name}." for name in tiny_space.names()]
     expected = normalize(tiny_clip.encode_text(tiny_clip.tokenize(prompts)), dim=-1)
     for average in ("normalise-first", "average-first"):
-        bank = text_bank(tiny_clip, tiny_space, TEMPLATES[:1], average)
+        bank = teacher.text_bank(tiny_clip, tiny_space, TEMPLATES[:1], average)
         torch.testing.assert_close(bank, expected, atol=3e-6, rtol=0)
 
 
 def test_policies_average_what_they_say_and_differ(tiny_clip, tiny_space):
     prompts = [[template.format(name) for name in tiny_space.names()] for template in TEMPLATES]
     each = torch.stack([tiny_clip.encode_text(tiny_clip.tokenize(texts)) for texts in prompts])
-    first = text_bank(tiny_clip, tiny_space, TEMPLATES, "normalise-first")
-    later = text_bank(tiny_clip, tiny_space, TEMPLATES, "average-first")
+    first = teacher.text_bank(tiny_clip, tiny_space, TEMPLATES, "normalise-first")
+    later = teacher.text_bank(tiny_clip, tiny_space, TEMPLATES, "average-first")
     torch.testing.assert_close(first, normalize(normalize(each, dim=-1).mean(0), dim=-1), atol=3e-6, rtol=0)
     torch.testing.assert_close(later, normalize(each.mean(0), dim=-1), atol=3e-6, rtol=0)
     assert (first - later).abs().max() > 1e-4
 
 
 def test_banks_ignore_autocast_and_carry_no_gradient(tiny_clip, tiny_space):
-    exact = text_bank(tiny_clip, tiny_space, TEMPLATES)
+    exact = teacher.text_bank(tiny_clip, tiny_space, TEMPLATES)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = text_bank(tiny_clip, tiny_space, TEMPLATES)
+        inside = teacher.text_bank(tiny_clip, tiny_space, TEMPLATES)
     assert torch.equal(exact, inside) and not exact.requires_grad
 
 
 @pytest.fixture
 def build(tiny_clip, tiny_space):
-    return lambda method, **options: build_method(method, tiny_clip, tiny_space, options, seeded(3))
+    return lambda method, **options: methods.build_method(method, tiny_clip, tiny_space, options, seeded(3))
 
 
 def test_words_are_single_tokens_of_letters():
@@ -260,7 +257,7 @@ def test_maps_are_those_of_a_direct_svd(grid, width):
         spread = torch.linspace(3, 0.1, width)
         patches = drawn(3, grid * grid, width, seed=seed) * spread + 5 * drawn(width, seed=seed + 100)
         class_token = drawn(3, width, seed=seed + 200, scale=10)
-        found = eigencam(patches, class_token)
+        found = eigencam.eigencam(patches, class_token)
         assert found.maps.shape == (3, grid, grid)
         for image in range(3):
             expected, share = by_svd(patches[image].double().numpy(), class_token[image].double().numpy())
@@ -271,25 +268,25 @@ def test_maps_are_those_of_a_direct_svd(grid, width):
 def test_high_is_the_side_of_the_class_token():
     patches = drawn(1, 16, 32)
     mean, towards = patches.mean(dim=1), drawn(1, 32, seed=1)
-    one, other = (eigencam(patches, mean + side * towards).maps for side in (1, -1))
+    one, other = (eigencam.eigencam(patches, mean + side * towards).maps for side in (1, -1))
     torch.testing.assert_close(one, 1 - other)
     assert one.min() == 0 and one.max() == 1
 
 
 def test_a_map_that_is_given_decides_the_side():
     patches, class_token = drawn(4, 16, 32), drawn(4, 32, seed=1)
-    own = eigencam(patches, class_token).maps
+    own = eigencam.eigencam(patches, class_token).maps
     for like in (own, own + 0.1 * drawn(4, 4, 4, seed=2)):
-        torch.testing.assert_close(eigencam(patches, -class_token, like).maps, own)
-        torch.testing.assert_close(eigencam(patches, class_token, 1 - like).maps, 1 - own)
-    torch.testing.assert_close(eigencam(patches, class_token, torch.zeros(4, 4, 4)).maps, own)
+        torch.testing.assert_close(eigencam.eigencam(patches, -class_token, like).maps, own)
+        torch.testing.assert_close(eigencam.eigencam(patches, class_token, 1 - like).maps, 1 - own)
+    torch.testing.assert_close(eigencam.eigencam(patches, class_token, torch.zeros(4, 4, 4)).maps, own)
 
 
 def test_maps_with_prompts_never_oppose_those_without(clip):
     images = drawn(8, 3, 48, 48)
-    plain = image_maps(clip, images).maps.flatten(1)
+    plain = eigencam.image_maps(clip, images).maps.flatten(1)
     for count in (2, 4):
-        found = image_maps(clip, images, deep(clip, count)).maps.flatten(1)
+        found = eigencam.image_maps(clip, images, deep(clip, count)).maps.flatten(1)
         assert all(np.corrcoef(a, b)[0, 1] > 0 for a, b in zip(found.numpy(), plain.numpy(), strict=True))
         assert not torch.allclose(found, plain, atol=1e-3)
 
@@ -324,7 +321,7 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optim
         for plan, kept in rows.values():
             with torch.no_grad():
                 plain.encode_image(images, plan)
-                patches, class_token = last_tokens(clip if optimizations == "all" else plain, images, plan)
+                patches, class_token = eigencam.last_tokens(clip if optimizations == "all" else plain, images, plan)
             torch.testing.assert_close(patches, seen[0][:, kept[1:]], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(class_token, seen[0][:, kept[0]], atol=1e-4, rtol=1e-4)
             assert patches.shape == (2, PATCHES, 128)
@@ -335,5 +332,5 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optim
 
 def test_equal_patches_have_an_empty_map():
     patches = drawn(1, 1, 32, scale=100).expand(2, 9, 32)
-    found = eigencam(patches, drawn(2, 32))
+    found = eigencam.eigencam(patches, drawn(2, 32))
     assert not found.maps.any() and not found.share.any()

@@ -14,13 +14,9 @@ from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, imag
 from small_runs import seeded
 from tiny_geometry import SHORT_OPTIONS
 
-from procap.errors import UserError
+from procap import errors, recipe, reference, teacher, text
 from procap.methods import build_method, load_public
 from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
-from procap.recipe import step_rate
-from procap.reference import with_plain_encoders
-from procap.teacher import text_bank
-from procap.text import LabelSpace
 from runner.config import plan_run
 from runner.engine import Batch, Engine
 from runner.epoch_average import EpochAverage
@@ -106,7 +102,7 @@ def built(case, folder, figures):
         names = [name.replace("_", " ") for name in CLASSNAMES]
         file.write_text(json.dumps(dict(zip(names, figures["sentences"].tolist(), strict=True))))
         options = {**options, "sentences": str(file)}
-    space = LabelSpace(CLASSNAMES, case.template, dataset=case.dataset)
+    space = text.LabelSpace(CLASSNAMES, case.template, dataset=case.dataset)
     clip = small_clip(case.layers)
     method = build_method(case.method, clip, space, options, torch.Generator().manual_seed(0))
     shapes = shapes_of(method)
@@ -115,7 +111,7 @@ def built(case, folder, figures):
 
 
 def built_2sfs():
-    method = build_method("2sfs", small_clip(), LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
+    method = build_method("2sfs", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
     shapes = shapes_of(method)
     shapes.pop("classifier")
     values = {name: value + name.endswith("weight") for name, value in walk(shapes, lambda name: 0.1).items()}
@@ -155,7 +151,7 @@ def assert_near(method: str, column: str, ours: Any, theirs: Any, largest: float
 def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_path):
     figures = np.load(FIGURES / f"{case.method}.npz")
     method = built(case, tmp_path, figures)
-    run = with_plain_encoders(method) if encoders == "plain" else method
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
     shown = torch.stack([images(), images(seed=12)], dim=1) if method.views == 2 else images()
     terms = run.loss(shown, LABELS, tuple(torch.tensor([value]) for value in case.noise))
     total = torch.stack(list(terms.values())).sum()
@@ -191,9 +187,9 @@ def test_2sfs_infers_trained_names_with_their_rows_and_other_names_with_the_text
     figures, method = np.load(FIGURES / "2sfs.npz"), built_2sfs()
     for name in ("eval", "novel", "mixed"):
         names = CLASSNAMES if name == "eval" else tuple(map(str, figures[f"{name}_classnames"]))
-        logits = method.classifier(LabelSpace(names))(images())
+        logits = method.classifier(text.LabelSpace(names))(images())
         assert_near("2sfs", "logits", logits, figures[f"{name}_logits"])
-    upper = method.classifier(LabelSpace(("RIVER", *CLASSNAMES)))(images())
+    upper = method.classifier(text.LabelSpace(("RIVER", *CLASSNAMES)))(images())
     assert (upper[:, 0] - upper[:, 2]).abs().max() > 1, "another spelling is another class"
 
 
@@ -204,12 +200,12 @@ def test_2sfs_has_the_steps_and_rates_of_the_public_code():
         assert method.stage_starts(steps) == (0, first)
     for stage in (1, 2):
         measured = figures[f"rule/lr_1shot_stage{stage}"].tolist()
-        rates = [step_rate(method.recipe(shots=1), step, len(measured)) for step in range(len(measured))]
+        rates = [recipe.step_rate(method.recipe(shots=1), step, len(measured)) for step in range(len(measured))]
         assert rates == pytest.approx(measured, rel=1e-9)
 
 
 def built_skipt() -> SkipT:
-    space, options = LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
+    space, options = text.LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
     method = build_method("skipt", small_clip(), space, options, torch.Generator().manual_seed(0))
     shapes = shapes_of(method)
 
@@ -227,7 +223,7 @@ def built_skipt() -> SkipT:
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
 def test_skipt_equals_the_public_code(encoders):
     figures, method = np.load(FIGURES / "skipt.npz"), built_skipt()
-    run = with_plain_encoders(method) if encoders == "plain" else method
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
     image = run.clip.encode_image(images(), run.plans(run.prompts)[0])
     assert run.chosen_classes(image, LABELS).tolist() == figures["skip/kept_classes"].tolist()
     loss = run.loss(images(), LABELS, ())["ce"]
@@ -240,7 +236,7 @@ def test_skipt_equals_the_public_code(encoders):
 
 
 def test_skipt_uses_the_classes_of_a_batch_of_many_classes():
-    space = LabelSpace(CLASSNAMES[:5])
+    space = text.LabelSpace(CLASSNAMES[:5])
     image, labels = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)), torch.arange(5)
     for keep, count in ((True, 5), (False, 4)):
         method = build_method("skipt", small_clip(), space, {"first_block": 3, "keep_labels": keep}, torch.Generator())
@@ -275,7 +271,7 @@ def test_prompts_and_references_of_every_data_set_are_those_of_the_public_code(s
         templates = by_dataset(figures[kind])
         assert len(templates) == 15
         for dataset, template in templates.items():
-            space = LabelSpace(("dog",), CATALOGUE[dataset].template, dataset=dataset)
+            space = text.LabelSpace(("dog",), CATALOGUE[dataset].template, dataset=dataset)
             method: Any = build_method(name, short_clip, space, SHORT_OPTIONS.get(name, {}), torch.Generator())
             if kind == "rule/templates":
                 words = short_clip.tokenize(space.prompts(template))
@@ -283,7 +279,7 @@ def test_prompts_and_references_of_every_data_set_are_those_of_the_public_code(s
                 assert torch.equal(method.prompts.ids[:, first:], words[:, first:]), dataset
             else:
                 found = method.prompts.reference if name == "tcp" else method.reference()
-                assert torch.equal(found, text_bank(short_clip, space, [template])), dataset
+                assert torch.equal(found, teacher.text_bank(short_clip, space, [template])), dataset
 
 
 LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("ivlp", "mma", "promptsrc")]
@@ -328,6 +324,6 @@ def test_tensors_under_public_names_are_set_or_refused_in_one_line(tiny_clip, ti
         ("coop", {"prompt_learner.ctx": value[:2]}, r"prompt_learner.ctx is \[2, 64\], expected \[4, 64\]"),
         ("procap", {"prompt_learner.ctx": value}, "ProCAP has no public code whose tensors could be loaded"),
     ):
-        with pytest.raises(UserError, match=message) as raised:
+        with pytest.raises(errors.UserError, match=message) as raised:
             load_public(build_method(name, tiny_clip, tiny_space, {}, seeded()), tensors)
         assert "\n" not in str(raised.value)

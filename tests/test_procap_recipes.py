@@ -15,15 +15,11 @@ from tiny_geometry import SHORT_OPTIONS
 from torch import nn
 
 from benchmarks.results.frame import describe_settings, title_variants
+from procap import errors, teacher, text
 from procap.clip import CLIP
-from procap.errors import UsageError, UserError
-from procap.methods import ADDED_OPTIONS, METHODS, build_method, method_class
+from procap.methods import ADDED_OPTIONS, METHODS, build_method, method_class, promptsrc, public
 from procap.methods.method import TASKS
-from procap.methods.promptsrc import teacher_templates
-from procap.methods.public import frozen_state, load_public_state, public_state
 from procap.recipe import Recipe, learning_rate, step_rate
-from procap.teacher import text_bank
-from procap.text import LabelSpace
 from procap.weights.public import PublicFile, pack_public, read_public
 from runner.config import plan_run
 
@@ -144,7 +140,7 @@ def test_recipes_and_options_are_valid_for_every_task_and_another_task_is_refuse
         kind = method_class(name)
         kind.Options(**kind.task_options(task))
         assert isinstance(kind.recipe(task), Recipe)
-    with pytest.raises(UsageError, match="unknown task 'base-to-new': did you mean base-to-novel"):
+    with pytest.raises(errors.UsageError, match="unknown task 'base-to-new': did you mean base-to-novel"):
         plan_run(method="maple", dataset="dtd", task="base-to-new")
 
 
@@ -214,7 +210,7 @@ def test_promptsrc_divides_the_divergence_by_images(build):
 
 def test_promptsrc_normalises_before_it_averages_the_teacher(build, short_clip, tiny_space):
     first, last = build("promptsrc", teacher_average="normalise-first"), build("promptsrc")
-    assert torch.equal(first.teacher(), text_bank(short_clip, tiny_space, teacher_templates()))
+    assert torch.equal(first.teacher(), teacher.text_bank(short_clip, tiny_space, promptsrc.teacher_templates()))
     assert not torch.allclose(first.teacher(), last.teacher())
 
 
@@ -230,10 +226,10 @@ def test_a_phrase_as_long_as_the_tokens_leaves_no_words_behind_them(build):
 
 
 def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
-    others = LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
+    others = text.LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
     shifted = replace(tiny_space, dataset="imagenetv2")
 
-    def logits(inference: str, space: LabelSpace | None) -> torch.Tensor:
+    def logits(inference: str, space: text.LabelSpace | None) -> torch.Tensor:
         return build("mmrl", inference=inference).classifier(space)(IMAGES)
 
     assert torch.equal(logits("task", None), logits("fused", None))
@@ -255,7 +251,7 @@ def test_coprompt_draws_a_sentence_for_each_class(build):
 def test_tcp_takes_another_reference(build, short_clip, tiny_space):
     template = "a drawing of a {}."
     reference = build("tcp", reference_template=template).prompts.reference
-    assert torch.equal(reference, text_bank(short_clip, tiny_space, [template]))
+    assert torch.equal(reference, teacher.text_bank(short_clip, tiny_space, [template]))
 
 
 def test_skipt_draws_the_used_ranks_in_every_step(build):
@@ -359,7 +355,7 @@ def test_code_in_a_file_does_not_run(tmp_path, is_zip):
     torch.save(content | {"scheduler": Hostile(trace)}, file, _use_new_zipfile_serialization=is_zip)
     assert read_public(file).tensors.keys() == module.state_dict().keys()
     torch.save({"state_dict": {"ctx": Hostile(trace)}}, file, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(UserError, match="ctx in it is something else"):
+    with pytest.raises(errors.UserError, match="ctx in it is something else"):
         read_public(file)
     assert not trace.exists()
 
@@ -370,7 +366,7 @@ def test_a_damaged_file_is_an_error_of_one_line(tmp_path, is_zip, share):
     file = tmp_path / "model.pth.tar-5"
     torch.save(trained_module()[1], file, _use_new_zipfile_serialization=is_zip)
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    with pytest.raises(UserError, match="no readable checkpoint") as raised:
+    with pytest.raises(errors.UserError, match="no readable checkpoint") as raised:
         read_public(file)
     assert "\n" not in str(raised.value)
 
@@ -382,7 +378,7 @@ def test_a_file_without_tensors_is_refused(tmp_path, content):
     if content is None:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("notes.txt", "no pickle")
-    with pytest.raises(UserError, match=r"not one of torch\.save" if content is None else "holds no state dict"):
+    with pytest.raises(errors.UserError, match=r"not one of torch\.save" if content is None else "holds no state dict"):
         read_public(file)
 
 
@@ -415,9 +411,9 @@ def saved(name, clip, space, seed=1):
     else:
         extra = {}
     if not layout.module:
-        extra |= frozen_state(clip) | {"logit_scale": clip.logit_scale}
+        extra |= public.frozen_state(clip) | {"logit_scale": clip.logit_scale}
     extra |= {f"{start}weight" if start.endswith(".") else start: torch.ones(2) for start in layout.unused}
-    state = extra | public_state(method)
+    state = extra | public.public_state(method)
     return method, {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
 
 
@@ -427,7 +423,7 @@ def test_state_dicts_of_public_code_become_the_method(tiny_clip, tiny_space, nam
     ours = built(name, tiny_clip, tiny_space)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_public_state(ours, state)
+        public.load_public_state(ours, state)
     for key, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], value.half().float()), key
 
@@ -462,11 +458,11 @@ LAYOUTS = {
 def test_exports_have_the_names_and_shapes_of_the_public_code(tiny_clip, tiny_space, name):
     method = built(name, tiny_clip, tiny_space)
     folder, tensors = LAYOUTS[name]
-    state = public_state(method)
+    state = public.public_state(method)
     assert method.public_layout.folder == folder
     assert {key: tuple(state[key].shape) for key in tensors} == tensors
     learned = sum(parameter.numel() for parameter in method.parameters())
-    frozen = sum(tensor.numel() for tensor in frozen_state(tiny_clip).values()) if name == "mmrl" else 0
+    frozen = sum(tensor.numel() for tensor in public.frozen_state(tiny_clip).values()) if name == "mmrl" else 0
     assert sum(tensor.numel() for tensor in state.values()) == learned + frozen
 
 
@@ -478,22 +474,22 @@ def test_another_method_other_options_and_damaged_values_are_refused(tiny_clip, 
         ("coop", "lacks ctx"),
         ("vpt", "lacks image_encoder.VPT"),
     ):
-        with pytest.raises(UserError, match=f"no checkpoint of .* with these options: .*{message}"):
-            load_public_state(built(name, tiny_clip, tiny_space), maple)
+        with pytest.raises(errors.UserError, match=f"no checkpoint of .* with these options: .*{message}"):
+            public.load_public_state(built(name, tiny_clip, tiny_space), maple)
     _, ivlp = saved("ivlp", tiny_clip, tiny_space)
-    with pytest.raises(UserError, match="no checkpoint of MaPLe"):
-        load_public_state(built("maple", tiny_clip, tiny_space), ivlp)
-    with pytest.raises(UserError, match="ZeroShot has no public code"):
-        load_public_state(built("zeroshot", tiny_clip, tiny_space), maple)
+    with pytest.raises(errors.UserError, match="no checkpoint of MaPLe"):
+        public.load_public_state(built("maple", tiny_clip, tiny_space), ivlp)
+    with pytest.raises(errors.UserError, match="ZeroShot has no public code"):
+        public.load_public_state(built("zeroshot", tiny_clip, tiny_space), maple)
 
 
 def test_another_backbone_and_other_classes_are_refused(tiny_clip, tiny_space, tiny_geometry):
     _, state = saved("maple", tiny_clip, tiny_space)
     other = CLIP.random(tiny_geometry, seed=5, name="other")
-    with pytest.raises(UserError, match="trained on other weights than those of other: image_encoder"):
-        load_public_state(built("maple", other, tiny_space), state)
-    with pytest.raises(UserError, match="trained on 5 classes, while there are 2 here"):
-        load_public_state(built("maple", tiny_clip, LabelSpace(("cat", "dog"))), state)
-    renamed = LabelSpace((*tiny_space.classnames[:-1], "dog"))
+    with pytest.raises(errors.UserError, match="trained on other weights than those of other: image_encoder"):
+        public.load_public_state(built("maple", other, tiny_space), state)
+    with pytest.raises(errors.UserError, match="trained on 5 classes, while there are 2 here"):
+        public.load_public_state(built("maple", tiny_clip, text.LabelSpace(("cat", "dog"))), state)
+    renamed = text.LabelSpace((*tiny_space.classnames[:-1], "dog"))
     with pytest.warns(UserWarning, match="other words for 1 of 5 classes, such as 'dog'"):
-        load_public_state(built("maple", tiny_clip, renamed), state)
+        public.load_public_state(built("maple", tiny_clip, renamed), state)

@@ -30,10 +30,7 @@ from runner.predictions import Predictions
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train
-from shards.fewshot import evaluation_split
-from shards.loader import evaluation_batches
-from shards.reader import open_dataset
-from shards.transforms import eval_transform
+from shards import fewshot, loader, reader, transforms
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
 
@@ -104,9 +101,9 @@ def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
 def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_checkpoint):
     config = plan(str(short_checkpoint))
     loaded = load_trained(config, trained)
-    transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
-        selection = evaluation_split(open_dataset(trained.data, "digits"), target.classes)
+        selection = fewshot.evaluation_split(reader.open_dataset(trained.data, "digits"), target.classes)
         classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
         labels = selection.images.labels
         answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]
@@ -275,7 +272,7 @@ def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkey
 
     def of_seven_processes(*args, **options):
         for rank in range(7):
-            for batch in evaluation_batches(*args, **options | {"rank": rank, "world_size": 7}):  # type: ignore[arg-type]
+            for batch in loader.evaluation_batches(*args, **options | {"rank": rank, "world_size": 7}):  # type: ignore[arg-type]
                 padding.append(int((batch[2] < 0).sum()))
                 yield batch
 

@@ -16,14 +16,11 @@ from rank_processes import run_ranks
 from shared_clock import SharedClock
 from small_runs import make_runtime
 
+from runner import meters, progress, run_folders, train
 from runner.config import RunConfig, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.meters import Meter, ResourceMonitor
-from runner.progress import ProgressDisplay
-from runner.run_folders import RunFolder
 from runner.threads import SMALL_PRODUCT, fitting_threads
-from runner.train import train
 from shards.loader import TrainStream
 
 CPU = torch.device("cpu")
@@ -50,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def run_steps(meter: Meter, clock: Clock, seconds: list[float], images: int = 10) -> None:
+def run_steps(meter: meters.Meter, clock: Clock, seconds: list[float], images: int = 10) -> None:
     for length in seconds:
         with meter.phase("model"):
             clock.sleep(length)
@@ -59,7 +56,7 @@ def run_steps(meter: Meter, clock: Clock, seconds: list[float], images: int = 10
 
 
 def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
-    meter = Meter(CPU, warmup=2)
+    meter = meters.Meter(CPU, warmup=2)
     run_steps(meter, clock, [0.2, 0.2, 0.01, 0.01])
     assert meter.images_per_second() == pytest.approx(20 / 0.02)
     assert meter.warmup_steps == 2
@@ -67,15 +64,15 @@ def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
 
 
 def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same(clock):
-    meter = Meter(CPU, warmup=2)
+    meter = meters.Meter(CPU, warmup=2)
     run_steps(meter, clock, [0.02, 0.02])
     assert meter.images_per_second() == pytest.approx(20 / 0.04)
     assert meter.warmup_steps == 0
-    assert Meter(CPU, warmup=2).images_per_second() is None
+    assert meters.Meter(CPU, warmup=2).images_per_second() is None
 
 
 def test_waiting_for_data_and_other_phases_are_told_apart(clock):
-    meter = Meter(CPU, warmup=0, phases=("checkpoint",))
+    meter = meters.Meter(CPU, warmup=0, phases=("checkpoint",))
 
     def batches():
         for batch in range(3):
@@ -101,7 +98,7 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
 
 
 def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
-    first, second = Meter(CPU, warmup=1), Meter(CPU, warmup=1)
+    first, second = meters.Meter(CPU, warmup=1), meters.Meter(CPU, warmup=1)
     run_steps(first, clock, [0.01, 0.02, 0.02])
     before = first.state()
     second.resume(before)
@@ -139,9 +136,9 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
     with init_process_group(ranks, CPU) as group:
         slow, fast = runs(checkpoint)
         TrainStream.epoch = late if ranks.rank == ranks.size - 1 else epoch  # type: ignore[method-assign]
-        train(slow, runtime, group=group)
+        train.train(slow, runtime, group=group)
         TrainStream.epoch = epoch  # type: ignore[method-assign]
-        train(fast, runtime, group=group)
+        train.train(fast, runtime, group=group)
 
 
 def waited(result):
@@ -153,7 +150,7 @@ def waited(result):
 def test_a_slow_process_is_seen_where_it_is_slow_and_as_a_wait_of_others(few_digits, short_checkpoint, tmp_path, size):
     ends = run_ranks(size, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0] * size, ends[0].err
-    first, second = [RunFolder(tmp_path / config.path) for config in runs(str(short_checkpoint))]
+    first, second = [run_folders.RunFolder(tmp_path / config.path) for config in runs(str(short_checkpoint))]
     result, quick = first.train(), second.train()
     *others, late = result.ranks
     assert len(others) == size - 1
@@ -172,7 +169,7 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_a_wait_of_others(few_dig
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
     began = time.perf_counter()
-    monitor = ResourceMonitor(CPU)
+    monitor = meters.ResourceMonitor(CPU)
     before = monitor.peak_memory().process
     block = bytearray(os.urandom(1)) * 60_000_000
     end = time.process_time() + 0.3
@@ -197,13 +194,13 @@ def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system keeps one mark for the whole process")
-    before = ResourceMonitor(CPU).peak_memory().process
+    before = meters.ResourceMonitor(CPU).peak_memory().process
     block.close()
-    assert ResourceMonitor(CPU).peak_memory().process < before - size / 2
+    assert meters.ResourceMonitor(CPU).peak_memory().process < before - size / 2
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
-    with ProgressDisplay("training", 100) as display:
+    with progress.ProgressDisplay("training", 100) as display:
         display.PLAIN_SECONDS = math.inf
         display.update(1, loss=1.5)
         display.PLAIN_SECONDS = 0.0

@@ -16,18 +16,14 @@ from procap.clip import CLIP
 from procap.methods import METHODS, build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
+from runner import evaluate, run_folders, train
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.engine import Batch, Engine, learned_parameters
-from runner.evaluate import evaluate
-from runner.run_folders import RunFolder
-from runner.train import train
-from shards.builtin_sources import builtin_source
-from shards.catalogue import find
-from shards.pack import pack_source
+from shards import builtin_sources, catalogue, pack
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
@@ -52,20 +48,20 @@ def train_and_evaluate(data, results, checkpoint, methods=TRAINED):
     runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
         for config in configs(checkpoint, methods):
-            result = train(config, runtime, group=group)
-            counts = [evaluate(config, target, runtime, group=group) for target in TARGETS]
-            again = [evaluate(config, target, runtime, group=group) for target in TARGETS]
+            result = train.train(config, runtime, group=group)
+            counts = [evaluate.evaluate(config, target, runtime, group=group) for target in TARGETS]
+            again = [evaluate.evaluate(config, target, runtime, group=group) for target in TARGETS]
             assert again == counts
-            assert train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
+            assert train.train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
             print(json.dumps([result.images, result.ranks and len(result.ranks), [c.correct for c in counts]]))
 
 
 def train_alone(data, results, checkpoint, methods=TRAINED):
     runtime = make_runtime(str(data), str(results))
     for config in configs(str(checkpoint), methods):
-        train(config, runtime)
+        train.train(config, runtime)
         for target in TARGETS:
-            evaluate(config, target, runtime)
+            evaluate.evaluate(config, target, runtime)
     return results
 
 
@@ -74,9 +70,9 @@ def data(few_digits, tmp_path_factory) -> Path:
     """The digits, and another data set with other class names, to which what is learned is transferred."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "digits").symlink_to(few_digits / "digits")
-    source, counts = builtin_source(find("digits")), {"train": 60, "val": 10, "test": 40}
+    source, counts = builtin_sources.builtin_source(catalogue.find("digits")), {"train": 60, "val": 10, "test": 40}
     names = tuple(f"drawing of {name}" for name in source.classnames)
-    pack_source(replace(source, name="scans", classnames=names, counts=counts), folder)
+    pack.pack_source(replace(source, name="scans", classnames=names, counts=counts), folder)
     return folder
 
 
@@ -87,7 +83,7 @@ def alone(data, short_checkpoint, tmp_path_factory) -> Path:
 
 def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
     """Two results of a run: equal but for the order of sums."""
-    folders = [RunFolder(results / config.path) for results in (one, other)]
+    folders = [run_folders.RunFolder(results / config.path) for results in (one, other)]
     results = [folder.train() for folder in folders]
     assert results[0] and results[1]
     first, second = ((result.steps, result.images, result.fewshot) for result in results)

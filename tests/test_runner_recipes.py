@@ -15,11 +15,8 @@ from small_runs import make_runtime, seeded
 
 from benchmarks.suites.planning import is_done
 from cluster.run import RunSpec
-from procap.errors import UsageError, UserError
-from procap.methods import build_method, method_options
+from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
-from procap.recipe import step_rate
-from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.epoch_average import gaussian_weights
@@ -27,10 +24,8 @@ from runner.evaluate import evaluate, load_trained
 from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.train import train
+from shards import loader, reader, transforms
 from shards.device.images import augments_on_device
-from shards.loader import TrainStream
-from shards.reader import open_dataset
-from shards.transforms import TABLE, TrainAugment, randaugment
 
 STEPS = 7
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
@@ -57,8 +52,8 @@ def finished(short_checkpoint, runtime) -> tuple[RunConfig, TrainResult]:
 def test_a_budget_of_steps_passes_over_the_images_as_often_as_it_takes(finished):
     config, result = finished
     assert (result.steps, result.images) == (STEPS, 4 + 4 + 2 + 4 + 4 + 2 + 4)
-    expected = [step_rate(config.recipe, step, 4) for step in range(4)]
-    expected += [step_rate(config.recipe, step, 3) for step in range(3)]
+    expected = [recipe.step_rate(config.recipe, step, 4) for step in range(4)]
+    expected += [recipe.step_rate(config.recipe, step, 3) for step in range(3)]
     assert [log.lr for log in result.epochs] == expected
 
 
@@ -117,7 +112,7 @@ def test_batches_of_one_class_leave_out_what_remains_of_a_class(short_checkpoint
 def test_shots_too_few_for_batches_of_one_class_are_refused(short_checkpoint, runtime):
     fields = {"dataset": "digits", "shots": 3, "backbone": str(short_checkpoint)}
     assert plan_run(method="skipt", **fields).recipe.batches == "random", "as the public code does below 4 shots"
-    with pytest.raises(UsageError, match=r"class '.*' has 3 training images, but a batch has 4 of one class"):
+    with pytest.raises(errors.UsageError, match=r"class '.*' has 3 training images, but a batch has 4 of one class"):
         train(plan_run(method="skipt", overrides={"batches": "class"}, **fields), runtime)
 
 
@@ -170,7 +165,7 @@ def test_the_result_is_the_weighted_sum_of_the_epochs(config, few_digits, tmp_pa
         torch.testing.assert_close(averaged[name], total[name], atol=1e-7, rtol=1e-5)
 
 
-AUGMENT = TrainAugment(32, (0.5,) * 3, (0.25,) * 3, augmentation="randaugment", views=2)
+AUGMENT = transforms.TrainAugment(32, (0.5,) * 3, (0.25,) * 3, augmentation="randaugment", views=2)
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +174,9 @@ def picture() -> Image.Image:
     return Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
 
 
-@pytest.mark.parametrize("index", range(len(TABLE)))
+@pytest.mark.parametrize("index", range(len(transforms.TABLE)))
 def test_every_operation_keeps_the_size_and_follows_its_generator(picture, index):
-    operation, low, high = TABLE[index]
+    operation, low, high = transforms.TABLE[index]
     one, again = (operation(picture, low + (high - low) / 3, seeded(3)) for _ in range(2))
     assert (one.size, one.mode) == (picture.size, "RGB")
     assert one.tobytes() == again.tobytes() != picture.tobytes()
@@ -191,15 +186,15 @@ def test_views_differ_and_depend_on_the_generator_alone(picture):
     views = AUGMENT(picture, seeded(1))
     assert views.shape == AUGMENT.shape == (2, 3, 32, 32)
     assert not torch.equal(*views) and torch.equal(views, AUGMENT(picture, seeded(1)))
-    assert randaugment(picture, seeded(1)).tobytes() != randaugment(picture, seeded(2)).tobytes()
+    assert transforms.randaugment(picture, seeded(1)).tobytes() != transforms.randaugment(picture, seeded(2)).tobytes()
     assert not augments_on_device(AUGMENT), "crops and flips alone are done on a device"
 
 
 def test_the_views_of_several_processes_and_of_a_resumed_epoch_are_those_of_one(few_digits):
-    split = open_dataset(few_digits, "digits").split("train")
+    split = reader.open_dataset(few_digits, "digits").split("train")
 
     def batches(start: int = 0, **ranks: int) -> list[torch.Tensor]:
-        stream = TrainStream(split.subset(range(16)), 4, AUGMENT, seed=1, **ranks)
+        stream = loader.TrainStream(split.subset(range(16)), 4, AUGMENT, seed=1, **ranks)
         return [images for images, _ in stream.epoch(1, start)]
 
     whole = batches()
@@ -235,7 +230,7 @@ def test_a_run_that_pauses_ends_with_the_bits_of_one_that_does_not(run, tmp_path
 def test_training_without_sentences_is_refused_before_anything_is_written(run):
     config, runtime = run
     bare = config.model_copy(update={"options": {**config.options, "sentences": ""}})
-    with pytest.raises(UserError, match=r"sentences that a language model wrote.*--option sentences=FILE"):
+    with pytest.raises(errors.UserError, match=r"sentences that a language model wrote.*--option sentences=FILE"):
         train(bare, runtime)
     assert not list(runtime.results.rglob("*.json"))
 
@@ -243,7 +238,7 @@ def test_training_without_sentences_is_refused_before_anything_is_written(run):
 def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     """A changed file is refused when a run resumes and when it is finished; evaluation needs no file."""
     config, runtime = run
-    classes = open_dataset(runtime.data, "digits").classnames
+    classes = reader.open_dataset(runtime.data, "digits").classnames
     file = tmp_path / "digits.json"
     config = config.model_copy(update={"options": {**config.options, "sentences": str(tmp_path / "{dataset}.json")}})
 
@@ -253,7 +248,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     write("the first")
     train(config, runtime, until=1)
     write("another")
-    with pytest.raises(UserError, match=r"cannot resume .* SHA-256 of sentences .*start over with --force"):
+    with pytest.raises(errors.UserError, match=r"cannot resume .* SHA-256 of sentences .*start over with --force"):
         train(config, runtime)
     write("the first")
     result = train(config, runtime)
@@ -261,7 +256,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     spec = RunSpec(config=config, targets=())
     assert train(config, runtime) == result and is_done(spec, runtime)
     write("another")
-    with pytest.raises(UserError, match=r"was trained on another content of sentences = .*\.json"):
+    with pytest.raises(errors.UserError, match=r"was trained on another content of sentences = .*\.json"):
         train(config, runtime)
     file.unlink()
     assert train(config, runtime) == result and evaluate(config, Target("digits", "base"), runtime).total
@@ -271,8 +266,8 @@ def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_p
     def fail(content: Any) -> str:
         file = tmp_path / "sentences.json"
         file.write_text(content if isinstance(content, str) else json.dumps(content))
-        method = build_method("coprompt", tiny_clip, tiny_space, {"sentences": str(file)}, seeded())
-        with pytest.raises(UserError) as raised:
+        method = methods.build_method("coprompt", tiny_clip, tiny_space, {"sentences": str(file)}, seeded())
+        with pytest.raises(errors.UserError) as raised:
             method.prepare_training()
         assert "\n" not in str(raised.value)
         return str(raised.value)
@@ -283,14 +278,14 @@ def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_p
     assert "1 sentences for one class and 2 for another" in fail({**good, "cat": ["a cat"]})
     assert "no JSON" in fail("{")
     assert "CLIP reads 77" in fail({**good, "cat": ["a " * 90, "a cat"]})
-    method = build_method("coprompt", tiny_clip, tiny_space, {"sentences": "nowhere.json"}, seeded())
-    with pytest.raises(UserError, match=r"nowhere\.json: No such file"):
+    method = methods.build_method("coprompt", tiny_clip, tiny_space, {"sentences": "nowhere.json"}, seeded())
+    with pytest.raises(errors.UserError, match=r"nowhere\.json: No such file"):
         method.prepare_training()
 
 
 def test_each_data_set_has_its_own_file_of_sentences(tmp_path):
     for dataset in ("dtd", "eurosat"):
         (tmp_path / f"{dataset}.json").write_text(json.dumps({"annual crop": [f"in {dataset}"]}))
-    options: Any = method_options("coprompt", {"sentences": str(tmp_path / "{dataset}.json")})
+    options: Any = methods.method_options("coprompt", {"sentences": str(tmp_path / "{dataset}.json")})
     for dataset in ("dtd", "eurosat"):
-        assert read_sentences(options, LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]
+        assert read_sentences(options, text.LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]

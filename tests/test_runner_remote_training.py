@@ -12,12 +12,9 @@ from child_process import start_process
 from small_runs import make_runtime
 
 from benchmarks.cli import main
+from runner import evaluate, remote_results, run_folders, train
 from runner.config import RuntimeConfig, Target, plan_run
-from runner.evaluate import evaluate
-from runner.remote_results import RemoteResults
 from runner.results import Progress
-from runner.run_folders import RunFolder
-from runner.train import train
 from shards.errors import Unreachable
 from shards.remote import RemoteFolder
 
@@ -41,50 +38,50 @@ def config(short_checkpoint):
 
 
 def test_training_continues_on_another_machine_with_the_same_bits(machines, config):
-    alone = train(config, machines("alone"))
-    assert isinstance(train(config, machines("first"), until=1), Progress)
-    ended = train(config, machines("second"))
+    alone = train.train(config, machines("alone"))
+    assert isinstance(train.train(config, machines("first"), until=1), Progress)
+    ended = train.train(config, machines("second"))
     assert ended.checkpoint_sha256 == alone.checkpoint_sha256 and ended.resumed == 1
-    assert train(config, machines("first")) == ended, "found finished, not repeated"
-    folder = RunFolder(machines("first").results / config.path)
+    assert train.train(config, machines("first")) == ended, "found finished, not repeated"
+    folder = run_folders.RunFolder(machines("first").results / config.path)
     assert not folder.state.exists() and not folder.progress_file.exists()
     third = machines("third")
-    result = evaluate(config, Target("digits", "base"), third)
-    assert result.correct == evaluate(config, Target("digits", "base"), machines("alone")).correct
-    RemoteResults.from_runtime(machines("fourth")).pull_all()
-    assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
+    result = evaluate.evaluate(config, Target("digits", "base"), third)
+    assert result.correct == evaluate.evaluate(config, Target("digits", "base"), machines("alone")).correct
+    remote_results.RemoteResults.from_runtime(machines("fourth")).pull_all()
+    assert run_folders.RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
 def test_force_deletes_a_run_at_the_url(s3, machines, config):
-    train(config, machines("first"))
-    evaluate(config, Target("digits", "base"), machines("first"))
+    train.train(config, machines("first"))
+    evaluate.evaluate(config, Target("digits", "base"), machines("first"))
     sent = s3.count_requests("PUT", "train.json")
-    again = train(config, machines("second"), force=True)
+    again = train.train(config, machines("second"), force=True)
     assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
-    RemoteResults.from_runtime(runtime).pull_all()
-    assert RunFolder(runtime.results / config.path).train() == again
-    assert RunFolder(runtime.results / config.path).evaluations() == []
+    remote_results.RemoteResults.from_runtime(runtime).pull_all()
+    assert run_folders.RunFolder(runtime.results / config.path).train() == again
+    assert run_folders.RunFolder(runtime.results / config.path).evaluations() == []
 
 
 def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):
     runtime = replace(machines("first"), checkpoint_seconds=0.0)
-    upload = RemoteResults.push_run
+    upload = remote_results.RemoteResults.push_run
     away = [True]
 
-    def broken(self: RemoteResults, folder: str) -> None:
+    def broken(self: remote_results.RemoteResults, folder: str) -> None:
         if away[0]:
             raise Unreachable("s3://results cannot be reached; try again later")
         upload(self, folder)
 
-    monkeypatch.setattr(RemoteResults, "push_run", broken)
+    monkeypatch.setattr(remote_results.RemoteResults, "push_run", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
-        train(config, runtime)
+        train.train(config, runtime)
     assert "is uploaded later" in caplog.text
     away[0] = False
-    done = train(config, runtime)
+    done = train.train(config, runtime)
     assert done.resumed == 0, "it was finished here"
-    assert train(config, machines("second")) == done
+    assert train.train(config, machines("second")) == done
 
 
 def answer(capsys, *words):
@@ -155,6 +152,6 @@ def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, shor
     names = RemoteFolder(url).list()
     assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
     runtime = tmp_path / "third"
-    RemoteResults(url, runtime).pull_all()
+    remote_results.RemoteResults(url, runtime).pull_all()
     [file] = runtime.rglob("train.json")
     assert json.loads(file.read_text())["resumed"] == 1

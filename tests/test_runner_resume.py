@@ -21,13 +21,9 @@ from benchmarks.cli import main
 from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UserError
 from procap.methods import METHODS
-from runner import checkpointer
-from runner.checkpoint import TrainState, read_checkpoint
+from runner import checkpoint, checkpointer, evaluate, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.evaluate import evaluate
 from runner.results import write_json
-from runner.run_folders import RunFolder
-from runner.train import train
 
 STEPS, STEPS_PER_EPOCH = 12, 4
 QUICK = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"}}
@@ -47,25 +43,25 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     test sends its signal.
     """
     checkpointer.EPOCH_SAVE_SECONDS = float("inf")
-    count, stopped = TrainState.count, []
+    count, stopped = checkpoint.TrainState.count, []
 
     def stop_here(*_: object) -> None:
         stopped.append(True)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def count_and_stop(state: TrainState, *step: Any) -> None:
+    def count_and_stop(state: checkpoint.TrainState, *step: Any) -> None:
         count(state, *step)
         if state.step == stop:
             signal.setitimer(signal.ITIMER_REAL, seconds)
         while stop and state.step > stop and not stopped:
             time.sleep(0.001)
 
-    TrainState.count = count_and_stop  # type: ignore[method-assign]
+    checkpoint.TrainState.count = count_and_stop  # type: ignore[method-assign]
     signal.signal(signal.SIGALRM, stop_here)
     if stop == 0:
         signal.setitimer(signal.ITIMER_REAL, seconds)
     runtime = make_runtime(data, results, checkpoint_seconds=every)
-    train(RunConfig.model_validate(config), runtime)
+    train.train(RunConfig.model_validate(config), runtime)
 
 
 def train_until(config, data, results, number, stop, seconds=1e-6, every=0.0):
@@ -100,10 +96,10 @@ def configs(short_checkpoint) -> dict[str, RunConfig]:
 
 def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, list]:
     """Everything of a run that must not depend on where it was interrupted."""
-    folder = RunFolder(runtime.results / config.path)
+    folder = run_folders.RunFolder(runtime.results / config.path)
     result = folder.train()
     logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
-    counts = [evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
+    counts = [evaluate.evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
     return folder.checkpoint_file.read_bytes(), logs, counts
 
 
@@ -111,7 +107,7 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
 def straight(configs, few_digits, tmp_path_factory):
     """Where each configuration was trained without interruption, and what came out."""
     runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
-    return lambda name: (runtime, train(configs[name], runtime))
+    return lambda name: (runtime, train.train(configs[name], runtime))
 
 
 @pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
@@ -119,7 +115,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
     config = configs[name]
     undisturbed, wanted = straight(name)
     assert wanted.steps == STEPS
-    folder = RunFolder(tmp_path / config.path)
+    folder = run_folders.RunFolder(tmp_path / config.path)
     draw = random.Random(name)
     for step in kills:
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
@@ -141,10 +137,10 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
 def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
     config = plan_run(method=method, backbone=str(tiny_checkpoint), **QUICK | CHANGES.get(method, {}))
     undisturbed = make_runtime(few_digits, tmp_path / "straight")
-    assert train(config, undisturbed).steps == STEPS
+    assert train.train(config, undisturbed).steps == STEPS
     killed = tmp_path / "killed"
     end = train_until(config, few_digits, killed, signal.SIGKILL, 6)
-    assert end.code == -signal.SIGKILL and RunFolder(killed / config.path).train() is None
+    assert end.code == -signal.SIGKILL and run_folders.RunFolder(killed / config.path).train() is None
     train_to_the_end(config, few_digits, killed)
     assert outcome(config, replace(undisturbed, results=killed)) == outcome(config, undisturbed)
 
@@ -152,7 +148,7 @@ def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_ch
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, few_digits, tmp_path, number):
     config = configs["sgd"]
-    folder = RunFolder(tmp_path / config.path)
+    folder = run_folders.RunFolder(tmp_path / config.path)
     # Nothing is saved at this pace, so the state that is found is the signal's.
     seconds = random.Random(number).uniform(1e-6, 0.02)
     end = train_until(config, few_digits, tmp_path, number, 1, seconds, every=3600)
@@ -168,10 +164,10 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, 
 
 
 @pytest.fixture
-def stopped(configs, few_digits, tmp_path) -> tuple[RunConfig, RunFolder]:
+def stopped(configs, few_digits, tmp_path) -> tuple[RunConfig, run_folders.RunFolder]:
     """A run that was killed inside its second epoch."""
     config = configs["sgd"]
-    folder = RunFolder(tmp_path / config.path)
+    folder = run_folders.RunFolder(tmp_path / config.path)
     assert train_until(config, few_digits, tmp_path, signal.SIGKILL, STEPS_PER_EPOCH + 2).code == -signal.SIGKILL
     return config, folder
 
@@ -187,15 +183,15 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     (data / "digits" / "manifest.json").write_text(other.to_json())
     states = sorted(folder.state.iterdir())
     with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
-        train(config, make_runtime(data, tmp_path))
+        train.train(config, make_runtime(data, tmp_path))
     assert sorted(folder.state.iterdir()) == states
 
 
 def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
     runtime = make_runtime(few_digits, tmp_path)
-    write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
+    write_json(run_folders.RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
     with pytest.raises(UserError, match=r"--force"):
-        train(configs["adamw"], runtime)
+        train.train(configs["adamw"], runtime)
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,7 +205,7 @@ def words(command: str, data: Path, results: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def unkilled(few_digits, tmp_path_factory) -> RunFolder:
+def unkilled(few_digits, tmp_path_factory) -> run_folders.RunFolder:
     results = tmp_path_factory.mktemp("straight")
     for command in ("train", "eval"):
         assert main(words(command, few_digits, results)) == 0
@@ -268,15 +264,15 @@ def meeting(nodes: str, *more: str) -> list[list[str]]:
     return [[*shared, "--rdzv-conf", ",".join((f"is_host={first}", *more))] for first in (1, 0)]
 
 
-def assert_same_run(wanted: RunFolder, results: Path, ranks: int = 2) -> None:
+def assert_same_run(wanted: run_folders.RunFolder, results: Path, ranks: int = 2) -> None:
     """A finished run is the other one up to the order of sums, and `ranks` processes finished it."""
     folder = only_run(results)
     one, other = wanted.train(), folder.train()
     assert one is not None and other is not None
     assert (other.steps, other.images, other.fewshot) == (one.steps, one.images, one.fewshot)
     assert other.resumed >= 1 and (len(other.ranks) or 1) == ranks
-    weights = read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
-    for name, weight in read_checkpoint(wanted.checkpoint_file)[0].items():
+    weights = checkpoint.read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
+    for name, weight in checkpoint.read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
     assert not folder.state.exists() and not folder.progress_file.exists()
     counts = [[result.per_class for result in run.evaluations()] for run in (wanted, folder)]

@@ -11,20 +11,11 @@ from small_runs import make_runtime
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
-from runner.acceleration import Acceleration
+from runner import acceleration, evaluate, run_folders, setup
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, TrainResult
-from runner.run_folders import RunFolder
-from runner.setup import load_backbone
 from runner.train import APART, train
-from shards.builtin_sources import builtin_source
-from shards.catalogue import find
-from shards.errors import DataError
-from shards.fewshot import evaluation_split
-from shards.pack import pack_source
-from shards.reader import open_dataset
-from shards.transforms import eval_transform
+from shards import builtin_sources, catalogue, errors, fewshot, pack, reader, transforms
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
 
@@ -71,7 +62,7 @@ def test_train_json_describes_the_training(finished, runtime):
     assert result.images_per_second_model
     assert result.images_per_second_model > result.images_per_second
     assert result.peak_memory_bytes.process > 50e6
-    folder = RunFolder(runtime.results / config.path)
+    folder = run_folders.RunFolder(runtime.results / config.path)
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
     assert folder.config() == config
@@ -79,7 +70,7 @@ def test_train_json_describes_the_training(finished, runtime):
 
 def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     config, result = finished
-    file = RunFolder(runtime.results / config.path).checkpoint_file
+    file = run_folders.RunFolder(runtime.results / config.path).checkpoint_file
     before = file.stat().st_mtime_ns
     assert train(config, runtime) == result
     assert file.stat().st_mtime_ns == before
@@ -96,7 +87,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     config, half_done = plan("theirs"), plan("theirs", seed=2)
     result = train(config, there)
     assert result.method_source and (result.method_source.package, result.method_source.version) == ("theirs", "1.0")
-    evaluate(config, BASE, there)
+    evaluate.evaluate(config, BASE, there)
     train(half_done, there, until=1)
     assert train(config, there) == result and note_code(load(there.results)) == []
 
@@ -104,7 +95,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
         tmp_path, {"changed_method": f"{METHOD}    # another line"}, {"theirs": "changed_method:Theirs"}, version="2"
     )
     why = r"was trained by theirs 1.0 \(source .{16}\), and the code that is installed now is theirs 2 .*--force"
-    for again in (train, lambda *one: evaluate(one[0], BASE, one[1]), load_trained):
+    for again in (train, lambda *one: evaluate.evaluate(one[0], BASE, one[1]), evaluate.load_trained):
         with pytest.raises(UserError, match=why):
             again(config, there)
     with pytest.raises(UserError, match=r"its source of theirs is .{16}, here it is .{16}; start over with --force"):
@@ -133,7 +124,7 @@ def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp
 def test_a_training_records_sigma_and_warns_if_it_hardly_moved(plan, runtime, tmp_path, capsys):
     config, there = plan("procap", overrides={"epochs": 1}), dataclasses.replace(runtime, results=tmp_path, quiet=False)
     result = train(config, there)
-    assert RunFolder(tmp_path / config.path).train() == result
+    assert run_folders.RunFolder(tmp_path / config.path).train() == result
     assert {*result.statistics} == {"sigma of vision", "sigma of text"}
     assert "the variances of the prompts stay about as they began" in capsys.readouterr().err
 
@@ -150,9 +141,9 @@ def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path, ca
 
 def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):
     config = plan(seed=5)
-    folder = RunFolder(runtime.results / config.path)
+    folder = run_folders.RunFolder(runtime.results / config.path)
     first = train(config, runtime)
-    evaluate(config, BASE, runtime)
+    evaluate.evaluate(config, BASE, runtime)
     written = folder.train_file.stat().st_mtime_ns
     again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.train() == again
@@ -166,17 +157,17 @@ def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path
     before = torch.get_rng_state()
     there = dataclasses.replace(runtime, results=tmp_path)
     assert train(config, there).checkpoint_sha256 == result.checkpoint_sha256
-    evaluate(config, NOVEL, there)
+    evaluate.evaluate(config, NOVEL, there)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def count_plainly(config: RunConfig, target: Target, runtime: RuntimeConfig) -> tuple[list[int], list[int]]:
     """One image after the other, no batches, no meters."""
-    trained = load_trained(config, runtime)
-    selection = evaluation_split(open_dataset(runtime.data, target.dataset), target.classes)
+    trained = evaluate.load_trained(config, runtime)
+    selection = fewshot.evaluation_split(reader.open_dataset(runtime.data, target.dataset), target.classes)
     space = dataclasses.replace(trained.method.space, classnames=selection.classnames)
     classifier = trained.method.classifier(space)
-    transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
+    transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     correct, total = [0] * len(selection.classnames), [0] * len(selection.classnames)
     for i, label in enumerate(selection.images.labels.tolist()):
         logits = classifier(transform(selection.images.image(i))[None])
@@ -188,7 +179,7 @@ def count_plainly(config: RunConfig, target: Target, runtime: RuntimeConfig) -> 
 @pytest.mark.parametrize("target", [BASE, NOVEL], ids=str)
 def test_counts_are_those_of_a_plain_loop(finished, runtime, target):
     config, _ = finished
-    result = evaluate(config, target, runtime)
+    result = evaluate.evaluate(config, target, runtime)
     correct, total = count_plainly(config, target, runtime)
     assert (result.per_class.correct, result.per_class.total) == (correct, total)
     assert (result.correct, result.total) == (sum(correct), sum(total))
@@ -205,16 +196,16 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     target = Target("digits", "all")
     runtime = dataclasses.replace(runtime, results=tmp_path)
     train(config, runtime)
-    part = evaluate(config, target, dataclasses.replace(runtime, limit=7))
+    part = evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
-    full = evaluate(config, target, runtime)
+    full = evaluate.evaluate(config, target, runtime)
     assert full.total == full.dataset_size > 7
     assert full.per_class.total[0] > 0
-    file = RunFolder(tmp_path / config.path).eval_file(target)
+    file = run_folders.RunFolder(tmp_path / config.path).eval_file(target)
     written = file.stat().st_mtime_ns
-    assert evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
+    assert evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
     assert file.stat().st_mtime_ns == written
-    evaluate(config, target, runtime, force=True)
+    evaluate.evaluate(config, target, runtime, force=True)
     assert file.stat().st_mtime_ns != written
 
 
@@ -222,7 +213,7 @@ def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, runtime):
     config = plan("zeroshot")
     result = train(config, runtime)
     assert (result.steps, result.epochs, result.fewshot, result.trainable_parameters) == (0, [], None, 0)
-    counts = evaluate(config, BASE, runtime)
+    counts = evaluate.evaluate(config, BASE, runtime)
     assert (counts.per_class.correct, counts.per_class.total) == count_plainly(config, BASE, runtime)
 
 
@@ -231,9 +222,9 @@ def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, 
     config = plan(method, shots=1, precision="bf16")
     result = train(config, runtime)
     assert all(log.terms["ce"] > 0 for log in result.epochs)
-    trained = load_trained(config, runtime)
+    trained = evaluate.load_trained(config, runtime)
     assert {parameter.dtype for parameter in trained.method.parameters()} == {torch.float32}
-    counts: EvalResult = evaluate(config, NOVEL, runtime, trained=trained)
+    counts: EvalResult = evaluate.evaluate(config, NOVEL, runtime, trained=trained)
     assert counts.precision == "bf16"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         correct, total = count_plainly(config, NOVEL, runtime)
@@ -264,7 +255,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     with pytest.raises(UserError, match=r"step 2 of 6 .* not finite") as caught:
         train(config, eager)
     assert "\n" not in str(caught.value)
-    folder = RunFolder(runtime.results / config.path)
+    folder = run_folders.RunFolder(runtime.results / config.path)
     progress = folder.progress()
     assert progress.status == "failed"
     assert folder.train() is None
@@ -275,11 +266,11 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
 def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):
     config, runtime = plan(seed=6), dataclasses.replace(runtime, results=tmp_path)
     train(config, runtime)
-    file = RunFolder(tmp_path / config.path).checkpoint_file
+    file = run_folders.RunFolder(tmp_path / config.path).checkpoint_file
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    for use in (lambda: evaluate(config, BASE, runtime), lambda: train(config, runtime)):
+    for use in (lambda: evaluate.evaluate(config, BASE, runtime), lambda: train(config, runtime)):
         with pytest.raises(UserError, match=r"SHA-256.*train again with --force"):
             use()
     file.unlink()
@@ -299,23 +290,23 @@ def test_other_weights_under_the_same_name_are_refused(plan, runtime, tiny_geome
         if seed == 1:
             train(config, dataclasses.replace(runtime, results=tmp_path))
     with pytest.raises(UserError, match="was trained on weights"):
-        evaluate(config, BASE, dataclasses.replace(runtime, results=tmp_path))
+        evaluate.evaluate(config, BASE, dataclasses.replace(runtime, results=tmp_path))
 
 
 def pack_digits(data: Path, seen: int, name: str = "digits") -> None:
     """The first digit scans: `seen` to train on, 40 for val, 60 for test."""
-    source, counts = builtin_source(find("digits")), {"train": seen, "val": 40, "test": 60}
+    source, counts = builtin_sources.builtin_source(catalogue.find("digits")), {"train": seen, "val": 40, "test": 60}
     part = dataclasses.replace(source, name=name, counts=counts)
-    pack_source(part, data, force=True)
+    pack.pack_source(part, data, force=True)
 
 
 def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime, tmp_path):
     config, result = finished
-    counts = evaluate(config, BASE, runtime)
+    counts = evaluate.evaluate(config, BASE, runtime)
     elsewhere = dataclasses.replace(runtime, data=tmp_path)
-    assert (train(config, elsewhere), evaluate(config, BASE, elsewhere)) == (result, counts)
+    assert (train(config, elsewhere), evaluate.evaluate(config, BASE, elsewhere)) == (result, counts)
     pack_digits(tmp_path, 60)
-    for again in (lambda: train(config, elsewhere), lambda: evaluate(config, BASE, elsewhere)):
+    for again in (lambda: train(config, elsewhere), lambda: evaluate.evaluate(config, BASE, elsewhere)):
         with pytest.raises(UserError, match=r"trained on other content of digits .* train again with --force"):
             again()
     assert train(config, runtime) == result
@@ -326,25 +317,25 @@ def test_other_content_of_another_target_is_counted_again_only_with_force(finish
     (tmp_path / "digits").symlink_to(few_digits / "digits")
     there, target = dataclasses.replace(runtime, data=tmp_path), Target("scans")
     pack_digits(tmp_path, 60, "scans")
-    first = evaluate(config, target, there)
-    assert evaluate(config, target, there) == first
+    first = evaluate.evaluate(config, target, there)
+    assert evaluate.evaluate(config, target, there) == first
     pack_digits(tmp_path, 70, "scans")
     with pytest.raises(UserError, match=r"evaluated on other content of scans .* evaluate again with --force"):
-        evaluate(config, target, there)
-    again = evaluate(config, target, there, force=True)
+        evaluate.evaluate(config, target, there)
+    again = evaluate.evaluate(config, target, there, force=True)
     assert again.manifest_digest != first.manifest_digest
-    assert evaluate(config, target, there) == again
+    assert evaluate.evaluate(config, target, there) == again
 
 
 def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
-    with pytest.raises(DataError, match="procap data pack digits"):
+    with pytest.raises(errors.DataError, match="procap data pack digits"):
         train(plan(), make_runtime(tmp_path / "none", tmp_path))
     assert not list(Path(tmp_path).rglob("*.json"))
 
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_convolves_in_float32(plan):
-    load_backbone(plan(), torch.device("cuda"), Acceleration())
+    setup.load_backbone(plan(), torch.device("cuda"), acceleration.Acceleration())
     draw = torch.Generator().manual_seed(0)
     images, kernels = (torch.randn(4, 3, side, side, generator=draw) for side in (32, 16))
     exact = torch.nn.functional.conv2d(images.double(), kernels.double(), stride=16)
@@ -362,6 +353,6 @@ def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path,
     assert result.peak_memory_bytes.gpu
     assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
     assert seconds_of_training(result) == pytest.approx(result.seconds, rel=0.1)
-    counts = evaluate(config, BASE, there)
+    counts = evaluate.evaluate(config, BASE, there)
     assert counts.total == counts.dataset_size
     assert counts.images_per_second_model

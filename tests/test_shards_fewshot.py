@@ -12,12 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
-from shards.errors import DataUsageError
+from shards import errors, manifest, pack, reader, records
 from shards.fewshot import draw_positions, evaluation_labels, evaluation_split, load_few_shot, select_labels
-from shards.manifest import lines_digest
-from shards.pack import pack_source
-from shards.reader import ShardSet, open_dataset
-from shards.records import ImageRecord, png
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 
@@ -89,8 +85,8 @@ def test_every_shot_and_seed_draws_what_coop_draws(name):
             parts = zip(("train", "val"), picks, strict=True)
             found = [[split.paths[part][i] for i in of_part] for part, of_part in parts]
             assert tuple(found) == coops_own_words(split, shots, seed)
-            digests += map(lines_digest, found)
-    assert lines_digest(digests) == ALL_DRAWS[name]
+            digests += map(manifest.lines_digest, found)
+    assert manifest.lines_digest(digests) == ALL_DRAWS[name]
 
 
 @pytest.mark.parametrize(("name", "classes", "train", "val", "test"), [
@@ -142,10 +138,10 @@ def test_development_halves_part_the_base_labels_and_leave_novel_ones_alone(labe
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory) -> ShardSet:
+def toy(tmp_path_factory) -> reader.ShardSet:
     root = tmp_path_factory.mktemp("toy")
-    pack_source(toy_source(), root)
-    return open_dataset(root, "toy")
+    pack.pack_source(toy_source(), root)
+    return reader.open_dataset(root, "toy")
 
 
 def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
@@ -159,7 +155,7 @@ def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
 
 def test_samples_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
     everything, base, novel = (load_few_shot(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
-    assert everything.digest == lines_digest(everything.train.paths) == "020599b08bb8b514"
+    assert everything.digest == manifest.lines_digest(everything.train.paths) == "020599b08bb8b514"
     chosen = set(base.train.paths) | set(novel.train.paths)
     assert chosen == set(everything.train.paths)
     assert [path for path in everything.train.paths if path in base.train.paths] == base.train.paths
@@ -183,12 +179,12 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
     two = [0, 1]
 
     def images(split):
-        return (ImageRecord(f"{split}/{i}.png", two[i % 2], png(pixels(split, i))) for i in range(4))
+        return (records.ImageRecord(f"{split}/{i}.png", two[i % 2], records.png(pixels(split, i))) for i in range(4))
 
-    pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
-    shards = open_dataset(tmp_path, "toy")
+    pack.pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
+    shards = reader.open_dataset(tmp_path, "toy")
     assert len(evaluation_split(shards, "dev-base").images) == 2
-    with pytest.raises(DataUsageError, match="'toy' has no image of dev-novel classes in its test split"):
+    with pytest.raises(errors.DataUsageError, match="'toy' has no image of dev-novel classes in its test split"):
         evaluation_split(shards, "dev-novel")
 
 
@@ -211,7 +207,7 @@ def test_zero_shots_means_every_image_in_list_order(toy):
     (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel.*\? known: all, base, "),
 ])  # fmt: skip
 def test_impossible_requests_are_answered(toy, shots, classes, message):
-    with pytest.raises(DataUsageError, match=message):
+    with pytest.raises(errors.DataUsageError, match=message):
         load_few_shot(toy, shots, 1, classes)
 
 
@@ -227,10 +223,10 @@ def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
 
 
 def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
-    pack_source(toy_source(counts={"test": 17}), tmp_path)
-    shards = open_dataset(tmp_path, "toy")
+    pack.pack_source(toy_source(counts={"test": 17}), tmp_path)
+    shards = reader.open_dataset(tmp_path, "toy")
     assert len(evaluation_split(shards).images) == 17
-    with pytest.raises(DataUsageError, match="test set without halves"):
+    with pytest.raises(errors.DataUsageError, match="test set without halves"):
         evaluation_split(shards, "base")
-    with pytest.raises(DataUsageError, match="no images to train on"):
+    with pytest.raises(errors.DataUsageError, match="no images to train on"):
         load_few_shot(shards, 16, 1)

@@ -17,13 +17,9 @@ from command_line import read_files
 from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, label, pack_some_shapes, pixels, toy_records, toy_source
 
-from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, find
-from shards.check_dataset import check_dataset
-from shards.errors import DataError
+from shards import builtin_sources, catalogue, check_dataset, errors, reader
 from shards.manifest import lines_digest
 from shards.pack import pack_source
-from shards.reader import open_dataset
 from shards.records import ImageRecord, png
 from shards.world.generate import VERSION, paint, sample_seed
 
@@ -45,7 +41,7 @@ def test_layout_is_the_clip_benchmark_convention(tmp_path):
     root = tmp_path / "toy"
     names = [name.replace("_", " ") for name in CLASSNAMES]
     assert (root / "classnames.txt").read_text().splitlines() == names, "as prompts have them"
-    assert open_dataset(tmp_path, "toy").classnames == CLASSNAMES, "as they were given"
+    assert reader.open_dataset(tmp_path, "toy").classnames == CLASSNAMES, "as they were given"
     templates = (root / "zeroshot_classification_templates.txt").read_text().splitlines()
     assert templates[0].format(c="kite") == "a photo of a kite."
     for split, count in COUNTS.items():
@@ -82,18 +78,18 @@ def test_a_valid_set_is_kept_and_force_packs_again(tmp_path):
     assert pack_source(toy_source(refuse), tmp_path) == first
     with pytest.raises(AssertionError, match="valid set"):
         pack_source(toy_source(refuse), tmp_path, force=True)
-    assert open_dataset(tmp_path, "toy").manifest == first, "a failed --force must leave the old set"
+    assert reader.open_dataset(tmp_path, "toy").manifest == first, "a failed --force must leave the old set"
 
 
 def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     first = pack_source(toy_source(), tmp_path)
     (tmp_path / "toy/test/0.tar").write_bytes(b"")
     assert pack_source(toy_source(), tmp_path) == first
-    assert check_dataset(tmp_path, "toy").ok
+    assert check_dataset.check_dataset(tmp_path, "toy").ok
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
-    assert open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
+    assert reader.open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
     pack_source(toy_source(swapped_colours, origin="another version"), tmp_path)
-    image = open_dataset(tmp_path, "toy").split("test").image(3)
+    image = reader.open_dataset(tmp_path, "toy").split("test").image(3)
     assert np.array_equal(np.asarray(image), pixels("test", 3)[..., ::-1])
 
 
@@ -121,7 +117,7 @@ RENDERED: dict[int, dict[str, tuple[float, ...]]] = {
 
 def appearance(family: str) -> tuple[float, ...]:
     """Mean, spread and slants: a changed picture moves them, the last bit of a processor's sine does not."""
-    classes = CATALOGUE[family].classes
+    classes = catalogue.CATALOGUE[family].classes
     seeds = np.array([sample_seed(family, "test", i) for i in range(classes)], np.int64)
     pictures = paint(family, np.arange(classes), seeds)[0].astype(np.float64)
     ramp = np.linspace(0, 1, pictures.shape[1])
@@ -132,7 +128,7 @@ def appearance(family: str) -> tuple[float, ...]:
 @pytest.mark.parametrize("family", RENDERED[VERSION])
 def test_a_changed_renderer_has_a_new_version(family):
     """Without one, sets that were packed by the old renderer would be kept."""
-    assert builtin_source(find(family)).origin == f"world {VERSION}"
+    assert builtin_sources.builtin_source(catalogue.find(family)).origin == f"world {VERSION}"
     mend = f"raise VERSION in shards/world/generate.py and pin in RENDERED what it draws now: {appearance(family)}"
     assert appearance(family) == pytest.approx(RENDERED.get(VERSION, {}).get(family), abs=0.01), mend
 
@@ -152,8 +148,8 @@ def test_a_stop_between_the_renames_leaves_the_old_set(tmp_path, monkeypatch, st
     with pytest.raises(KeyboardInterrupt):
         pack_source(toy_source(swapped_colours), tmp_path, force=True)
     monkeypatch.undo()
-    assert open_dataset(tmp_path, "toy").manifest == first
-    assert check_dataset(tmp_path, "toy").ok
+    assert reader.open_dataset(tmp_path, "toy").manifest == first
+    assert check_dataset.check_dataset(tmp_path, "toy").ok
 
 
 def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
@@ -166,7 +162,7 @@ def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
     died = subprocess.run([sys.executable, "-c", code], env=SAME_PATH)
     assert died.returncode == 9 and not (tmp_path / "toy").exists()
     assert pack_source(toy_source(refuse), tmp_path) == first
-    assert check_dataset(tmp_path, "toy").ok
+    assert check_dataset.check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
@@ -188,7 +184,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert check_dataset(tmp_path, "toy").ok
+    assert check_dataset.check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
@@ -196,14 +192,14 @@ def test_a_folder_of_raw_images_is_never_replaced(tmp_path):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/cat.jpg").write_bytes(b"mine")
     for force in (False, True):
-        with pytest.raises(DataError, match="holds no packed data set"):
+        with pytest.raises(errors.DataError, match="holds no packed data set"):
             pack_source(toy_source(), tmp_path, force=force)
     assert (tmp_path / "toy/cat.jpg").read_bytes() == b"mine"
 
 
 def test_an_unwritable_root_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError) as error:
+    with pytest.raises(errors.DataError) as error:
         pack_source(toy_source(), tmp_path / "file")
     assert "\n" not in str(error.value) and "--data" in str(error.value)
 
@@ -217,10 +213,10 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
         yield from islice(toy_records(split), COUNTS[split] - 1)
         yield broken
 
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(errors.DataError, match=message):
         pack_source(toy_source(records), tmp_path)
-    with pytest.raises(DataError, match="no shards of 'toy'"):
-        open_dataset(tmp_path, "toy")
+    with pytest.raises(errors.DataError, match="no shards of 'toy'"):
+        reader.open_dataset(tmp_path, "toy")
 
 
 @pytest.mark.parametrize(("path", "message"), [
@@ -232,7 +228,7 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
 def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
     data = next(toy_records("test")).data
     source = toy_source(lambda split: iter([ImageRecord(path, 0, data)]), counts={"test": 1})
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(errors.DataError, match=message) as error:
         pack_source(source, tmp_path)
     assert "\n" not in str(error.value)
 
@@ -247,7 +243,7 @@ def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, mes
     ({"name": "../toy"}, "is no name of a data set"),
 ])  # fmt: skip
 def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, changes, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(errors.DataError, match=message):
         pack_source(toy_source(**changes), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -255,7 +251,7 @@ def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, cha
 def test_class_names_may_repeat_and_hold_what_paths_may_not(tmp_path):
     names = ("missile", "missile", "a/b", "bird's nest", "{} brace")
     pack_source(toy_source(classnames=names), tmp_path)
-    assert open_dataset(tmp_path, "toy").classnames == names
+    assert reader.open_dataset(tmp_path, "toy").classnames == names
     assert (tmp_path / "toy/classnames.txt").read_text().splitlines() == list(names)
 
 
@@ -264,7 +260,7 @@ def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
         records = list(toy_records(split))
         yield from (*records[:-1], records[4])
 
-    with pytest.raises(DataError, match=r"image 23 of paths.txt, 'train/.*/4\.png', is listed twice"):
+    with pytest.raises(errors.DataError, match=r"image 23 of paths.txt, 'train/.*/4\.png', is listed twice"):
         pack_source(toy_source(twice), tmp_path, per_shard=5)
 
 
@@ -285,7 +281,7 @@ def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_pa
     source = toy_source(lambda split: iter(records), counts={"test": 3}, resize=32, variant="32 px", size=10**15)
     manifest = pack_source(source, tmp_path)
     assert (manifest.resize, manifest.variant) == (32, "32 px")
-    split = open_dataset(tmp_path, "toy").split("test")
+    split = reader.open_dataset(tmp_path, "toy").split("test")
     assert [split.image(i).size for i in range(3)] == [(48, 32), (20, 30), (32, 40)]
     assert split.read(1) == small
     assert split.paths == ["a/0.JPEG", "a/1.jpg", "a/2.webp"], "picks find their images by the paths of the raw files"
@@ -300,7 +296,7 @@ def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_pa
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * 10**9))
-    with pytest.raises(DataError, match=r"does not fit: about 140\.2 GB are needed in .*, 2\.0 GB are free"):
+    with pytest.raises(errors.DataError, match=r"does not fit: about 140\.2 GB are needed in .*, 2\.0 GB are free"):
         pack_source(toy_source(refuse, size=140 * 10**9, counts={"train": 70_000}), tmp_path)
     assert list(tmp_path.iterdir()) == []
     pack_source(toy_source(size=10**9), tmp_path)
@@ -314,14 +310,14 @@ def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
 
 
 def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
-    with pytest.raises(DataError, match="gave 23 images, its list says 24"):
+    with pytest.raises(errors.DataError, match="gave 23 images, its list says 24"):
         pack_source(toy_source(counts={"train": 24}), tmp_path)
 
 
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
     monkeypatch.setattr("shards.builtin_sources.RENDER_BATCH", 1)
-    for dataset in (dataset for dataset in CATALOGUE.values() if dataset.source != "folder"):
-        source = builtin_source(dataset)
+    for dataset in (dataset for dataset in catalogue.CATALOGUE.values() if dataset.source != "folder"):
+        source = builtin_sources.builtin_source(dataset)
         assert len(source.classnames) == dataset.classes == len(set(source.classnames))
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
         assert len(dataset.templates) == 2
@@ -333,9 +329,9 @@ def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
 def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
     sklearn_datasets = pytest.importorskip("sklearn.datasets")
     scans = sklearn_datasets.load_digits()
-    manifest = pack_source(builtin_source(find("digits")), tmp_path)
-    assert {name: split.count for name, split in manifest.splits.items()} == dict(find("digits").counts)
-    shards = open_dataset(tmp_path, "digits")
+    manifest = pack_source(builtin_sources.builtin_source(catalogue.find("digits")), tmp_path)
+    assert {name: split.count for name, split in manifest.splits.items()} == dict(catalogue.find("digits").counts)
+    shards = reader.open_dataset(tmp_path, "digits")
     seen: dict[int, str] = {}
     for name, share in (("train", 0.5), ("val", 0.2), ("test", 0.3)):
         split = shards.split(name)

@@ -14,15 +14,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 from toy_shards import toy_source
 
+from shards import errors, loader, pack, reader, records, transfer
 from shards.device.images import DeviceCrops
 from shards.device.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, is_pillow_reproduced, taps
 from shards.device.stream import DeviceTrainStream, augments_on_device
-from shards.errors import DataError
-from shards.loader import TrainStream
-from shards.pack import pack_source
-from shards.reader import Split, open_dataset
-from shards.records import ImageRecord, png
-from shards.transfer import prefetch, to_device
 from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -140,14 +135,14 @@ def noise(width: int, height: int, seed: int, extreme: bool = False) -> np.ndarr
 
 def photos(split):
     for i in range(COUNT):
-        yield ImageRecord(f"{i}.png", i % 5, png(noise(*SIZES[i % len(SIZES)], seed=i)))
+        yield records.ImageRecord(f"{i}.png", i % 5, records.png(noise(*SIZES[i % len(SIZES)], seed=i)))
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory) -> Split:
+def train(tmp_path_factory) -> reader.Split:
     root = tmp_path_factory.mktemp("photos")
-    pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
-    return open_dataset(root, "toy").split("train")
+    pack.pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
+    return reader.open_dataset(root, "toy").split("train")
 
 
 def same(first, second) -> bool:
@@ -251,7 +246,7 @@ def test_only_crop_and_flip_by_a_pillow_whose_pixels_are_reproduced_are_done_on_
 def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_bytes, cache_bytes):
     rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
     for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
-        plain = TrainStream(train, 4, augment, seed=1)
+        plain = loader.TrainStream(train, 4, augment, seed=1)
         stream = DeviceTrainStream(train, 4, augment, 1, workers, device=torch.device(device), **rooms)
         assert stream.steps_per_epoch == plain.steps_per_epoch
         for epoch in range(3):
@@ -273,7 +268,7 @@ def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, 
     split = train.subset(range(count))
     for rank in range(world_size):
         share = {"rank": rank, "world_size": world_size}
-        plain = TrainStream(split, batch, AUGMENT, seed=2, **share)
+        plain = loader.TrainStream(split, batch, AUGMENT, seed=2, **share)
         stream = DeviceTrainStream(split, batch, AUGMENT, 2, workers, device=torch.device("cpu"), **share)
         assert same(list(stream.epoch(epoch, start)), list(plain.epoch(epoch, start)))
 
@@ -282,8 +277,8 @@ def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device, workers, monkeypatch):
     reads: list[int] = []
-    read = Split.read
-    monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
+    read = reader.Split.read
+    monkeypatch.setattr(reader.Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
     sizes = {i: SIZES[i % len(SIZES)] for i in range(COUNT)}
     chosen = [i for i, size in sizes.items() if fits(*size, 8)]
     fitting, total = train.subset(chosen), sum(3 * sizes[i][0] * sizes[i][1] for i in chosen)
@@ -301,13 +296,13 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, workers):
-    pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
-    split = open_dataset(tmp_path, "toy").split("train")
+    pack.pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
+    split = reader.open_dataset(tmp_path, "toy").split("train")
     (tmp_path / "toy/train/2.tar").write_bytes(b"")
-    plain = TrainStream(split, 1, AUGMENT, seed=1)
+    plain = loader.TrainStream(split, 1, AUGMENT, seed=1)
     messages = []
     for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, workers, device=torch.device("cpu"))):
-        with pytest.raises(DataError, match=r"2\.tar was cut short") as raised:
+        with pytest.raises(errors.DataError, match=r"2\.tar was cut short") as raised:
             list(stream.epoch(0))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
@@ -342,7 +337,7 @@ def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
                 copies.append((images.clone(), labels.clone()))
                 del images, labels
         torch.cuda.synchronize()
-        assert same(copies, list(TrainStream(train, 4, AUGMENT, seed=1).epoch(epoch)))
+        assert same(copies, list(loader.TrainStream(train, 4, AUGMENT, seed=1).epoch(epoch)))
 
 
 @pytest.mark.gpu
@@ -390,17 +385,17 @@ class Watched:
 
 def test_on_a_cpu_the_very_tensors_pass_one_tuple_at_a_time():
     source = list(batches())
-    for before, passed in zip(source, to_device(source, CPU), strict=True):
+    for before, passed in zip(source, transfer.to_device(source, CPU), strict=True):
         assert all(a is b for a, b in zip(before, passed, strict=True))
     watched = Watched(5)
-    for n, _ in enumerate(to_device(watched, CPU), 1):
+    for n, _ in enumerate(transfer.to_device(watched, CPU), 1):
         assert watched.taken == n
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_prefetching_starts_that_many_items_ahead_and_keeps_their_order(ahead):
     started: list[int] = []
-    for n, item in enumerate(prefetch(range(6), lambda item: (started.append(item), item)[1], ahead)):
+    for n, item in enumerate(transfer.prefetch(range(6), lambda item: (started.append(item), item)[1], ahead)):
         assert item == n and started == list(range(min(6, n + 1 + ahead)))
     assert n == 5
 
@@ -409,7 +404,7 @@ def test_prefetching_starts_that_many_items_ahead_and_keeps_their_order(ahead):
 def test_an_error_closes_the_source(ahead):
     watched = Watched(6, broken=4)
     with pytest.raises(OSError, match="no more"):
-        list(prefetch(watched, lambda item: item, ahead))
+        list(transfer.prefetch(watched, lambda item: item, ahead))
     assert watched.closed
 
 
@@ -424,7 +419,7 @@ def test_on_a_gpu_the_same_values_arrive_while_the_device_is_busy(ahead, pinned)
     if pinned:
         source = [(images.pin_memory(), labels) for images, labels in source]
     sums = []
-    for n, (images, labels) in enumerate(to_device(source, device, ahead, moved=(0,))):
+    for n, (images, labels) in enumerate(transfer.to_device(source, device, ahead, moved=(0,))):
         assert images.is_cuda and labels is source[n][1]
         for _ in range(5):
             busy = busy @ busy / 2048
@@ -438,6 +433,6 @@ def test_on_a_gpu_the_same_values_arrive_while_the_device_is_busy(ahead, pinned)
 def test_on_a_gpu_batches_may_be_used_on_any_stream():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for given, moved in zip(batches(20), to_device(batches(20), torch.device("cuda")), strict=True):
+        for given, moved in zip(batches(20), transfer.to_device(batches(20), torch.device("cuda")), strict=True):
             assert torch.cuda.current_stream() == stream
             assert all(torch.equal(a, b.cpu()) for a, b in zip(given, moved, strict=True))

@@ -6,10 +6,7 @@ from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, pixels, toy_source
 
 from benchmarks.studies.train_mini.teacher import caption
-from shards.catalogue import CATALOGUE
-from shards.contact_sheet import contact_sheet
-from shards.errors import DataError
-from shards.pack import pack_source
+from shards import catalogue, contact_sheet, errors, pack
 from shards.world.generate import CLASSNAMES as FAMILIES
 from shards.world.generate import Style, paint, sample_seed
 
@@ -47,7 +44,7 @@ def test_no_two_splits_families_or_worlds_share_a_seed():
     seeds = [
         sample_seed(family, split, index, world)
         for family in FAMILIES
-        for split, count in CATALOGUE[family].counts.items()
+        for split, count in catalogue.CATALOGUE[family].counts.items()
         for index in range(count)
         for world in (0, 1)
     ]
@@ -65,10 +62,10 @@ def test_seeds_and_pixels_stay_what_they_were():
 
 
 def test_the_shifted_sets_keep_the_classes_of_their_source_and_are_for_testing_only():
-    shifted = [about for name, about in CATALOGUE.items() if name.startswith("shapes-")]
+    shifted = [about for name, about in catalogue.CATALOGUE.items() if name.startswith("shapes-")]
     assert len(shifted) == 4
     for about in shifted:
-        assert about.classnames == CATALOGUE["shapes"].classnames
+        assert about.classnames == catalogue.CATALOGUE["shapes"].classnames
         assert about.test_only
 
 
@@ -86,9 +83,9 @@ CODE = np.array([1, 256, 65536])
 
 
 def test_a_contact_sheet_holds_every_test_image(tmp_path):
-    pack_source(toy_source(), tmp_path)
+    pack.pack_source(toy_source(), tmp_path)
     sheet = tmp_path / "sheets/toy.png"
-    contact_sheet(tmp_path, "toy", "test", sheet, per_class=COUNTS["test"])
+    contact_sheet.contact_sheet(tmp_path, "toy", "test", sheet, per_class=COUNTS["test"])
     page = np.asarray(Image.open(sheet).convert("RGB"))
     assert page.shape[0] > 300 and page.shape[1] > 300
     colours = np.unique(page.reshape(-1, 3).astype(int) @ CODE)
@@ -97,24 +94,24 @@ def test_a_contact_sheet_holds_every_test_image(tmp_path):
 
 
 def test_a_sheet_that_cannot_be_written_is_one_line(tmp_path):
-    pack_source(toy_source(), tmp_path)
+    pack.pack_source(toy_source(), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written") as error:
-        contact_sheet(tmp_path, "toy", "test", tmp_path / "file/toy.png")
+    with pytest.raises(errors.DataError, match="cannot be written") as error:
+        contact_sheet.contact_sheet(tmp_path, "toy", "test", tmp_path / "file/toy.png")
     assert "\n" not in str(error.value)
 
 
 def test_classes_without_images_take_no_room(tmp_path):
-    pack_source(toy_source(), tmp_path / "few")
-    pack_source(toy_source(classnames=(*CLASSNAMES, *(f"absent {i}" for i in range(500)))), tmp_path / "many")
+    pack.pack_source(toy_source(), tmp_path / "few")
+    pack.pack_source(toy_source(classnames=(*CLASSNAMES, *(f"absent {i}" for i in range(500)))), tmp_path / "many")
     few, many = (tmp_path / f"{data}.png" for data in ("few", "many"))
     for sheet in (few, many):
-        contact_sheet(tmp_path / sheet.stem, "toy", "test", sheet)
+        contact_sheet.contact_sheet(tmp_path / sheet.stem, "toy", "test", sheet)
     assert Image.open(many).height == Image.open(few).height
 
 
 def test_a_dollar_in_a_class_name_begins_no_formula(tmp_path):
     names = (r"$\foo$", "$5 bill", *CLASSNAMES[2:])
-    pack_source(toy_source(classnames=names), tmp_path)
-    contact_sheet(tmp_path, "toy", "test", tmp_path / "toy.png")
+    pack.pack_source(toy_source(classnames=names), tmp_path)
+    contact_sheet.contact_sheet(tmp_path, "toy", "test", tmp_path / "toy.png")
     assert (tmp_path / "toy.png").stat().st_size
