@@ -132,10 +132,8 @@ assert "torch" not in sys.modules
 
 
 def test_jobs_start_as_soon_as_a_slot_is_free():
-    assert makespan([], 2) == 0.0
-    assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0
-    assert makespan([5.0, 1.0], 8) == 5.0
-    assert find_machine("cpu") == HERE
+    assert makespan([], 2) == 0.0 and makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0
+    assert makespan([5.0, 1.0], 8) == 5.0 and find_machine("cpu") == HERE
 
 
 class Guess:
@@ -196,5 +194,4 @@ def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, 
     for one in runs:
         finish(runtime, one, *HALVES)
     assert planned(capsys) == [] and len(planned(capsys, "--force")) == 4
-    assert main([*PLAN[:-1], "--price", "3.5"]) == 2
-    assert "add --dry-run" in capsys.readouterr().err
+    assert main([*PLAN[:-1], "--price", "3.5"]) == 2 and "add --dry-run" in capsys.readouterr().err

@@ -60,8 +60,7 @@ def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, c
     code, out, err = run(capsys, "data", "check", "--raw", part)
     assert code == 1
     assert "split_zhou_DescribableTextures.json is missing" in err and "--random-split" in err
-    assert "14 not found" in err
-    assert out.count("not found") == 14
+    assert "14 not found" in err and out.count("not found") == 14
 
 
 def test_train_evaluate_and_table_on_subsets(packed, tmp_path, capsys):
@@ -77,8 +76,7 @@ def test_train_evaluate_and_table_on_subsets(packed, tmp_path, capsys):
     code, _, err = run(capsys, "eval", *common, *extra, "--targets", targets, *at)
     assert code == 0, err
     code, out, err = run(capsys, "table", "--results", tmp_path / "results")
-    assert code == 0 and "oxford-pets-subset" in out
-    assert "subset: 16 of 7,349 images" in out
+    assert code == 0 and "oxford-pets-subset" in out and "subset: 16 of 7,349 images" in out
     code, out, err = run(capsys, "table", "--results", tmp_path / "results", "--format", "json")
     assert code == 0 and "subset: 16 of 7,349 images" in out
 
@@ -106,8 +104,7 @@ def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
     code, _, err = run(capsys, "data", "pack", "land.yaml", *at)
     assert code == 0, err
     run_it = ["--methods", "zeroshot", "--datasets", "my-land", *at, "--tracking", "off"]
-    assert run(capsys, "train", *run_it)[0] == 0
-    assert run(capsys, "eval", *run_it)[0] == 0
+    assert run(capsys, "train", *run_it)[0] == 0 and run(capsys, "eval", *run_it)[0] == 0
     code, out, _ = run(capsys, "table")
     assert code == 0 and "my-land" in out
     code, out, _ = run(capsys, "ls", "datasets", *at)
@@ -150,8 +147,7 @@ def test_the_data_page_names_every_raw_folder_and_list():
     for dataset in RAW_SETS:
         assert dataset.raw
         row = next(line for line in page.splitlines() if line.startswith(f"| `{dataset.name}` "))
-        assert f"`{dataset.raw.folders[0]}`" in row
-        assert dataset.raw.split_file in row
+        assert f"`{dataset.raw.folders[0]}`" in row and dataset.raw.split_file in row
         assert dataset.raw.images[0].strip(".") in row
 
 
@@ -162,8 +158,7 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
     next((raw / "dtd" / "images").rglob("*.jpg")).write_bytes(b"no image")
     words = ("data", "pack", "dtd", "eurosat", "--subset", "--raw", raw, "--data", tmp_path / "data")
     code, out, err = run(capsys, *words)
-    assert code == 3
-    assert "eurosat-subset" in out and "'dtd-subset'" in err
+    assert code == 3 and "eurosat-subset" in out and "'dtd-subset'" in err
     assert packed_names(tmp_path / "data") == ["eurosat-subset"]
 
 
@@ -388,8 +383,7 @@ def one_class(tmp_path_factory) -> Path:
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--shots", "2"]
     at += ["--profile", "mini"] if "bench" in line else ["--epochs", "1"]
-    assert main([*line.split(), *at]) == code
-    assert words in capsys.readouterr().err
+    assert main([*line.split(), *at]) == code and words in capsys.readouterr().err
     assert not list(tmp_path.rglob("train.json"))
 
 

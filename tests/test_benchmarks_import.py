@@ -52,8 +52,7 @@ def train_and_import(flags: list[str], *formats: str) -> RunFolder:
     for format in formats:
         assert main(["export", str(ours.path), "--format", format]) == 0
         [file] = (Path("export") / ours.path.relative_to("ours")).glob(f"*/{FILES[format]}")
-        assert file.is_file()
-        assert main(["import", str(file), *flags, "--results", format]) == 0
+        assert file.is_file() and main(["import", str(file), *flags, "--results", format]) == 0
         assert main(["eval", *flags, "--results", format]) == 0
         imported = only_run(format)
         training = imported.train()
@@ -124,11 +123,9 @@ def test_wrong_imports_are_one_line_each_and_write_nothing(capsys, flags, tmp_pa
     assert main(["import", good, *flags]) == 0
     run = only_run("results")
     before = run.train_file.read_bytes()
-    assert main(["import", good, *flags]) == 0
-    assert run.train_file.read_bytes() == before
+    assert main(["import", good, *flags]) == 0 and run.train_file.read_bytes() == before
     other = save("other", state_dict=learned() | {"prompt_learner.ctx": torch.zeros(2, 64)}, epoch=1)
-    assert "is a run already" in fail(other)
-    assert main(["import", other, *flags, "--force"]) == 0
+    assert "is a run already" in fail(other) and main(["import", other, *flags, "--force"]) == 0
     assert run.train().imported.name == "other"
 
 
@@ -227,8 +224,7 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     elif content:
         path.write_bytes(content)
     assert main(["predict", str(run.path), str(path), "--out", str(out)]) in (1, 2)
-    assert message in capsys.readouterr().err
-    assert not out.exists()
+    assert message in capsys.readouterr().err and not out.exists()
 
 
 def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
@@ -248,8 +244,7 @@ def test_every_unreadable_image_is_named_and_the_others_are_classified(run, phot
     assert main([*words, "--dry-run"]) == 1
     plan = capsys.readouterr()
     assert f"{len(readable) + 2} images to classify with" in plan.out and "broken.tar cannot be read" in plan.err
-    assert not out.exists()
-    assert main([*words, "--workers", "2"]) == 1
+    assert not out.exists() and main([*words, "--workers", "2"]) == 1
     printed = capsys.readouterr()
     failed = json.loads(printed.out.splitlines()[-1])["failed"]
     assert {Path(name).name for name in failed} == {"0000a.png", "zz.jpg", "broken.tar"}

@@ -116,8 +116,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
-    assert code == 1 and not found[failing]["passed"]
-    assert note in found[failing]["note"]
+    assert code == 1 and not found[failing]["passed"] and note in found[failing]["note"]
 
 
 @pytest.mark.slow
@@ -201,8 +200,7 @@ def test_the_colour_of_a_new_method_is_that_of_no_other(written):
 ])  # fmt: skip
 def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, few_digits):
     more = [] if words[0] == "new" else ["--data", str(few_digits), "--dataset", "digits"]
-    assert main([*words, *more]) == 2
-    assert message in capsys.readouterr().err
+    assert main([*words, *more]) == 2 and message in capsys.readouterr().err
 
 
 def test_a_suite_of_a_method_that_is_gone_names_its_package(tmp_path, capsys):

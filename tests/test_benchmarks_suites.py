@@ -96,8 +96,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     # Its file is recorded, so that its name is enough.
     code, named, _ = run(capsys, "table", "mine")
-    assert code == 0 and "| digits" in named
-    assert run(capsys, "report", "mine")[::2] == (0, "")
+    assert code == 0 and "| digits" in named and run(capsys, "report", "mine")[::2] == (0, "")
     code, _, err = run(capsys, "table", "mien")
     assert code == 2 and "unknown suite 'mien': did you mean mine?" in err
     moved = file.rename(tmp_path / "moved.py")
@@ -159,8 +158,7 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
     code, out, err = run(capsys, *words)
     assert code == 0, err
     message = json.loads(out.splitlines()[-1])
-    assert len(message["done"]) == 2 and not message["failed"]
-    assert "CLIP (zero-shot)" in out
+    assert len(message["done"]) == 2 and not message["failed"] and "CLIP (zero-shot)" in out
     reserved = tmp_path / "results/collections/suite/base-to-novel"
     assert (reserved / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
     [collection] = read_collections(tmp_path / "results")
@@ -201,8 +199,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, caps
     assert not any(char.isdigit() for char in lost), "a run that failed has no figure"
     blocked.unlink()
     code, out, err = run(capsys, *words, "--methods", "zeroshot,coop")
-    assert code == 0 and "CoOp" in out
-    assert not read_collection(folder).failed
+    assert code == 0 and "CoOp" in out and not read_collection(folder).failed
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -452,7 +449,6 @@ def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(few_digi
     words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]
     words += ["--seeds", "1,2", "--backbone", str(short_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
     words += ["--results", str(tmp_path)]
-    assert main([*words, "--tracking", "off"]) == 0
-    assert main(words) == 0
+    assert main([*words, "--tracking", "off"]) == 0 and main(words) == 0
     runs, parents = count_tracked(tmp_path)
     assert runs == dict.fromkeys(load_outcomes(tmp_path), 1) and runs and parents == ["FINISHED"]

@@ -185,8 +185,7 @@ def test_the_cluster_of_a_job_is_the_standing_cluster():
 def test_versions_are_those_of_the_project():
     """One image of this version everywhere, and Ray as installed in it: KubeRay and nodes refuse or fail on another."""
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned
-    assert {cluster_of(read(path))["rayVersion"] for path in KUBERAY} == {pinned[1]}
+    assert pinned and {cluster_of(read(path))["rayVersion"] for path in KUBERAY} == {pinned[1]}
     tag = r"procap-bench[:-]([0-9][\w.]*?)(?=\.tar|[\s|;]|$)"
     named = {path.name: set(re.findall(tag, path.read_text())) for path in FILES}
     assert set().union(*named.values()) == {__version__}, named
@@ -437,8 +436,7 @@ def test_the_warning_before_the_end_reaches_the_command_alone(submit, tmp_path):
     assert job.stdout.readline().startswith("localhost:")
     before = (tmp_path / "nodes.lines").read_text()
     os.kill(job.pid, signal.SIGTERM)
-    assert job.stdout.readline() == "saved\n" and "ended" not in before
-    assert ended(job)[0] == 143
+    assert job.stdout.readline() == "saved\n" and "ended" not in before and ended(job)[0] == 143
     assert (tmp_path / "nodes.lines").read_text().endswith("0 ended\n")
 
 

@@ -149,8 +149,7 @@ def test_constant_warmup_then_a_cosine_that_never_arrives():
     for epochs, last in ((2, 1.0), (5, 0.3455), (10, 0.0955), (50, 0.0039)):
         recipe = Recipe(lr=0.0035, epochs=epochs, batch_size=4)
         rates = [learning_rate(recipe, epoch) for epoch in range(epochs)]
-        assert rates[:2] == [1e-5, 0.0035]
-        assert rates[-1] / 0.0035 == pytest.approx(last, abs=5e-5)
+        assert rates[:2] == [1e-5, 0.0035] and rates[-1] / 0.0035 == pytest.approx(last, abs=5e-5)
 
 
 def test_a_warm_up_per_step_is_that_of_torch_followed_by_a_cosine_to_the_end():
@@ -343,8 +342,7 @@ def test_files_of_dassl_are_read_with_live_objects_in_them(tmp_path, is_zip):
     file = tmp_path / "model.pth.tar-5"
     torch.save(content, file, _use_new_zipfile_serialization=is_zip)
     found = read_public(file)
-    assert found.epoch == 5
-    assert found.tensors.keys() == module.state_dict().keys()
+    assert found.epoch == 5 and found.tensors.keys() == module.state_dict().keys()
     assert all(torch.equal(found.tensors[name], value) for name, value in module.state_dict().items())
 
 

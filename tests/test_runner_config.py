@@ -32,8 +32,7 @@ FIXED = RunConfig(method="coop", options=OPTIONS, recipe=RECIPE, dataset="shapes
 
 def test_identity_of_a_fixed_run_never_changes():
     # Results on people's disks are found by this number.
-    assert FIXED.hash == "c93afa81"
-    assert FIXED.path == "base/shapes/coop/mini/16shot/seed1-c93afa81"
+    assert FIXED.hash == "c93afa81" and FIXED.path == "base/shapes/coop/mini/16shot/seed1-c93afa81"
 
 
 @pytest.mark.parametrize("change", [
@@ -76,8 +75,7 @@ def test_an_option_that_a_method_got_later_leaves_older_runs_where_they_are():
 def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():
     own = plan_run(method="procap", dataset="shapes")
     same = plan_run(method="procap", dataset="shapes", recipe="procap", overrides={"lr": own.recipe.lr})
-    assert own.recipe_name == "published"
-    assert same.path == own.path
+    assert own.recipe_name == "published" and same.path == own.path
 
 
 def test_defaults_written_out_are_the_same_run():
@@ -112,8 +110,7 @@ def test_a_method_that_learns_nothing_keeps_zero_epochs():
         plan_run(method="zeroshot", dataset="shapes", **more)
         for more in ({}, {"overrides": {"epochs": 3, "lr": 1.0}}, {"recipe": "procap"})
     ]
-    assert {run.recipe.epochs for run in runs} == {0}
-    assert len({run.path for run in runs}) == 1
+    assert {run.recipe.epochs for run in runs} == {0} and len({run.path for run in runs}) == 1
 
 
 @pytest.mark.parametrize(("more", "words"), [
@@ -174,8 +171,7 @@ def test_picks_are_a_digest_and_mean_nothing_to_a_method_that_learns_nothing():
 def test_a_wrong_target_is_refused_in_one_line(text):
     with pytest.raises((UserError, DataUsageError)) as caught:
         Target.parse(text)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
 CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
@@ -221,8 +217,7 @@ def test_a_run_has_one_writer_and_a_dead_one_does_not_count(tmp_path):
     command = [sys.executable, "-c", code, str(folder.path)]
     root = Path(__file__).parent.parent
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"held by another process .pid {other.pid}"), folder.locked():
             pass
         other.kill()
@@ -259,11 +254,9 @@ def test_runs_are_found_and_cleared(tmp_path):
     write_json(folder.progress_file, PROGRESS)
     write_bytes(folder.eval_file(Target("digits")), b"{}")
     write_json(tmp_path / "mlartifacts" / "1" / "0a1b" / "artifacts" / "config.json", CONFIG)
-    assert find_runs(tmp_path) == [folder]
-    assert folder.config() == CONFIG
+    assert find_runs(tmp_path) == [folder] and folder.config() == CONFIG
     folder.clear()
-    assert find_runs(tmp_path) == []
-    assert not folder.eval_files()
+    assert find_runs(tmp_path) == [] and not folder.eval_files()
     assert find_runs(tmp_path / "nowhere") == []
 
 
@@ -296,8 +289,7 @@ def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     library_defaults()
-    assert os.environ["HF_HUB_OFFLINE"] == "0"
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["HF_HUB_OFFLINE"] == "0" and os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 def test_a_disk_without_locks_blocks_no_run(tmp_path, monkeypatch):
@@ -401,8 +393,7 @@ def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
     assert sorted(tmp_path.iterdir()) == paths[1:]
     paths[2].write_bytes(paths[2].read_bytes()[:-3])
     state = restore(keeper, method, optimizer)
-    assert state.step == 2
-    assert str(paths[2]) in caplog.text
+    assert state.step == 2 and str(paths[2]) in caplog.text
     paths[1].write_bytes(b"")
     assert restore(keeper, method, optimizer) is None
 

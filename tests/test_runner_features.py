@@ -155,8 +155,7 @@ def test_halves_and_limits_share_stored_features(plan, without, runtime, answer,
     assert answer(config, NOVEL, runtime)[0].features == "cached"
     plain, wanted = answer(config, ALL, without)
     # An image in another batch is rounded otherwise: by units in the last place of a scale of 100.
-    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
-    assert result.per_class == plain.per_class
+    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4) and result.per_class == plain.per_class
 
 
 def test_force_computes_again_and_replaces_stored_features(plan, without, runtime, answer, decoded, tiny_geometry):
@@ -243,8 +242,7 @@ def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
     with pytest.warns(UserWarning, match=r"cannot be used .*computed again") as notes:
         store = FeatureStore(tmp_path, KEY)
     [said] = own(notes)
-    assert "\n" not in said
-    assert not store.contains(np.arange(4)).any()
+    assert "\n" not in said and not store.contains(np.arange(4)).any()
     remember(store, [1, 2, 3])
     store.save()
     assert file.read_bytes() == sound
@@ -263,8 +261,7 @@ def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
     runtime.features.write_text("a file in its runtime")
     with pytest.warns(UserWarning, match="cannot be stored") as notes:
         result, _ = answer(plan("zeroshot"), BASE, runtime)
-    assert len(own(notes)) == 1
-    assert result.features == "computed"
+    assert len(own(notes)) == 1 and result.features == "computed"
 
 
 def own(notes):

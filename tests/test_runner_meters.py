@@ -58,16 +58,14 @@ def run_steps(meter: meters.Meter, clock: Clock, seconds: list[float], images: i
 def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
     meter = meters.Meter(CPU, warmup=2)
     run_steps(meter, clock, [0.2, 0.2, 0.01, 0.01])
-    assert meter.images_per_second() == pytest.approx(20 / 0.02)
-    assert meter.warmup_steps == 2
+    assert meter.images_per_second() == pytest.approx(20 / 0.02) and meter.warmup_steps == 2
     assert meter.step_seconds == pytest.approx(0.42) == pytest.approx(meter.phases["model"])
 
 
 def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same(clock):
     meter = meters.Meter(CPU, warmup=2)
     run_steps(meter, clock, [0.02, 0.02])
-    assert meter.images_per_second() == pytest.approx(20 / 0.04)
-    assert meter.warmup_steps == 0
+    assert meter.images_per_second() == pytest.approx(20 / 0.04) and meter.warmup_steps == 0
     assert meters.Meter(CPU, warmup=2).images_per_second() is None
 
 
@@ -107,8 +105,7 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     run_steps(second, clock, [0.1, 0.02])
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
-    assert second.images_per_second() == pytest.approx(30 / 0.06)
-    assert second.warmup_steps == 2
+    assert second.images_per_second() == pytest.approx(30 / 0.06) and second.warmup_steps == 2
 
 
 LATE_SECONDS = 0.2
@@ -153,8 +150,7 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_a_wait_of_others(few_dig
     first, second = [run_folders.RunFolder(tmp_path / config.path) for config in runs(str(short_checkpoint))]
     result, quick = first.train(), second.train()
     *others, late = result.ranks
-    assert len(others) == size - 1
-    assert late.data_share > 0.99 and late.communication_share < 0.01
+    assert len(others) == size - 1 and late.data_share > 0.99 and late.communication_share < 0.01
     for use in others:
         assert use.data_share < 0.01 and use.communication_share > 0.99
     # All are held up: a global batch of 4 takes the time that the late images take.
@@ -180,8 +176,7 @@ def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
     busy = use.cpu_percent / 100 * (time.perf_counter() - began)
     assert busy > 0.25 and use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
     assert (use.gpu_percent, use.gpu_watts, monitor.peak_memory().gpu) == (None, None, None)
-    assert monitor.peak_memory().process >= before
-    assert monitor.peak_memory().process > len(block)
+    assert monitor.peak_memory().process >= before and monitor.peak_memory().process > len(block)
 
 
 def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
@@ -207,8 +202,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
         display.update(2, loss=1.25, epoch="1/5")
         display.print("a remark")
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
+    assert out == "" and err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
 
 
 def read_terminal(main):
@@ -233,10 +227,8 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
         shown = "".join(read_terminal(main))
         assert process.stdout is not None and process.stdout.read() == b""
     os.close(main)
-    assert process.returncode == 0
-    assert "50/100" in shown
-    assert "loss 1.25" in shown
-    assert "a remark [5]" in shown
+    assert process.returncode == 0 and "50/100" in shown
+    assert "loss 1.25" in shown and "a remark [5]" in shown
 
 
 @pytest.fixture

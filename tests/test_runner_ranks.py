@@ -83,8 +83,7 @@ def same_numbers(group: ProcessGroup) -> None:
         want, gradients = loss_and_gradients(ProcessGroup(), classes, dtype, bf16)
         loss, ours = loss_and_gradients(group, classes, dtype, bf16)
         assert loss == pytest.approx(want, abs=tolerance)
-        assert set(group.all_gather_object(loss)) == {loss}
-        assert len(ours) == len(gradients) == 4
+        assert set(group.all_gather_object(loss)) == {loss} and len(ours) == len(gradients) == 4
         for own, one in zip(ours, gradients, strict=True):
             assert (own - one).abs().max() <= tolerance, (classes, dtype, bf16, own, one)
 
@@ -159,8 +158,7 @@ def test_one_process_needs_no_group():
         assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
         assert group.all_gather_object(1) == [1] and group.broadcast_object("x") == "x"
         group.barrier()
-        assert group.communication_seconds == 0
-        assert not torch.distributed.is_initialized()
+        assert group.communication_seconds == 0 and not torch.distributed.is_initialized()
         flag_sync, wish = FlagSync(group), Flags(save=True, signum=2)
         assert flag_sync.exchange(save=True, signum=2) == wish and flag_sync.wait() == Flags()
         same_rows(group)

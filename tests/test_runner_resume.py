@@ -121,15 +121,13 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
         seconds = draw.uniform(1e-6, 0.01)
         end = train_until(config, few_digits, tmp_path, signal.SIGKILL, step and step + 1, seconds)
-        assert end.code == -signal.SIGKILL
-        assert folder.train() is None
+        assert end.code == -signal.SIGKILL and folder.train() is None
     train_to_the_end(config, few_digits, tmp_path)
     assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
     result = folder.train()
     assert result.resumed == sum(step > 0 for step in kills)
     assert (result.steps, result.images) == (wanted.steps, wanted.images)
-    assert not folder.state.exists()
-    assert not folder.progress_file.exists()
+    assert not folder.state.exists() and not folder.progress_file.exists()
 
 
 @pytest.mark.slow
@@ -154,8 +152,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, 
     end = train_until(config, few_digits, tmp_path, number, 1, seconds, every=3600)
     assert end.code == 128 + number
     progress = folder.progress()
-    assert progress.status == "interrupted"
-    assert 1 <= progress.step < STEPS
+    assert progress.status == "interrupted" and 1 <= progress.step < STEPS
     assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
     assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
     train_to_the_end(config, few_digits, tmp_path)

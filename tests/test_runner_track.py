@@ -101,8 +101,7 @@ def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, fol
     assert not export().sent, "there is no epoch yet"
     for epochs in (1, 3):
         tracked_runs.go_on(folder, epochs)
-        assert export().sent
-        assert runs_of(store, folder)[0].info.status == "RUNNING"
+        assert export().sent and runs_of(store, folder)[0].info.status == "RUNNING"
     tracked_runs.finish(folder)
     assert export().sent
     tracked_runs.evaluate(folder, "base", 60)
@@ -261,8 +260,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(store, folder,
     exporter.post(folder.path.as_posix())
     start = time.monotonic()
     exporter.flush()
-    assert time.monotonic() - start < 4
-    assert "no answer within" in capsys.readouterr().err
+    assert time.monotonic() - start < 4 and "no answer within" in capsys.readouterr().err
 
 
 def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, monkeypatch, tmp_path):
@@ -278,8 +276,7 @@ def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, 
         exporter.flush()
     exporter.flush()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no route to host" in line
-    assert len(runs_of(store, folder)) == 1
+    assert "no route to host" in line and len(runs_of(store, folder)) == 1
 
 
 def test_a_uri_that_is_no_store_does_not_stop_the_run(folder, tmp_path, capsys, monkeypatch):

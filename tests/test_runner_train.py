@@ -53,12 +53,10 @@ def test_train_json_describes_the_training(finished, runtime):
     assert (result.steps, result.images) == (4, 20)
     assert [log.lr for log in result.epochs] == [learning_rate(config.recipe, epoch) for epoch in range(2)]
     assert all(log.terms["ce"] > 0 and log.images_per_second for log in result.epochs)
-    assert len(result.fewshot.picks) == 10
-    assert result.trainable_parameters == 4 * 64
+    assert len(result.fewshot.picks) == 10 and result.trainable_parameters == 4 * 64
     phases = {"load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}
     assert phases == result.phases.keys()
-    assert seconds_of_training(result) == pytest.approx(result.seconds)
-    assert result.images_per_second
+    assert seconds_of_training(result) == pytest.approx(result.seconds) and result.images_per_second
     assert result.images_per_second_model
     assert result.images_per_second_model > result.images_per_second
     assert result.peak_memory_bytes.process > 50e6
@@ -72,8 +70,7 @@ def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     config, result = finished
     file = run_folders.RunFolder(runtime.results / config.path).checkpoint_file
     before = file.stat().st_mtime_ns
-    assert train(config, runtime) == result
-    assert file.stat().st_mtime_ns == before
+    assert train(config, runtime) == result and file.stat().st_mtime_ns == before
 
 
 def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, runtime, tmp_path, monkeypatch):
@@ -117,8 +114,7 @@ def test_runs_of_built_in_methods_and_older_files_have_no_source(finished):
 def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp_path, capsys, epochs, warned):
     train(plan(overrides={"epochs": epochs}), dataclasses.replace(runtime, results=tmp_path, quiet=False))
     out, err = capsys.readouterr()
-    assert out == ""
-    assert ("every epoch is a warm-up epoch at a rate of 1e-05" in err) == warned
+    assert out == "" and ("every epoch is a warm-up epoch at a rate of 1e-05" in err) == warned
 
 
 def test_a_training_records_sigma_and_warns_if_it_hardly_moved(plan, runtime, tmp_path, capsys):
@@ -147,8 +143,7 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     written = folder.train_file.stat().st_mtime_ns
     again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.train() == again
-    assert again.checkpoint_sha256 == first.checkpoint_sha256
-    assert not folder.eval_files()
+    assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.eval_files()
 
 
 def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path):
@@ -183,10 +178,8 @@ def test_counts_are_those_of_a_plain_loop(finished, runtime, target):
     correct, total = count_plainly(config, target, runtime)
     assert (result.per_class.correct, result.per_class.total) == (correct, total)
     assert (result.correct, result.total) == (sum(correct), sum(total))
-    assert result.total == result.dataset_size
-    assert not result.limited
-    assert result.images_per_second
-    assert result.images_per_second_model
+    assert result.total == result.dataset_size and not result.limited
+    assert result.images_per_second and result.images_per_second_model
     assert result.images_per_second_model > result.images_per_second > 0
     assert (result.batch_size, result.workers, result.device) == (config.recipe.test_batch_size, 0, "cpu")
 
@@ -199,8 +192,7 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     part = evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
     full = evaluate.evaluate(config, target, runtime)
-    assert full.total == full.dataset_size > 7
-    assert full.per_class.total[0] > 0
+    assert full.total == full.dataset_size > 7 and full.per_class.total[0] > 0
     file = run_folders.RunFolder(tmp_path / config.path).eval_file(target)
     written = file.stat().st_mtime_ns
     assert evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
@@ -257,8 +249,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     assert "\n" not in str(caught.value)
     folder = run_folders.RunFolder(runtime.results / config.path)
     progress = folder.progress()
-    assert progress.status == "failed"
-    assert folder.train() is None
+    assert progress.status == "failed" and folder.train() is None
     assert not folder.checkpoint_file.exists()
     assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
 
@@ -354,5 +345,4 @@ def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path,
     assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
     assert seconds_of_training(result) == pytest.approx(result.seconds, rel=0.1)
     counts = evaluate.evaluate(config, BASE, there)
-    assert counts.total == counts.dataset_size
-    assert counts.images_per_second_model
+    assert counts.total == counts.dataset_size and counts.images_per_second_model

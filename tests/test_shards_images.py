@@ -122,8 +122,7 @@ def test_orientation_is_ignored():
 def test_16_bit_grey_keeps_its_high_byte(kind):
     deep = np.array([[0, 1, 255, 256, 257, 32767, 32768, 65535]], np.uint16)
     got = pixels(encoded(Image.fromarray(deep), kind))
-    assert got[0, :, 0].tolist() == [0, 0, 0, 1, 1, 127, 128, 255]
-    assert (got == got[..., :1]).all()
+    assert got[0, :, 0].tolist() == [0, 0, 0, 1, 1, 127, 128, 255] and (got == got[..., :1]).all()
 
 
 @pytest.mark.parametrize("numbers", [np.float32, np.int32])
@@ -289,8 +288,7 @@ def test_bombs_take_no_memory():
     run = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[1])
     assert run.returncode == 0, run.stderr
     grown, _, reason = run.stdout.partition(" ")
-    assert int(grown) < 50_000
-    assert "damaged (Decompressed data too large" in reason
+    assert int(grown) < 50_000 and "damaged (Decompressed data too large" in reason
 
 
 @pytest.mark.parametrize("size", [(90, 70), (70, 90), (333, 50), (64, 64), (65, 640)])
@@ -302,8 +300,7 @@ def test_images_shrunk_for_a_backbone_look_the_same_to_it(size, kind):
     data = encoded(photo(*size), kind)
     transform = eval_transform(32, (0.5, 0.5, 0.5), (1, 1, 1))
     small = shrink(data, 32)
-    assert small is not None and small[1] == "png"
-    assert min(decode(small[0]).size) == 32
+    assert small is not None and small[1] == "png" and min(decode(small[0]).size) == 32
     assert transform(decode(small[0])).equal(transform(decode(data)))
 
 

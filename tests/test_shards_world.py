@@ -26,8 +26,7 @@ def test_a_picture_does_not_depend_on_its_batch(family, style):
     order = np.random.default_rng(0).permutation(len(labels))
     shuffled = paint(family, labels[order], seeds[order], style)[0]
     alone = paint(family, labels[5:6], seeds[5:6], style)[0]
-    assert np.array_equal(together[order], shuffled)
-    assert np.array_equal(together[5], alone[0])
+    assert np.array_equal(together[order], shuffled) and np.array_equal(together[5], alone[0])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -35,8 +34,7 @@ def test_every_class_gives_a_picture_with_something_in_it(family):
     classes = len(FAMILIES[family])
     for style in STYLES:
         pictures = paint(family, np.arange(classes), np.arange(classes), style)[0]
-        assert pictures.shape == (classes, 64, 64, 3)
-        assert pictures.dtype == np.uint8
+        assert pictures.shape == (classes, 64, 64, 3) and pictures.dtype == np.uint8
         assert (pictures.std(axis=(1, 2)).max(axis=-1) > 4).all()
 
 
@@ -48,8 +46,7 @@ def test_no_two_splits_families_or_worlds_share_a_seed():
         for index in range(count)
         for world in (0, 1)
     ]
-    assert len(set(seeds)) == len(seeds)
-    assert min(seeds) >= 0
+    assert len(set(seeds)) == len(seeds) and min(seeds) >= 0
     assert max(seeds) < 2**63
 
 
@@ -65,8 +62,7 @@ def test_the_shifted_sets_keep_the_classes_of_their_source_and_are_for_testing_o
     shifted = [about for name, about in catalogue.CATALOGUE.items() if name.startswith("shapes-")]
     assert len(shifted) == 4
     for about in shifted:
-        assert about.classnames == catalogue.CATALOGUE["shapes"].classnames
-        assert about.test_only
+        assert about.classnames == catalogue.CATALOGUE["shapes"].classnames and about.test_only
 
 
 def test_a_caption_tells_the_colours_that_are_in_the_picture():
@@ -74,8 +70,7 @@ def test_a_caption_tells_the_colours_that_are_in_the_picture():
     greens = [seed for seed in range(200) if caption("shapes", 0, seed).endswith("green background.")]
     pictures = paint("shapes", np.zeros(len(greens), int), np.array(greens), "plain")[0]
     corner = pictures[:, 0, 0].astype(int)
-    assert len(greens) > 4
-    assert (corner[:, 1] > corner[:, 0] + 40).all()
+    assert len(greens) > 4 and (corner[:, 1] > corner[:, 0] + 40).all()
 
 
 # A colour as one number.
