@@ -181,8 +181,7 @@ def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, 
     new = planned(capsys)
     assert [line.split()[0] for line in new] == ["1", "2", "4", "8"] and not runtime.results.exists()
     hours = float(new[0].split(", ")[1].split()[0])
-    assert "costs" not in new[0]
-    assert f"costs {3.5 * hours:.2f}"[:-1] in planned(capsys, "--price", "3.5")[0]
+    assert "costs" not in new[0] and f"costs {3.5 * hours:.2f}"[:-1] in planned(capsys, "--price", "3.5")[0]
     assert [line.split()[0] for line in planned(capsys, "--processes", "2")] == ["2", "4", "8", "16"]
     suite = load_suite("base-to-novel")
     entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))

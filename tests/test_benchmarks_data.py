@@ -58,8 +58,7 @@ def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, c
     shutil.copytree(raw / "dtd", part / "dtd")
     (part / "dtd" / "split_zhou_DescribableTextures.json").unlink()
     code, out, err = run(capsys, "data", "check", "--raw", part)
-    assert code == 1
-    assert "split_zhou_DescribableTextures.json is missing" in err and "--random-split" in err
+    assert code == 1 and "split_zhou_DescribableTextures.json is missing" in err and "--random-split" in err
     assert "14 not found" in err and out.count("not found") == 14
 
 
@@ -222,8 +221,7 @@ def test_a_subset_without_test_images_is_refused_before_anything_is_trained_on_i
     raw = tmp_path / "raw"
     shutil.rmtree(build("imagenet", raw, 3) / "images" / "val")
     code, _, err = run(capsys, "data", "pack", "imagenet", "--subset", "--raw", raw, "--data", tmp_path / "data")
-    assert code == 1 and packed_names(tmp_path / "data") == []
-    assert len(err.strip().splitlines()) == 1
+    assert code == 1 and packed_names(tmp_path / "data") == [] and len(err.strip().splitlines()) == 1
 
 
 def put_dirt(images: Path) -> None:

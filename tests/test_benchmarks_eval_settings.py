@@ -62,8 +62,7 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
     assert results.EvalResult.model_validate_json(file.read_bytes()) == result
     assert (result.precision, result.settings) == ("bf16", settings)
-    assert folder.eval_file(TARGET).read_bytes() == before
-    assert list(load(default.results).evaluation) == [""]
+    assert folder.eval_file(TARGET).read_bytes() == before and list(load(default.results).evaluation) == [""]
     assert sorted(load(default.results, evaluation=None).evaluation) == ["", "3 samples", "bf16, squash, 1 sample"]
     [row] = load(default.results, evaluation="bf16, squash, 1 sample").itertuples()
     assert row.correct == result.correct
@@ -92,8 +91,7 @@ def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
     crop, squash = (transforms.eval_transform(2, (0.0,) * 3, (1.0,) * 3, resize) for resize in ("crop", "squash"))
     assert np.asarray(crop.crop(image))[:, :, 0].tolist() == [[128, 128]] * 2
     left, right = np.asarray(squash.crop(image))[0, :, 0].tolist()
-    assert left < 64 and right > 191
-    assert squash(image).shape == (3, 2, 2)
+    assert left < 64 and right > 191 and squash(image).shape == (3, 2, 2)
 
 
 def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> torch.Tensor:
@@ -166,8 +164,7 @@ def test_eval_shows_what_other_settings_change(procap, config, runtime):
 
 def test_tables_name_the_settings_of_each_row(procap, config, runtime):
     code, out, _ = procap("table")
-    assert code == 0
-    assert "ProCAP (evaluation default)" in out and "ProCAP (evaluation 3 samples)" in out
+    assert code == 0 and "ProCAP (evaluation default)" in out and "ProCAP (evaluation 3 samples)" in out
 
 
 def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):

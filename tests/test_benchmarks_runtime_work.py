@@ -53,8 +53,7 @@ def test_operations_are_counted_without_computing():
 def test_workloads_take_turns_and_start_in_turns():
     order = []
     seconds = measure.time_in_turns([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
-    assert "".join(order) == "abbaab"
-    assert [len(values) for values in seconds] == [3, 3]
+    assert "".join(order) == "abbaab" and [len(values) for values in seconds] == [3, 3]
 
 
 def test_the_highest_rate_is_that_of_the_lowest_time():

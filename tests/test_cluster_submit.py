@@ -222,9 +222,7 @@ def test_no_cluster_at_an_address_is_one_line(capsys):
     assert error.count("\n") == 1
 
 
-def test_a_dashboard_that_does_not_answer_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dashboard_that_does_not_answer_is_named(monkeypatch, capsys):
     monkeypatch.setattr("shards.remote.STALL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -43,8 +43,7 @@ def test_what_no_run_would_have_is_reported_once_and_leaves_no_sweep(few_digits,
     places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off"]
     assert main(["sweep", *ASKED, *GRID, *words, *places]) in (1, 2)
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert len(errors) == 1 and named in errors[0]
-    assert not list((tmp_path / "results").rglob("*.json"))
+    assert len(errors) == 1 and named in errors[0] and not list((tmp_path / "results").rglob("*.json"))
 
 
 def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, capsys):
@@ -99,8 +98,7 @@ def test_what_cannot_be_searched_is_refused_in_one_line_and_starts_nothing(words
     asked = ASKED[:-4] if words[1].startswith(("shots", "epochs")) else ASKED
     assert main(["sweep", *asked, *words, *where, "--results", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert message in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refused(where, tmp_path, capsys):

@@ -336,18 +336,12 @@ def test_among_class_folders_of_a_user(name, command, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.usefixtures("time_limit")
-def test_in_place_of_a_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "birds.yaml").write_text("name: birds\ntemplate: a {}.\ntable: labels.csv\n", encoding="utf-8")
-    replace_by_pipe(tmp_path / "labels.csv")
-    assert main(["data", "check", "birds.yaml"]) == 1 and "labels.csv" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("time_limit")
-@pytest.mark.parametrize("name", ["classnames.txt", "test/nshards.txt", "test/0.tar"])
-def test_among_shards_of_others(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["labels.csv", "tars/classnames.txt", "tars/test/nshards.txt", "tars/test/0.tar"])
+def test_in_place_of_a_table_or_among_shards_of_others(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     layout(tmp_path / "tars", {"test": (4,)})
-    (tmp_path / "mine.yaml").write_text("name: mine\ntemplate: a {}.\nshards: tars\n", encoding="utf-8")
-    replace_by_pipe(tmp_path / "tars" / name)
-    assert main(["data", "check", "mine.yaml"]) == 1 and name in "".join(capsys.readouterr())
+    images = "table: labels.csv" if name == "labels.csv" else "shards: tars"
+    (tmp_path / "mine.yaml").write_text(f"name: mine\ntemplate: a {{}}.\n{images}\n", encoding="utf-8")
+    replace_by_pipe(tmp_path / name)
+    assert main(["data", "check", "mine.yaml"]) == 1
+    assert name.removeprefix("tars/") in "".join(capsys.readouterr())

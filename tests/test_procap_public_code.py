@@ -196,8 +196,7 @@ def test_2sfs_infers_trained_names_with_their_rows_and_other_names_with_the_text
 def test_2sfs_has_the_steps_and_rates_of_the_public_code():
     figures, method = np.load(FIGURES / "2sfs.npz"), built_2sfs()
     for shots, steps, first, _ in figures["rule/budget"].tolist():
-        assert method.recipe(shots=shots).iterations == steps
-        assert method.stage_starts(steps) == (0, first)
+        assert method.recipe(shots=shots).iterations == steps and method.stage_starts(steps) == (0, first)
     for stage in (1, 2):
         measured = figures[f"rule/lr_1shot_stage{stage}"].tolist()
         rates = [recipe.step_rate(method.recipe(shots=1), step, len(measured)) for step in range(len(measured))]

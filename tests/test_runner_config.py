@@ -196,8 +196,7 @@ def test_a_full_disk_keeps_the_old_file_and_is_said_in_one_line(tmp_path):
             write_bytes(file, b"new" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert file.read_bytes() == b"old"
-    assert [left.name for left in tmp_path.iterdir()] == ["train.json"]
+    assert file.read_bytes() == b"old" and [left.name for left in tmp_path.iterdir()] == ["train.json"]
 
 
 def test_a_results_folder_that_cannot_be_is_said_in_one_line(tmp_path):
@@ -256,8 +255,7 @@ def test_runs_are_found_and_cleared(tmp_path):
     write_json(tmp_path / "mlartifacts" / "1" / "0a1b" / "artifacts" / "config.json", CONFIG)
     assert find_runs(tmp_path) == [folder] and folder.config() == CONFIG
     folder.clear()
-    assert find_runs(tmp_path) == [] and not folder.eval_files()
-    assert find_runs(tmp_path / "nowhere") == []
+    assert find_runs(tmp_path) == [] and not folder.eval_files() and find_runs(tmp_path / "nowhere") == []
 
 
 def test_the_commit_is_that_of_the_source_tree_and_dirt_is_seen(tmp_path, monkeypatch):
@@ -381,8 +379,7 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
     optimizer = build(resumed)
     restore(keeper, resumed, optimizer)
     walk(resumed, optimizer, 3)
-    assert torch.equal(resumed.tokens, straight.tokens)
-    assert not torch.equal(stopped.tokens, straight.tokens)
+    assert torch.equal(resumed.tokens, straight.tokens) and not torch.equal(stopped.tokens, straight.tokens)
 
 
 def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):

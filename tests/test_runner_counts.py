@@ -257,8 +257,7 @@ def test_the_frame_has_the_measures_and_nan_for_files_of_older_versions(tmp_path
     assert new.macro_accuracy == pytest.approx(100 * (3 / 4 + 0) / 2) and new.per_class.names[0] == "one"
     assert new.calibration.equal_width == ReliabilityBins(**bins)
     assert old[["nll", "brier", "ece", "ece_mass"]].isna().all() and old.calibration is None
-    assert old.macro_accuracy == 37.5
-    assert read_document(file, EvalResult).macro_accuracy == new.macro_accuracy
+    assert old.macro_accuracy == 37.5 and read_document(file, EvalResult).macro_accuracy == new.macro_accuracy
 
 
 def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkeypatch):

@@ -227,8 +227,7 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
         shown = "".join(read_terminal(main))
         assert process.stdout is not None and process.stdout.read() == b""
     os.close(main)
-    assert process.returncode == 0 and "50/100" in shown
-    assert "loss 1.25" in shown and "a remark [5]" in shown
+    assert process.returncode == 0 and "50/100" in shown and "loss 1.25" in shown and "a remark [5]" in shown
 
 
 @pytest.fixture

@@ -57,8 +57,7 @@ def test_train_json_describes_the_training(finished, runtime):
     phases = {"load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}
     assert phases == result.phases.keys()
     assert seconds_of_training(result) == pytest.approx(result.seconds) and result.images_per_second
-    assert result.images_per_second_model
-    assert result.images_per_second_model > result.images_per_second
+    assert result.images_per_second_model and result.images_per_second_model > result.images_per_second
     assert result.peak_memory_bytes.process > 50e6
     folder = run_folders.RunFolder(runtime.results / config.path)
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
@@ -231,8 +230,7 @@ def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bi
     config = config.model_copy(update={"options": {**config.options, "nce_weight": 1e3}})
     straight, paused = (dataclasses.replace(runtime, results=tmp_path / name) for name in ("straight", "paused"))
     whole = train(config, dataclasses.replace(straight, quiet=False))
-    assert whole.epochs[0].skipped == 2
-    assert "overflowed in 2 of 2 steps of epoch 1" in capsys.readouterr().err
+    assert whole.epochs[0].skipped == 2 and "overflowed in 2 of 2 steps of epoch 1" in capsys.readouterr().err
     train(config, paused, until=1)
     [file] = (paused.results / config.path / "state").glob("step-*")
     assert load_file(file)["scaler/scale"] < 2.0**16
@@ -249,8 +247,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     assert "\n" not in str(caught.value)
     folder = run_folders.RunFolder(runtime.results / config.path)
     progress = folder.progress()
-    assert progress.status == "failed" and folder.train() is None
-    assert not folder.checkpoint_file.exists()
+    assert progress.status == "failed" and folder.train() is None and not folder.checkpoint_file.exists()
     assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
 
 

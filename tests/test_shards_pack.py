@@ -84,8 +84,7 @@ def test_a_valid_set_is_kept_and_force_packs_again(tmp_path):
 def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     first = pack_source(toy_source(), tmp_path)
     (tmp_path / "toy/test/0.tar").write_bytes(b"")
-    assert pack_source(toy_source(), tmp_path) == first
-    assert check_dataset.check_dataset(tmp_path, "toy").ok
+    assert pack_source(toy_source(), tmp_path) == first and check_dataset.check_dataset(tmp_path, "toy").ok
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
     assert reader.open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
     pack_source(toy_source(swapped_colours, origin="another version"), tmp_path)

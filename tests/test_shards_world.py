@@ -46,8 +46,7 @@ def test_no_two_splits_families_or_worlds_share_a_seed():
         for index in range(count)
         for world in (0, 1)
     ]
-    assert len(set(seeds)) == len(seeds) and min(seeds) >= 0
-    assert max(seeds) < 2**63
+    assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**63
 
 
 def test_seeds_and_pixels_stay_what_they_were():
