@@ -50,19 +50,16 @@ def check_command(words: Sequence[str]) -> None:
     """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
     if any(is_secret_option(word) for word in words):
         raise UsageError(f"a credential in the command would be readable in the job's description; {REMEDY}")
-    settings = ""
     for word in _command_files(words):
         # Settings are small files; weights are not read.
         text = Path(word).read_text(encoding="utf-8", errors="replace") if Path(word).stat().st_size < 2**20 else ""
         if has_secret(text):
             raise UsageError(f"a credential in {word} would be readable on the cluster; {REMEDY}")
-        settings += text
     for flag in ("--data", "--results"):
         values = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
         values += [value for word, value in itertools.pairwise(words) if word == flag]
-        if not values and words[0] == "sweep":
-            # Keys of the sweep's file are its flags.
-            values = re.findall(rf"^{flag[2:]}: *['\"]?([^\s'\"]+)", settings, re.MULTILINE)
+        if not values and (given := _sweep_settings(words).get(flag[2:])):
+            values = [str(given)]
         for value in values:
             if not is_url(value) and not os.path.isabs(value):
                 raise UsageError(f"{flag} {value} is a folder of this machine: name one that all nodes see, or a URL")
@@ -70,6 +67,19 @@ def check_command(words: Sequence[str]) -> None:
             raise UsageError(
                 "--results is missing: name a folder that all nodes see, or a URL such as s3://bucket/runs"
             )
+
+
+def _sweep_settings(words: Sequence[str]) -> dict[str, Any]:
+    """Read the file of a sweep, whose keys are flags; a file that is no YAML is refused by the sweep itself."""
+    import yaml
+
+    if words[0] != "sweep" or len(words) < 2 or not Path(words[1]).is_file():
+        return {}
+    try:
+        document = yaml.safe_load(Path(words[1]).read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _command_files(words: Sequence[str]) -> list[str]:

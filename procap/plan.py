@@ -56,7 +56,7 @@ class Plan:
     adapters: by block (0-based), a row-wise module beside the block, on `ln_1` of its input x [N, L, D]: the block's
         output becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
     weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
-        blocks, of the LayerNorm after them and of the projection.
+        blocks, of the LayerNorms before (vision only) and after them, and of the projection.
     read_op: index in `tokens` of an operation that inserts rows, whose final states the vision tower returns as well.
     """
 
@@ -238,14 +238,16 @@ def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *argu
     return functional_call(module, own, arguments) if own else module(*arguments)
 
 
-def check_plan(plan: Plan, layers: int, after: Sequence[str]) -> None:
+def check_plan(plan: Plan, layers: int, others: Sequence[str]) -> None:
     """Raise ValueError for a change that a tower of `layers` blocks does not have.
 
-    after: names of what follows the blocks, whose weights a plan may replace as well.
+    others: names of the parts beside the blocks whose weights a plan may replace as well.
     """
     for name in plan.weights:
-        if not name.startswith((BLOCKS, *after)):
-            raise ValueError(f"a plan replaces {name}: it can replace weights of blocks, {' and '.join(after)} only")
+        if not name.startswith((BLOCKS, *others)):
+            raise ValueError(
+                f"a plan replaces {name}: it can replace weights of blocks and of {', '.join(others)} only"
+            )
     for layer in [*(op.layer for op in plan.tokens), *plan.adapters]:
         if not INPUT <= layer < layers:
             raise ValueError(f"a plan changes layer {layer}: the tower has blocks 0 to {layers - 1}")

@@ -295,7 +295,7 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path):
     assert "the picture predictions.png" in section(write_report(root).read_text(), "missing")
 
 
-def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path):
+def test_pictures_that_are_not_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path):
     """Such as figures of an older options, which still lie in the folder."""
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("maple", "procap"))

@@ -218,7 +218,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
 
 REFUSED = {
     "food101": ("--datasets", "food101,eurosat"),
-    "unknown backbone 'nobody'": ("--backbone", "nobody"),
+    "unknown backbone 'vit-z'": ("--backbone", "vit-z"),
     "none.pt": ("--backbone", "ViT-B/16", "--pretrained", "none.pt"),
     "the largest class of 'digits' has": ("--shots", "99"),
 }

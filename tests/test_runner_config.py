@@ -291,7 +291,7 @@ def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
 
 
 def test_a_disk_without_locks_blocks_no_run(tmp_path, monkeypatch):
-    """As some network disks are; a run there is kept apart by whoever hands it out."""
+    """As some network disks are; there the launcher keeps runs apart."""
     import errno
     import fcntl
 

@@ -206,7 +206,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
 
 
 def read_terminal(main):
-    """What is shown on a terminal until nobody holds its other side any more, which is an error."""
+    """Read what a terminal shows until its other side is closed, which is an error."""
     with suppress(OSError):
         while shown := os.read(main, 65536):
             yield shown.decode()

@@ -55,7 +55,7 @@ COOP_TEMPLATES = {
 }  # fmt: skip
 
 
-# CoOp's registry name and class name, then the folder: whoever knows one of them finds the set.
+# CoOp's registry name and class name, then the folder; each of them names the set.
 SPELLINGS = {
     "imagenet": ["imagenet", "ImageNet", "imagenet1k"],
     "caltech101": ["caltech101", "Caltech101", "caltech-101"],

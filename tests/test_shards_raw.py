@@ -69,7 +69,7 @@ def test_a_miniature_is_not_packed_as_the_published_set(name, roots):
 
 
 def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(roots):
-    """Names of folders and of classes, told apart from each other."""
+    """Names of folders and of classes, which have no name in common."""
     by_label = {x: {label: path for rows in listed(subset(x, roots)).values() for path, label in rows} for x in WRITERS}
     wnids = imagenet_wnids()
     for label in FEW_OF_A_THOUSAND:

@@ -1,4 +1,4 @@
-"""Generated images can be told apart, and the contact sheet shows the images that it names."""
+"""Generated images of different classes differ, and the contact sheet shows the images that it names."""
 
 import numpy as np
 import pytest

@@ -26,9 +26,9 @@ class WeightOverrides(nn.Module):
         return {name.replace("/", "."): parameter for name, parameter in self.named_parameters()}
 
 
-def upper_names(tower: nn.Module, first: int, after: Sequence[str]) -> list[str]:
-    """List the weights of a tower's blocks from `first` on and those of the parts `after` the blocks."""
+def upper_names(tower: nn.Module, first: int, others: Sequence[str]) -> list[str]:
+    """List the weights of a tower's blocks from `first` on and of the parts called `others`."""
     names = [name for name, _ in tower.named_parameters()]
     blocks = [name for name in names if name.startswith(BLOCKS)]
     upper = [name for name in blocks if int(name.removeprefix(BLOCKS).partition(".")[0]) >= first]
-    return upper + [name for name in names if name.startswith(tuple(after))]
+    return upper + [name for name in names if name.startswith(tuple(others))]
