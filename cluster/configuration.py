@@ -22,7 +22,7 @@ from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.config import FrozenModel, RuntimeConfig, plan_run
-from runner.results import read_document, write_json
+from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
 from shards.files import LockHeld, file_lock
 
@@ -110,7 +110,7 @@ class Configuration(FrozenModel):
     score: float | None = Field(default=None, description="mean over the runs")
     curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: int = Field(default=0, description="of its runs in all")
-    failures: dict[str, str] = Field(default_factory=dict, description="the error of each run that failed")
+    failures: dict[str, MaskedText] = Field(default_factory=dict, description="the error of each run that failed")
 
     @field_validator("values")
     @classmethod

@@ -24,7 +24,6 @@ from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks
 from shards.errors import DataError
-from shards.masking import mask
 from shards.pack import pack_missing
 from shards.reader import open_dataset
 
@@ -151,8 +150,8 @@ def attempt(work: Callable[[], TrialReport]) -> TrialReport:
         raise
     # Errors of the user or the environment are reported in one line, all others with a traceback.
     except (UserError, DataError, OSError) as error:
-        why = " ".join(mask(str(error)).split())
+        why = " ".join(str(error).split())
     except Exception as error:
-        why = mask(describe_unexpected(error))
-        trace = mask(traceback.format_exc())
+        why = describe_unexpected(error)
+        trace = traceback.format_exc()
     return TrialReport(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
-from runner.results import harmonic_mean
+from runner.results import MaskedText, harmonic_mean
 from runner.run_folders import RunFolder
 
 SCORE = "score"
@@ -34,8 +34,8 @@ class TrialReport(FrozenModel):
     state: Literal["running", "waiting", "done", "failed"] = "running"
     epoch: int = Field(default=0, description="finished epochs of the current run, or of all runs that train in step")
     run: str = Field(default="", description="path of the current run")
-    why: str = Field(default="", description="the error, or what is waited for")
-    trace: str = Field(default="", description="traceback of an internal error")
+    why: MaskedText = Field(default="", description="the error, or what is waited for")
+    trace: MaskedText = Field(default="", description="traceback of an internal error")
     seconds: float = Field(default=0.0, description="since the start of this attempt")
     score: float | None = Field(default=None, description="mean over the runs, in percent")
     host: str = ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError, model_validator
 
 from procap.errors import UsageError, UserError
 from procap.methods import describe_change
@@ -24,10 +24,13 @@ from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
 from shards.errors import describe_invalid
 from shards.files import read_file, write_file
+from shards.masking import mask
 from shards.names import has_control
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
+MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
+"""Text of an error, without credentials."""
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""

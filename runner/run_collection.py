@@ -11,7 +11,7 @@ from pydantic import Field
 
 from procap.errors import UserError
 from runner.config import FrozenModel
-from runner.results import read_document, write_json
+from runner.results import MaskedText, read_document, write_json
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 
@@ -36,7 +36,9 @@ class Collection(FrozenModel):
     settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
     status: Status = "running"
     metrics: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
-    failed: dict[str, str] = Field(default_factory=dict, description="reasons, of runs whose last attempt failed")
+    failed: dict[str, MaskedText] = Field(
+        default_factory=dict, description="reasons, of runs whose last attempt failed"
+    )
     started: Moment = Field(default_factory=lambda: time.time_ns() // 1_000_000)
     file: str = Field(default="", description="of a user's own suite, an absolute path")
     ended: Moment | None = Field(default=None, description="None while it is running")

@@ -56,7 +56,7 @@ def mask(text: str) -> str:
     text = _HEADER.sub(rf"\g<1>{MASK}", _SHAPE.sub(MASK, _USER.sub("", text)))
     text = _PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if SECRET_NAME.search(found[1]) else found[0], text)
     # Most text has no such name, and a long table is searched several times as fast for names alone.
-    return _ASSIGNMENT.sub(_mask_assignment, text) if _ASSIGNED_NAME.search(text) else text
+    return _mask_assignments(text) if _ASSIGNED_NAME.search(text) else text
 
 
 def has_secret(text: str) -> bool:
@@ -69,8 +69,14 @@ def is_secret_option(text: str) -> bool:
     return bool(_OPTION.search(text)) or has_secret(text)
 
 
-def _mask_assignment(found: re.Match[str]) -> str:
-    name, separator, value = found.groups()
-    # A number may be a count of tokens or keys.
-    is_count = _NUMBER.fullmatch(value) and not _PASSWORD.search(name)
-    return f"{name}{separator}{MASK}" if _ASSIGNED_NAME.search(name) and not is_count else found[0]
+def _mask_assignments(text: str) -> str:
+    masked, position = "", 0
+    while found := _ASSIGNMENT.search(text, position):
+        name, value = found[1], found[3]
+        # A number may be a count of tokens or keys.
+        is_count = _NUMBER.fullmatch(value) and not _PASSWORD.search(name)
+        is_secret = _ASSIGNED_NAME.search(name) and not is_count
+        masked += text[position : found.start(3)] + (MASK if is_secret else "")
+        # The text behind another name may be an assignment itself, as in `error: api_key=...`.
+        position = found.end() if is_secret else found.start(3)
+    return masked + text[position:]

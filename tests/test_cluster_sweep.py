@@ -15,11 +15,12 @@ from benchmarks.cli import main
 from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
 from cluster import distributed_trial, executor, paths, ray_cluster, tune_runner
-from cluster.configuration import Configuration, SweepSettings, make_runs
+from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.run import Halving, RunSpec, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.config import plan_run
+from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.errors import DataError
 
@@ -367,6 +368,22 @@ def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
     text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
     why = tune_runner.explain_failure(text)
     assert reason in why and len(why) < 400 and "\n" not in why
+
+
+@pytest.mark.parametrize("error", [
+    UserError("no answer from https://me:hush@host/x?token=hush"), RuntimeError("no answer: api_key=hush"),
+    RuntimeError("refused: Authorization: Bearer hush"),
+])  # fmt: skip
+def test_the_reason_of_a_failure_is_stored_without_credentials(error, tmp_path):
+    def fail() -> TrialReport:
+        raise error
+
+    reports = [executor.attempt(fail), TrialReport(why=tune_runner.explain_failure(f"ray: {error}"))]
+    one = Configuration(number=0, values={"lr": 0.1}).model_copy(update={"failures": {"configuration": str(error)}})
+    SweepFolder(tmp_path).save([one])
+    write_collection(tmp_path, Collection(kind="sweep", name="rates", failed={"run": str(error)}))
+    written = [path.read_text() for path in tmp_path.rglob("*.json")] + [str(one.to_result()) for one in reports]
+    assert len(written) == 4 and all("hush" not in text and "***" in text for text in written)
 
 
 def test_ranks_of_one_node_follow_each_other():

@@ -185,7 +185,7 @@ def test_a_name_that_is_no_folder_name_is_refused(name):
 def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     runs = [evaluated(store.results, seed) for seed in (1, 2)]
     tracker = CollectionTracker(
-        place(store), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "mini"})
+        place(store), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "s3://a:b@mini"})
     )
     tracker.update(runs)
     tracker.close("finished", {"hm/maple": 60.0})
@@ -193,7 +193,7 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     (parent,) = [run for run in all_runs(store) if run.data.tags.get("suite") == "base-to-novel"]
     assert parent.info.status == "FINISHED" and parent.info.end_time >= parent.info.start_time
     assert parent.data.metrics == {"runs": 2.0, "runs_finished": 2.0, "hm/maple": 60.0}
-    assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "mini"
+    assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "s3://mini"
     found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
     assert [run.data.metrics["hm"] for run in found] == [pytest.approx(60.0)] * 2
     assert sync(store).sent == []

@@ -22,6 +22,7 @@ from benchmarks.results.runtime import SCHEMA, load_runtime_reports
 from benchmarks.runtime.settings import PRECISIONS, Settings, flags_of_options, make_settings
 from procap.errors import UserError
 from runner.environment import environment, resolve_device
+from shards.masking import mask
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     except UserError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
+        reason = mask(str(error).partition("\n")[0])
         report["failed"]["sizes"] = f"{type(error).__name__}: {reason}"
         note(f"procap: error: sizes: {report['failed']['sizes']}")
     report["seconds"] = time.perf_counter() - budget.began
