@@ -23,7 +23,6 @@ from torch import Tensor
 from procap.errors import UserError
 from procap.methods import COLOUR, build_method, method_class, method_options
 from procap.methods.method import TASKS, Method
-from procap.methods.plugins import describe_unexpected
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
@@ -34,11 +33,11 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.engine import autocast, learned_parameters
 from runner.environment import resolve_device
 from runner.evaluate import evaluate
+from runner.failures import describe_failure
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_method, set_up
 from runner.train import train
-from shards.errors import DataError
 from shards.fewshot import evaluation_labels
 from shards.reader import open_dataset
 from shards.rng import generator
@@ -313,7 +312,7 @@ def _train_rank(rank: int, port: int, config: RunConfig, runtime: RuntimeConfig)
         with init_process_group(ranks_from_environment(), torch.device("cpu"), runtime.timeout) as group:
             train(config, runtime, group=group)
     except Exception as error:
-        return str(error) if isinstance(error, UserError | DataError) else describe_unexpected(error)
+        return describe_failure(error)
     return ""
 
 
@@ -367,8 +366,6 @@ def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckRe
             began, passed = time.monotonic(), False
             try:
                 note, passed = CHECKS[name](case), True
-            except (UserError, DataError) as error:
-                note = " ".join(str(error).split())
             except Exception as error:
-                note = describe_unexpected(error)
+                note = describe_failure(error)
             yield CheckResult(name, passed, note, time.monotonic() - began)

@@ -19,7 +19,16 @@ from typing import TypeVar
 from procap.errors import UsageError, UserError
 from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
-from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
+from runner.failures import describe_failure
+from runner.results import (
+    EvalResult,
+    Progress,
+    TrainResult,
+    ValidationCount,
+    ValidationHistory,
+    read_document,
+    write_json,
+)
 from shards.files import LockHeld, file_lock, read_file
 
 WRITING_SECONDS = 60.0
@@ -74,6 +83,13 @@ class RunFolder:
                 raise UserError(f"{names} are of different weights or data sets; train again with --force")
         return training
 
+    def status(self) -> str:
+        """Return the state of the run in a word. Raises UserError for a broken file."""
+        if training := self.train():
+            return "imported" if training.imported else "finished"
+        progress = self.progress()
+        return "failed" if progress and progress.status == "failed" else "unfinished"
+
     def validation(self) -> list[ValidationCount]:
         """Read the counts at the ends of epochs so far, in order; empty without validation."""
         history = self._read(self.validation_file, ValidationHistory)
@@ -127,6 +143,13 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
         shutil.rmtree(self.state, ignore_errors=True)
+
+    def record_failure(self, error: Exception) -> None:
+        """Record in the progress that the training has failed, and why, unless that cannot be written."""
+        changes = {"status": "failed", "reason": describe_failure(error)}
+        with suppress(UserError, OSError):
+            if progress := self.progress():
+                write_json(self.progress_file, progress.model_copy(update=changes))
 
     def tidy(self) -> None:
         """Remove temporary files of a finished run that was killed, unless the run is locked or the disk read-only."""

@@ -157,6 +157,10 @@ def _train(
             except Interrupted:
                 checkpointer.save_alone()
                 raise
+            except Exception as error:
+                if first:
+                    folder.record_failure(error)
+                raise
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
         if checkpointer.average:

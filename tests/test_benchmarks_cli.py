@@ -234,11 +234,15 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     maple = [("maple", 1, "broken", None), ("maple", 0, "finished", None)]
     assert listed("--sort", "shots") == [maple[0], *coop, maple[1]]
     assert listed("--methods", "maple", "--sort", "seed") == maple
+    assert listed("--state", "broken,failed") == maple[:1]
     _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
-    for words, message in (("runs --sort size", "to sort by 'size'"), ("methods --seeds 1", "ls runs --seeds 1")):
+    for words, message in (
+        ("runs --sort size", "to sort by 'size'"), ("runs --state finish", "did you mean finished"),
+        ("methods --seeds 1", "ls runs --seeds 1"), ("datasets --state failed", "ls runs --state failed"),
+    ):  # fmt: skip
         code, _, err = run(capsys, "ls", *words.split())
         assert code == 2 and message in err
 
@@ -256,6 +260,7 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
     assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
+    assert re.search(r"\ntheirs .* \(own recipe\)  +their own method\n", out) and out.count("(own recipe)") == 2
     code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
     assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
 

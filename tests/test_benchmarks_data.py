@@ -300,6 +300,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     images = tmp_path / "birds"
     put_classes(images)
     put_classes(images, ("coal_tit", "Zebra fnch"), each=1)
+    put_classes(images, ("magpie", "magpies", "magpei"), each=8)
     (images / "emu").mkdir()
     (images / "Ara" / "cut.png").write_bytes((images / "Ara" / "00.png").read_bytes()[:40])
     (images / "Ara" / "page.jpg").write_text("<html>")
@@ -316,7 +317,8 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
         "Ara/page.jpg is not a readable image",
     ):
         assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
-    assert "note: class 'Zebra fnch' (1) may be a misspelling of 'Zebra finch' (10 images)" in err
+    assert "warning: class 'Zebra fnch' (1) may be a misspelling of 'Zebra finch' (10 images)" in err
+    assert re.findall(r"class 'mag(.*?)' .* of 'mag(.*?)' ", err) == [("pei", "pie")], "of any size, and no plural"
     assert re.search("note: classes 'coal.tit' and 'coal.tit' differ in case, blanks or dashes alone", err)
     assert "classes are unequal: 1 (" in err and "2 classes have 1 image" in err
 

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 from plug_ins import METHOD, install
-from report_pages import begin
+from report_pages import begin, put_entry
 
 from benchmarks.cli import main
 from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
@@ -203,9 +203,13 @@ def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, f
     assert main([*words, *more]) == 2 and message in capsys.readouterr().err
 
 
-def test_a_suite_of_a_method_that_is_gone_names_its_package(tmp_path, capsys):
-    begin(tmp_path, "base-to-novel", methods=("coop",), datasets=("digits",), seeds=(1,))
+def test_a_suite_of_a_method_that_is_gone_names_it_and_shows_the_others(tmp_path, capsys):
+    _, entries = begin(tmp_path, "base-to-novel", methods=("coop", "maple"), datasets=("digits",), seeds=(1,))
+    put_entry(tmp_path, entries[1])
     file = tmp_path / "collections/suite/base-to-novel/collection.json"
-    file.write_text(file.read_text().replace('"coop"', '"gone"'))
-    assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == 2
-    assert "was run with gone, which is not installed here: install its package" in capsys.readouterr().err
+    for gone, code in (("coop", 0), ("maple", 2)):
+        file.write_text(file.read_text().replace(f'"{gone}"', '"gone"'))
+        assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == code
+        out, err = capsys.readouterr()
+        assert "was run with gone" in err and "which is not installed here: install its package" in err
+        assert ("MaPLe" in out) == (code == 0)

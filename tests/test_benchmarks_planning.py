@@ -231,13 +231,14 @@ def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
 
 @pytest.mark.parametrize("backbone", [pytest.param("ViT-L/14", marks=pytest.mark.slow), "ViT-B/32"])
 def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, capsys):
-    chosen = ("--profile", "mini", "--quick", "--backbone", backbone, "--pretrained", "random", "--dry-run")
+    chosen = ("--quick", "--datasets", "tiles", "--backbone", backbone, "--pretrained", "random", "--dry-run")
     place = ("--data", str(tmp_path), "--results", str(tmp_path))
     assert main(["bench", "all", *chosen, *place, "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     name = backbone.replace("/", "-")
     assert document["weights"] == {f"{name} random": "drawn at random"}
-    assert {run["run"].split("/")[3] for run in document["runs"]} == {name}
+    trained = {tuple(run["run"].split("/")[1:4:2]) for run in document["runs"]}
+    assert trained == {("tiles", name)}, "every suite trains on the named data sets alone"
     flags = SuiteFlags(profile="mini", quick=True, backbone=backbone, pretrained="random")
     planned = {one: plan_suite(load_suite(one), flags, RuntimeFlags(), tmp_path) for one in SUITES}
     found = {one: {run.spec.config.backbone for run in plan.runs} for one, plan in planned.items()}

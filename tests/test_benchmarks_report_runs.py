@@ -19,7 +19,7 @@ from benchmarks.results.runtime import SCHEMA
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from runner.image_answers import pack_bits, pack_labels
 from runner.predictions import count_classes
-from runner.results import RankUse, ResourceUse, write_json
+from runner.results import Progress, RankUse, ResourceUse, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.fewshot import evaluation_split
@@ -61,6 +61,15 @@ def made(few_digits, digits, tmp_path_factory):
     put_run(root, "vpt", "digits")
     unfinished = put_run(root, "kgcoop", "digits")
     RunFolder(root / unfinished.path).train_file.unlink()
+    failed = {
+        "config_hash": unfinished.hash,
+        "status": "failed",
+        "reason": "no loss",
+        "step": 0,
+        "steps": 9,
+        "epochs": [],
+    }
+    write_json(RunFolder(root / unfinished.path).progress_file, Progress(**failed, seconds=1, environment={}))
     swept = {"space": {"lr": [0.01, 0.1]}, "methods": ("coop",), "datasets": ("digits",), "seeds": (3,)}
     write_json(root / "sweeps/rates/sweep.json", SweepSettings(name="rates", **swept))
     runs = [put_run(root, "coop", "digits", seed=3, overrides={"lr": rate}).path for rate in (0.01, 0.1)]
@@ -93,8 +102,9 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     best = [words_of(cell) for cell in shown["Sweep rates"].all("tr")[1].all("td")]
     assert best[:2] == ["0.1", "51.00"]
     states = {row.all("th")[0].text(): row.all("td")[0].text() for row in shown["Runs"].all("tr")[1:]}
-    assert sorted(states.values()) == ["finished"] * 6 + ["unfinished"] and "seed3" not in "".join(states)
-    assert "kgcoop" in words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
+    assert sorted(states.values()) == ["failed"] + ["finished"] * 6 and "seed3" not in "".join(states)
+    missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
+    assert "kgcoop" in missing and "failed: no loss" in missing
 
 
 def test_a_sweep_has_a_table_by_its_name(made, capsys):
@@ -270,7 +280,7 @@ def test_gpus_count_with_every_process_and_draw_power(tmp_path):
     }
     write_json(folder.train_file, training.model_copy(update=changes))
     text = write_report(root).read_text()
-    assert "4.00 GPU-hours and 0.00 machine-hours without a GPU" in text and "drew 2.00 kWh." in text
+    assert "4.00 GPU-hours and 2.00 machine-seconds without a GPU" in text and "drew 2.00 kWh." in text
     machine = next(row for row in Page(text).root.all("tr") if row.text().strip().startswith("NVIDIA"))
     assert [words_of(cell) for cell in machine.all("th", "td")][:5] == [
         "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.0",

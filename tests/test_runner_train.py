@@ -87,9 +87,8 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     train(half_done, there, until=1)
     assert train(config, there) == result and note_code(load(there.results)) == []
 
-    install(
-        tmp_path, {"changed_method": f"{METHOD}    # another line"}, {"theirs": "changed_method:Theirs"}, version="2"
-    )
+    changed = {"changed_method": f"{METHOD}    other = 1"}
+    install(tmp_path, changed, {"theirs": "changed_method:Theirs"}, version="2")
     why = r"was trained by theirs 1.0 \(source .{16}\), and the code that is installed now is theirs 2 .*--force"
     for again in (train, lambda *one: evaluate.evaluate(one[0], BASE, one[1]), evaluate.load_trained):
         with pytest.raises(UserError, match=why):
@@ -101,6 +100,14 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     assert "installed here: theirs 2" in note
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
+
+    failing = METHOD + "    def loss(self, *given):\n        return 1 / 0"
+    install(tmp_path, {"failing_method": failing}, {"failing": "failing_method:Theirs"})
+    config = plan("failing")
+    with pytest.raises(ZeroDivisionError):
+        train(config, there)
+    progress = run_folders.RunFolder(there.results / config.path).progress()
+    assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
 
 
 def test_runs_of_built_in_methods_and_older_files_have_no_source(finished):
@@ -247,7 +254,8 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     assert "\n" not in str(caught.value)
     folder = run_folders.RunFolder(runtime.results / config.path)
     progress = folder.progress()
-    assert progress.status == "failed" and folder.train() is None and not folder.checkpoint_file.exists()
+    assert progress.status == "failed" and progress.reason == str(caught.value)
+    assert folder.train() is None and not folder.checkpoint_file.exists()
     assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
 
 

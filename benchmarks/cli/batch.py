@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import own_device, resolve_device
+from runner.failures import describe_failure
 from runner.stop_signals import Interrupted
 
 if TYPE_CHECKING:

@@ -44,9 +44,8 @@ from shards.resolve import kind_of_name
 MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
-A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own,
-unless the user's own data set is named: then all suites run on the named sets, and those that cannot are left out.
-`readings` is left out: it is no experiment of the paper.
+A run that several suites share is done once. With --datasets all suites train on the named sets alone; those that
+cannot run on a user's own set are left out. `readings` is left out: it is no experiment of the paper.
 """
 RESUME_TEXT = (
     "Finished runs are never repeated and interrupted ones are resumed: stop the command at any time and repeat it."
@@ -237,8 +236,7 @@ def plan_suite(
     """Plan `suite` with the options given by the flags.
 
     The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
-    several: planned together with other suites; --datasets then does not apply to a suite with its own list, nor
-    --classes to one without a choice.
+    several: planned together with other suites; --classes then does not apply to a suite without a choice.
     """
     changes = suite_changes(flags, data)
     if flags.classes and (suite.class_choices or not several):
@@ -251,8 +249,6 @@ def plan_suite(
     else:
         generated = named and named <= {*MINI.datasets}
         profile = MINI if generated or not (runtime.data or os.environ.get("PROCAP_DATA")) else PAPER
-    if several and suite.datasets and "own" not in map(kind_of_name, named):
-        changes.pop("datasets", None)
     overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
+from benchmarks.console.parse import split_names
 from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import load_suite, suite_titles
 from procap.errors import UsageError, UserError, unknown_name
@@ -31,6 +32,7 @@ from shards.resolve import is_packed, packed_names, resolve_dataset
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
 SORTED_BY = (*COLUMNS, "run")
+STATES = ("finished", "imported", "unfinished", "failed", "broken")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
@@ -42,6 +44,7 @@ def ls(
     results: Results = "results",
     data: Data = "",
     sort: Annotated[str, flag("COLUMN", "of runs; -COLUMN begins with the largest [default: run]")] = "",
+    state: Annotated[str, flag("|".join(STATES), "of runs, a comma list [default: all]")] = "",
 ) -> int:
     """List methods, data sets, backbones, suites or runs; --methods, --datasets and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
@@ -49,12 +52,13 @@ def ls(
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": _suites,
-        "runs": lambda: _runs(results, selection, sort or "run"),
+        "runs": lambda: _runs(results, selection, sort or "run", split_names(state) or STATES),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
-    if what != "runs" and (given := f"{command_line(selection)}{sort and f' --sort {sort}'}".strip()):
-        raise UsageError(f"{given.split()[0]} selects or sorts runs, not {what}: procap ls runs {given}")
+    chosen = f"{command_line(selection)}{sort and f' --sort {sort}'}{state and f' --state {state}'}".strip()
+    if what != "runs" and chosen:
+        raise UsageError(f"{chosen.split()[0]} selects or sorts runs, not {what}: procap ls runs {chosen}")
     text, rows = listings[what]()
     show(text)
     if output.json:
@@ -78,6 +82,7 @@ def _methods() -> Listing:
             }
             length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
             text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
+            text += "" if spec.name in METHODS else " (own recipe)"
         except UsageError:
             # The summary of a plug-in that cannot be loaded contains the error.
             pass
@@ -87,7 +92,7 @@ def _methods() -> Listing:
             row["summary"] = describe_unexpected(error)
         rows.append(row)
         shown.append((spec.name, text, row["summary"]))
-    return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
+    return columns(("method", "published recipe, or own (16 shots)", "what it is"), shown), rows
 
 
 def _suites() -> Listing:
@@ -143,11 +148,15 @@ def _backbones() -> Listing:
     return columns(("backbone", "what it is", "weights"), shown), rows
 
 
-def _runs(results: str, selection: SelectionFlags, sort: str) -> Listing:
+def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
     root = open_results(results)
     found = run_folders(root)
     wanted = run_filter(selection, lambda: (config.dataset for _, config in found))
+    for state in states:
+        if state not in STATES:
+            raise unknown_name("state", state, STATES)
     rows = [_describe_run(folder, config) for folder, config in found if wanted(config)]
+    rows = [row for row in rows if row["state"] in states]
     key = sort.removeprefix("-")
     if key not in SORTED_BY:
         raise unknown_name("column to sort by", key, SORTED_BY)
@@ -168,12 +177,9 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     accuracies: dict[str, float] = {}
-    state, written = "unfinished", folder.config_file
+    written = next(file for file in (folder.train_file, folder.progress_file, folder.config_file) if file.exists())
     try:
-        if training := folder.train():
-            state, written = "imported" if training.imported else "finished", folder.train_file
-        elif progress := folder.progress():
-            state, written = "failed" if progress.status == "failed" else state, folder.progress_file
+        state = folder.status()
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             own = (target.dataset, target.split) == (config.dataset, "test")

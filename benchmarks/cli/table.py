@@ -28,7 +28,7 @@ from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import find_suite, recorded_options
+from benchmarks.suites.planning import describe_uninstalled, find_suite, recorded_options
 from benchmarks.tables.check import OK, check_metrics, check_table
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import FORMATS, render, to_dict
@@ -143,6 +143,8 @@ def _suite_tables(name: str, selection: SelectionFlags, results: str, flags: Tab
     suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
+    if collection and (missing := describe_uninstalled(collection)):
+        note(f"procap: {missing}")
     given = {"recipe": flags.recipe, "classes": selection.classes}
     changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
     if flags.option:

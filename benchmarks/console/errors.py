@@ -34,15 +34,6 @@ def explain(error: Exception) -> tuple[str, int]:
     return f"{'' if text.startswith('internal') else 'error: '}{text} (run with -v for the traceback)", 1
 
 
-def describe_failure(error: Exception) -> str:
-    """Describe in one line why a part of a command failed, of which the other parts go on."""
-    # This imports pydantic, which the help does not need.
-    from procap.methods.plugins import describe_unexpected
-
-    expected = isinstance(error, UserError | DataError | OSError)
-    return one_line(str(error)) if expected else describe_unexpected(error)
-
-
 def one_line(text: str) -> str:
     """Join the lines of `text`, and escape characters that would control a terminal."""
     joined = " ".join(text.split())

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
 from benchmarks.report.claims import read_claims
@@ -32,6 +31,7 @@ from benchmarks.tables.runs import title_runs
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
+from runner.failures import describe_failure
 
 T = TypeVar("T")
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"

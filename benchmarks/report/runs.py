@@ -48,15 +48,14 @@ def _runs_table(done: SuiteResults) -> Table:
     """Make a row for each run, trained or not."""
     rows = []
     for run in done.runs:
-        config, training = run.spec.config, None
+        config, folder, training, state = run.spec.config, RunFolder(done.results / run.path), None, "broken"
         # Unreadable files are listed as problems of their run.
         with suppress(UserError):
-            training = RunFolder(done.results / run.path).train()
+            state, training = folder.status(), folder.train()
         epochs = training.epochs if training else []
         losses = [epoch.terms["ce"] for epoch in epochs if "ce" in epoch.terms]
         numbers = [config.shots, *([len(epochs), training.seconds] if training else [None, None]), *losses[-1:], None]
         cells = [None if number is None else Metric(number) for number in numbers[:4]]
-        state = "unfinished" if training is None else "imported" if training.imported else "finished"
         rows.append(Row((run.path,), (state, *cells, ", ".join(run.spec.targets) or None)))
     digits = {"Shots": 0, "Epochs": 0, "Training, s": 1, "Loss": 4}
     columns = (

@@ -10,7 +10,7 @@ from benchmarks.results.frame import order_in
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES
-from benchmarks.suites.planning import find_suite, recorded_options
+from benchmarks.suites.planning import describe_uninstalled, find_suite, recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
 from runner.run_collection import Collection, find_collections, read_collection
@@ -77,6 +77,8 @@ def find_started_suites(
             continue
         try:
             suites.append(_read_suite(folder, chosen.get(name, name), results, data))
+            if missing := describe_uninstalled(suites[-1].collection):
+                problems.append((name, missing))
         except (UserError, DataError) as error:
             problems.append((name, str(error)))
     started = {one.collection.name for one in suites} | {name for name, _ in problems}
@@ -126,7 +128,8 @@ def _read_state(folder: RunFolder, failure: str) -> tuple[str, str]:
     # A run that was killed in its last attempt still has the status "running".
     if failure and state in ("running", "missing"):
         state = "failed"
-    return state, failure if state == "failed" else ""
+    recorded = progress.reason if progress else ""
+    return state, failure or recorded if state == "failed" else ""
 
 
 def merge_unfinished(suites: Sequence[StartedSuite]) -> list[UnfinishedRun]:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.console.errors import describe_failure
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, save_plots
@@ -22,6 +21,7 @@ from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
 from runner.config import RuntimeConfig, Target
+from runner.failures import describe_failure
 from runner.results import write_json
 from runner.stop_signals import Interrupted
 

@@ -180,15 +180,16 @@ def recorded_options(
 ) -> SuiteOptions:
     """Return the options of the suite's last run, of a requested `profile` or any, with the defaults of its runs.
 
-    If none are recorded, return the default options whose plan has most of the existing runs. Raises UsageError for a
-    recorded method that is not installed.
+    If none are recorded, return the default options whose plan has most of the existing runs. Recorded methods that are
+    not installed are left out, see `describe_uninstalled`; raises UsageError if there are no others.
     """
     settings = collection.settings if collection else {}
     if collection and settings and profile in ("", settings.get("profile")):
         options = SuiteOptions.from_json(settings, data)
-        if missing := [name for name in options.methods if name not in method_paths()]:
-            text = f"suite '{suite.name}' was run with {', '.join(missing)}, which is not installed here"
-            raise UsageError(f"{text}: install its package, or see all runs with `procap table`")
+        if missing := describe_uninstalled(collection):
+            options = replace(options, methods=tuple(name for name in options.methods if name in method_paths()))
+            if not options.methods:
+                raise UsageError(missing)
         earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
         both = (options, replace(options, options={**options.options, **earlier}))
         # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
@@ -202,6 +203,13 @@ def recorded_options(
         return len(planned & existing), sum(path.split("/")[1] in options.profile.datasets for path in existing)
 
     return max(candidates, key=count_existing)
+
+
+def describe_uninstalled(collection: Collection) -> str:
+    """Name the methods of a suite that are not installed here; "" if all are."""
+    missing = [name for name in collection.settings.get("methods", ()) if name not in method_paths()]
+    text = f"suite '{collection.name}' was run with {', '.join(missing)}, which is not installed here"
+    return f"{text}: install its package, or see all runs with `procap table`" if missing else ""
 
 
 def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:

@@ -115,7 +115,8 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
     counts = {verdict: sum(one.verdict == verdict for one in checked) for verdict in order}
     missing = [f"{one.method} {one.metric} on {one.where}" for one in checked if one.verdict == MISSING]
     total = plural(len(checked), "published metric")
-    notes = [f"{counts[OK]} of {total} agree (outside the tolerance: {counts[OUTSIDE]}, missing: {counts[MISSING]})."]
+    agree = f"{counts[OK]} of {total} {'agrees' if counts[OK] == 1 else 'agree'}"
+    notes = [f"{agree} (outside the tolerance: {counts[OUTSIDE]}, missing: {counts[MISSING]})."]
     if missing:
         notes.append(f"MISSING, not compared: {', '.join(missing)}.")
     random = [one for one in checked if one.tolerance.error]

@@ -369,9 +369,14 @@ def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]
 def describe_verdicts(verdicts: Mapping[str, Verdict]) -> str:
     """Describe how many claims have each verdict."""
     counts = Counter(verdicts.values())
-    words: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
-    words["not tested"] = "are not tested"
-    listed = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
+    words: dict[Verdict, tuple[str, str]] = {
+        "holds": ("holds", "hold"),
+        "does not hold": ("does not hold", "do not hold"),
+        "undecided": ("is undecided", "are undecided"),
+        "not tested": ("is not tested", "are not tested"),
+    }
+    found = ((counts[verdict], word) for verdict, word in words.items() if counts[verdict])
+    listed = ", ".join(f"{count} {word[count > 1]}" for count, word in found)
     return f"Of {len(verdicts)} claims {listed}."
 
 

@@ -18,6 +18,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from shards.errors import DataError
@@ -296,14 +297,45 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
         spellings.setdefault(_normalize(name), []).append(name)
     same = [names for names in spellings.values() if len(names) > 1]
     notes += [f"classes {' and '.join(map(repr, names))} differ in case, blanks or dashes alone" for names in same]
-    rare = sorted(counts, key=lambda name: counts[name])[:MOST_RARE]
-    for name in rare:
-        larger = [other for other in counts if counts[other] >= RARE * counts[name] and _digits(other) == _digits(name)]
-        if close := difflib.get_close_matches(name, larger, n=1, cutoff=SIMILARITY):
-            notes.append(
-                f"class {name!r} ({counts[name]:,}) may be a misspelling of {close[0]!r} ({counts[close[0]]:,} images)"
-            )
+    notes += [
+        f"warning: class {name!r} ({counts[name]:,}) may be a misspelling of {other!r} ({counts[other]:,} images)"
+        for name, other in _find_misspellings(counts)
+    ]
     return notes
+
+
+def _find_misspellings(counts: Mapping[str, int]) -> Iterable[tuple[str, str]]:
+    """Find names that are one slip apart, and similar ones of rare classes; each pair begins with the smaller class."""
+    ordered = sorted(counts, key=lambda name: counts[name])
+    alike: dict[str, list[str]] = {}
+    for name in ordered:
+        for left_out in (place for place in range(len(name) + 1) if not name[place : place + 1].isdigit()):
+            alike.setdefault((name[:left_out] + name[left_out + 1 :]).casefold(), []).append(name)
+    found = {pair: None for names in alike.values() for pair in combinations(names, 2) if _is_slip(*pair)}
+    for name in ordered[:MOST_RARE]:
+        larger = [other for other in counts if counts[other] >= RARE * counts[name] and _digits(other) == _digits(name)]
+        found |= dict.fromkeys((name, other) for other in difflib.get_close_matches(name, larger, 1, SIMILARITY))
+    return found
+
+
+def _is_slip(one: str, other: str) -> bool:
+    """Whether one word of five letters or more has a letter that is moved, missing, extra or, from eight on, another.
+
+    Names that differ in the first letter, in digits or in a plural s are often names of two classes.
+    """
+    words, others = (re.sub(r"[\W_]+", " ", name.casefold()).split() for name in (one, other))
+    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differing) != 1:
+        return False
+    short, long = sorted(differing[0], key=len)
+    is_other_letter = len(short) == len(long) and sorted(short) != sorted(long)
+    is_plural = long == f"{short}s"
+    return (
+        len(short) >= (8 if is_other_letter else 5)
+        and (short + long).isalpha()
+        and short[0] == long[0]
+        and not is_plural
+    )
 
 
 def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
