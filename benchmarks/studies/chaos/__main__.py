@@ -296,7 +296,9 @@ def describe_unclear_end(code: int, err: str) -> list[str]:
     """Describe an end that is not explained in one line; an empty list if it is."""
     found = [line for line in err.splitlines() if "Traceback" in line or "internal error" in line]
     errors = [line for line in err.splitlines() if line.startswith("procap: error:")]
-    allowed = (0, 1, 3, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+    # A second signal, while Python shuts down after the first, has the default effect: the code is negative.
+    signalled = [end for number in SIGNALS[1:] for end in (128 + number, -number)]
+    allowed = (0, 1, 3, -signal.SIGKILL, *signalled)
     listed = re.search(r"^procap: \d+ done, \d+ failed:$", err, re.MULTILINE) is not None
     if code not in allowed or (code == 1 and len(errors) + listed != 1) or (code == 3 and not listed):
         found.append(f"exit code {code} with {len(errors)} reasons")
