@@ -10,8 +10,10 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from child_process import start_process
 from plug_ins import METHOD, install
 
 from benchmarks.cli import main
@@ -274,6 +276,21 @@ def test_a_job_runs_this_tree_without_secrets_and_a_broken_connection_repeats_no
     written: list[str] = []
     assert submission.follow(client, "listing", written.append).driver_exit_code == 0
     assert "".join(written) == client.get_job_logs("listing") and next(connections) == 3
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_wait_for_a_job_which_goes_on(cluster, few_digits, tmp_path):
+    words = ["submit", "--name", "long", "--installed", "--", "train", "--methods", "coop", "--datasets", "digits"]
+    words += ["--data", str(few_digits), "--results", str(tmp_path), "--tracking", "off", "--epochs", "20000"]
+    with start_process([sys.executable, "-m", "benchmarks.cli", *words], stdout=PIPE, stderr=PIPE, text=True) as sender:
+        assert any("training base/digits/coop" in line for line in sender.stdout)
+        began = time.monotonic()
+        sender.terminate()
+        error = sender.communicate(timeout=60)[1].splitlines()[-1]
+    assert sender.returncode == 143 and time.monotonic() - began < 5
+    assert error.startswith("procap: SIGTERM: job long keeps running: `ray job logs -f") and "`ray job stop" in error
+    client = submission.connect(cluster)
+    assert client.get_job_status("long") == "RUNNING" and client.stop_job("long")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import typer
 from benchmarks.cli.flags import OutputFlags, command
 from benchmarks.console.output import note, show, show_json
 from procap.errors import UsageError
+from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -84,21 +85,23 @@ def submit(
             job = client.submit_job(**request)
     plug_ins = sorted({*sources.methods, *sources.suites})
     more = f" with the plug-ins {', '.join(plug_ins)}" if plug_ins else ""
-    note(f"job {job} sent to {url}{more}")
+    sent_line = f"job {job} sent to {url}{more}"
     if not no_wait:
-        return _follow(client, job, url, output)
+        return _follow(client, job, url, sent_line, output)
+    note(sent_line)
     show_json({"job": job}) if output.json else show(job)
     return 0
 
 
-def _follow(client: JobSubmissionClient, job: str, url: str, output: OutputFlags) -> int:
+def _follow(client: JobSubmissionClient, job: str, url: str, sent_line: str, output: OutputFlags) -> int:
+    """Print the job's log until it ends; a signal ends this command, and not the job."""
     from cluster.submit import exit_code, follow, translate_errors
-    from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
     # With --json stdout is reserved for the JSON line at the end.
     stream = sys.stderr if output.json else sys.stdout
     try:
         with translate_errors(url), sigterm_as_interrupt() as terminated:
+            note(sent_line)
             details = follow(client, job, lambda text: print(text, end="", file=stream, flush=True))
     except KeyboardInterrupt:
         flag = f"--address {shlex.quote(url)}"
