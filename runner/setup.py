@@ -71,16 +71,10 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         acceleration = replace(acceleration, graphs=False)
     # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
     shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
-    fewshot = stream = engine = schedule = None
+    stream = engine = schedule = None
     files: dict[str, str] = {}
-    if config.recipe.epochs:
-        samples = load_samples(shards.folder, config.picks) if config.picks else None
-        # Missing shards are reported before minutes are spent on a backbone.
-        check_shots(shards, config.shots)
-        check_classes(shards, config.classes)
-        fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
-        if config.recipe.batches == "class":
-            check_class_sizes(fewshot, config.recipe.batch_size)
+    # Missing shards are reported before minutes are spent on a backbone.
+    fewshot = load_training_images(config, shards, group.size)
     clip = load_backbone(config, device, acceleration)
     if fewshot:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
@@ -108,6 +102,27 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         method.begin_stage(0)
         engine = make()
     return Setup(method, card, engine, make, schedule, fewshot, acceleration, files, source)
+
+
+def load_training_images(config: RunConfig, shards: ShardSet, processes: int) -> FewShot | None:
+    """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
+    if not config.recipe.epochs:
+        return None
+    samples = load_samples(shards.folder, config.picks) if config.picks else None
+    check_shots(shards, config.shots)
+    check_classes(shards, config.classes)
+    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
+    batch, images = config.recipe.batch_size, len(fewshot.train)
+    if config.recipe.batches == "class":
+        check_class_sizes(fewshot, batch)
+    last = batch if config.recipe.drop_last else images % batch
+    for size in (min(batch, images), last):
+        if size % processes:
+            raise UsageError(
+                f"a global batch of {size} images cannot be dealt out evenly to {processes} processes: "
+                f"give --global-batch-size a multiple of {processes}, or start another number of processes"
+            )
+    return fewshot
 
 
 def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:
@@ -217,15 +232,8 @@ def train_stream(
 ) -> TrainStream:
     """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible."""
     ranks = ranks or Ranks()
-    batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
-    last = batch if config.recipe.drop_last else len(split) % batch
-    for images in (min(batch, len(split)), last):
-        if images % size:
-            raise UsageError(
-                f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
-                f"give --global-batch-size a multiple of {size}, or start another number of processes"
-            )
-    share: dict[str, Any] = {"rank": rank, "world_size": size, "drop_last": config.recipe.drop_last}
+    batch = config.recipe.batch_size
+    share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     share["one_class"] = config.recipe.batches == "class"
     if acceleration.images and augments_on_device(augment) and not split.is_streamed:
         return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **share)

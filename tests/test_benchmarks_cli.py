@@ -14,6 +14,7 @@ import pytest
 from command_line import read_files, run
 from made_results import put_halves, put_run
 from plug_ins import METHOD, install
+from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
@@ -21,6 +22,7 @@ from procap.weights.loading import procap_home
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.default_paths import cache_home, data_root
+from shards.pack import pack_source
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVIEST = ("torch", "ray", "mlflow", "matplotlib", "deepspeed", "open_clip", "timm", "scipy", "sklearn")
@@ -135,14 +137,16 @@ def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_pa
         assert "Traceback" not in err and (not out or (mode and "Nothing was written." in out))
 
 
-@pytest.mark.parametrize("damaged", ["checkpoint", "test images", "training data"])
+@pytest.mark.parametrize("damaged", ["checkpoint", "test images", "altered image", "training data"])
 def test_a_dry_run_of_an_evaluation_finds_what_the_evaluation_refuses(capsys, tmp_path, shards, damaged):
     data, results = tmp_path / "data", tmp_path / "results"
     shutil.copytree(shards, data)
     words = ["--methods", "zeroshot", "--datasets", "digits", "--data", data, "--results", results]
     assert run(capsys, "train", *words)[0] == 0
-    file = {"checkpoint": next(results.rglob("*.safetensors")), "test images": data / "digits/test/0.tar"}.get(damaged)
-    if file:
+    test = data / "digits/test/0.tar"
+    if damaged == "altered image":
+        test.write_bytes(test.read_bytes()[:2000] + b"?" + test.read_bytes()[2001:])
+    elif file := {"checkpoint": next(results.rglob("*.safetensors")), "test images": test}.get(damaged):
         file.write_bytes(file.read_bytes()[:-512])
     else:
         manifest = data / "digits/manifest.json"
@@ -292,6 +296,21 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
     assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
     assert read_files(tmp_path) == before
+
+
+def test_a_dry_run_reads_the_training_images_of_every_data_set(capsys, tmp_path, shards):
+    shutil.copytree(shards, tmp_path / "data")
+    pack_source(toy_source(), tmp_path / "data")
+    shard = tmp_path / "data/toy/train/0.tar"
+    shard.write_bytes(shard.read_bytes()[:2000] + b"?" + shard.read_bytes()[2001:])
+    words = ("--methods", "coop", "--seeds", "1", "--shots", "4", "--data", tmp_path / "data", "--datasets")
+    commands = ("train",), ("bench", "base-to-novel", "--profile", "mini"), ("sweep", "--param", "lr=0.1,0.2")
+    for command in commands:
+        code, _, err = run(capsys, *command, *words, "toy,digits", "--dry-run")
+        assert code == 1 and str(shard) in err.splitlines()[-1], err
+        batches = () if command[0] == "train" else ("--processes", "3", "--cpus", "0.1")
+        code, _, err = run(capsys, *command, *words, "digits", *batches, "--dry-run")
+        assert code == (2 if batches else 0) and ("cannot be dealt out" in err) is bool(batches), err
 
 
 @pytest.mark.parametrize(("dataset", "shots", "code", "message"), [

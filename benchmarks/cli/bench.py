@@ -147,7 +147,7 @@ def bench(
             if launcher.kind == "local":
                 find_unpacked((run.config.dataset for run in open_runs), runtime.data)
                 check_targets((Target.parse_unchecked(one) for run in open_runs for one in run.targets), runtime.data)
-                check_setup((run.config for run in open_runs), runtime)
+                check_setup((run.config for run in open_runs), runtime, launcher.processes)
 
         with _hint_at_profile(flags):
             show_checked_plan(check, work, output, force=mode.force, forecast=forecast)

@@ -215,9 +215,9 @@ def _check_plan(
         for target in targets
         if _is_needed(config, at, target, train_command, force=force)
     ]
-    for _, at, target in needed:
-        Acceleration.parse(at.accelerate, resolve_device(at.device))
-        check_targets([target], at.data)
+    for runtime in dict.fromkeys(at for _, at, _ in needed):
+        Acceleration.parse(runtime.accelerate, resolve_device(runtime.device))
+        check_targets((target for _, at, target in needed if at == runtime), runtime.data)
     check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
     for config, at, targets in work:
         for target in targets if RunFolder(at.results / config.path).train_file.exists() else ():

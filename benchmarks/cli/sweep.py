@@ -105,7 +105,7 @@ def sweep(
         check_launcher(launcher, at.device)
         if launcher.kind == "local":
             find_unpacked(settings.datasets, at.data)
-            check_setup((run.config for run in runs), at)
+            check_setup((run.config for run in runs), at, launcher.processes)
         return _show_plan(settings, folder, at, output)
     if launcher.kind == "local":
         # Report a missing device before data sets are packed.

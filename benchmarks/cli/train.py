@@ -102,7 +102,7 @@ def _check_plan(runs: Sequence[RunConfig], runtime: RuntimeConfig, *, force: boo
     left = [config for config in runs if config not in finished]
     check_training_images(left, runtime.data)
     find_unpacked((config.dataset for config in left), runtime.data)
-    check_setup(left, runtime)
+    check_setup(left, runtime, ranks_from_environment().size)
 
 
 def _train_all(

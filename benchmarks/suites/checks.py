@@ -50,20 +50,27 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
         raise refused[0]
 
 
-def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
-    """Set up one run of each method and backbone here, which raises what would stop it before its first step.
+def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
+    """Select the training images of every data set, and set up one run of each method and backbone here.
 
+    This raises what would stop runs of so many processes before their first step.
     Where its data set is not packed yet, or lies at a URL, the method is built on the two longest class names instead.
     """
     from runner.distributed.collectives import ProcessGroup
     from runner.environment import resolve_device
-    from runner.setup import set_up
+    from runner.setup import load_training_images, set_up
 
+    configs = [*configs]
     device = resolve_device(runtime.device)
     acceleration = Acceleration.parse(runtime.accelerate, device)
+    local = {one.dataset for one in configs if is_packed(runtime.data, one.dataset) and not is_mirror(runtime.data)}
+    images = {(one.dataset, one.classes, one.shots, one.picks, one.recipe): one for one in configs}
+    for config in images.values():
+        if config.dataset in local:
+            load_training_images(config, open_dataset(runtime.data, config.dataset), processes)
     each = {(config.method, config.backbone, config.pretrained): config for config in configs}
     for config in each.values():
-        if is_packed(runtime.data, config.dataset) and not is_mirror(runtime.data):
+        if config.dataset in local:
             set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup())
         else:
             _build(config, runtime.data, device, acceleration)
@@ -111,12 +118,13 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
 
 
 def check_targets(targets: Iterable[Target], data: Path) -> None:
-    """Raise DataError for a target whose data set is not packed here, or whose shards are missing or cut short."""
+    """Raise DataError for a target whose data set is not packed here, or whose shards are missing or altered."""
     wanted = dict.fromkeys(targets)
     find_unpacked((target.dataset for target in wanted), data)
     for target in wanted:
         if is_packed(data, target.dataset):
-            open_dataset(data, target.dataset).require(target.split)
+            shards = open_dataset(data, target.dataset)
+            shards.require(target.split) if is_mirror(data) else shards.split(target.split)
 
 
 def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
