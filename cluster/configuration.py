@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
-from runner.config import FrozenModel, RuntimeConfig, plan_run
+from runner.config import Count, FrozenModel, RuntimeConfig, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
 from shards.files import LockHeld, file_lock
@@ -93,6 +93,7 @@ class SweepSettings(FrozenModel):
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
+Percent = Annotated[float, Field(ge=0, le=100)]
 RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", description="of a run below the results")]
 
 
@@ -102,14 +103,14 @@ class Configuration(FrozenModel):
     A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
     """
 
-    number: int = Field(description="in order of their start, from 0")
+    number: Count = Field(description="in order of their start, from 0")
     values: Values
     runs: tuple[RunPath, ...] = ()
     state: State = "running"
-    scores: dict[RunPath, float] = Field(default_factory=dict, description="of each run, in percent")
-    score: float | None = Field(default=None, description="mean over the runs")
-    curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
-    epochs: int = Field(default=0, description="of its runs in all")
+    scores: dict[RunPath, Percent] = Field(default_factory=dict, description="of each run")
+    score: Percent | None = Field(default=None, description="mean over the runs; if stopped, the last of the curve")
+    curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
+    epochs: Count = Field(default=0, description="of its runs in all")
     failures: dict[str, MaskedText] = Field(default_factory=dict, description="the error of each run that failed")
 
     @field_validator("values")
@@ -118,6 +119,14 @@ class Configuration(FrozenModel):
         """Refuse NaN and infinity, which have no key."""
         key_of(values)
         return values
+
+    @model_validator(mode="after")
+    def _check_score(self) -> Configuration:
+        means = {"finished": [*self.scores.values()], "stopped": [self.curve[max(self.curve)]] if self.curve else []}
+        mean = fmean(found) if (found := means.get(self.state)) else None
+        if self.score is not None and (mean is None or abs(self.score - mean) > 1e-6):
+            raise ValueError(f"the score {self.score} of configuration {self.number} is not that of its runs")
+        return self
 
     @property
     def key(self) -> str:

@@ -85,6 +85,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
     ("train --methods maple --datasets digits --shots many", 2, "one number of images per class is needed"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
+    (f"train --methods maple --datasets digits --seeds {'1' * 5000}", 2, "is not a whole number of 0 or more"),
+    (f"train --methods maple --datasets digits --shots {'1' * 5000}", 2, "one number of images per class is needed"),
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
     *(
@@ -120,11 +122,12 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods zeroshot --datasets digits --results a-file", 2, "a-file is a file; name a folder"),
     ("train --methods zeroshot --datasets digits --results a-file/x", 2, "a-file is a file; name a folder"),
     ("sweep --methods coop --datasets digits --param lr=0.1,0.2 --gpus 99", 2, "--gpus 99: on this machine"),
+    ("bench base-to-novel --profile mini --datasets digits --pretrained nan", 2, "unknown weights of mini 'nan'"),
     ("bench base-to-novel --datasets digits --launcher ray --address 127.0.0.1:9", 1, "no Ray cluster at 127.0.0.1:9"),
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "message"), WRONG, ids=[line for line, _, _ in WRONG])
+@pytest.mark.parametrize(("line", "code", "message"), WRONG, ids=[line[:99] for line, _, _ in WRONG])
 def test_wrong_input_is_an_error_of_one_line_in_a_dry_run_as_well(capsys, tmp_path, shards, line, code, message):
     (tmp_path / "a-file").write_text("")
     trains = line.split()[0] in ("train", "eval", "bench", "sweep")

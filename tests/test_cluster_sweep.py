@@ -115,7 +115,14 @@ def test_configurations_on_different_data_sets_are_not_compared():
     varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
     scores = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
     found = [
-        Configuration(number=number, values={"dataset": name, "recipe.lr": lr}, state="finished", score=score, epochs=9)
+        Configuration(
+            number=number,
+            values={"dataset": name, "recipe.lr": lr},
+            state="finished",
+            score=score,
+            epochs=9,
+            scores={"base/x/seed1-00000000": score},
+        )
         for number, ((name, lr), score) in enumerate(scores.items())
     ]
     document = summarize(varied, found, [])
@@ -384,6 +391,20 @@ def test_the_reason_of_a_failure_is_stored_without_credentials(error, tmp_path):
     write_collection(tmp_path, Collection(kind="sweep", name="rates", failed={"run": str(error)}))
     written = [path.read_text() for path in tmp_path.rglob("*.json")] + [str(one.to_result()) for one in reports]
     assert len(written) == 4 and all("hush" not in text and "***" in text for text in written)
+
+
+@pytest.mark.parametrize("changes", [
+    {"score": 51.0}, {"score": None, "scores": {"base/x/seed1-00000000": 101.0}}, {"state": "failed"}, {"epochs": -1},
+    {"state": "stopped", "curve": {1: 50.0, 2: 40.0}}, {"epochs": 10**400}, {"curve": {-1: 40.0}},
+])  # fmt: skip
+def test_a_score_that_no_runs_of_a_sweep_have_is_refused(changes, tmp_path):
+    scores = {"base/x/seed1-00000000": 40.0, "base/x/seed2-00000000": 60.0}
+    one = Configuration(number=0, values={"lr": 0.1}, state="finished", score=50.0, epochs=3, scores=scores)
+    SweepFolder(tmp_path).save([one])
+    assert SweepFolder(tmp_path).load() == {one.key: one}
+    (file := tmp_path / "configurations.json").write_text(json.dumps({"configurations": [dict(one) | changes]}))
+    with pytest.raises(UserError, match=f"{file} cannot be read"):
+        SweepFolder(tmp_path).load()
 
 
 def test_ranks_of_one_node_follow_each_other():

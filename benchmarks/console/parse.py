@@ -65,7 +65,7 @@ def parse_integers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def parse_shot_count(text: str) -> int:

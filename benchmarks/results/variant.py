@@ -123,7 +123,7 @@ class SuiteOptions:
             dataset=dataset,
             classes=classes,
             backbone=self.backbone or profile.backbone,
-            pretrained=self.pretrained if self.backbone else profile.pretrained,
+            pretrained=self.pretrained or (None if self.backbone else profile.pretrained),
             precision=variant.precision or self.precision or profile.precision,
             recipe=recipe,
             task=task,

@@ -72,8 +72,12 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
     Raises UserError if the weights are not on this machine, naming the places that were searched, UsageError for an
     unknown name. Does not read the file.
     """
-    if name.lower() == "mini" or pretrained == "random":
+    if pretrained == "random" or (name.lower() == "mini" and pretrained in (None, "embedded")):
         return None
+    if name.lower() == "mini":
+        file = _mini_file(str(pretrained))
+        check_file(file)
+        return file
     architecture = _named_architecture(name, pretrained)
     tag = None if architecture is None else _tag(architecture, pretrained)
     if architecture is None or tag is None:
@@ -129,9 +133,13 @@ def _load_mini(pretrained: str | None, seed: int) -> CLIP:
         return load_mini()
     if pretrained == "random":
         return CLIP.random(load_mini().geometry, seed, name="mini", pretrained="random")
+    return load_mini(_mini_file(pretrained))
+
+
+def _mini_file(pretrained: str) -> Path:
     if not _names_file(pretrained):
         raise unknown_name("weights of mini", pretrained, ["embedded", "random", "or a file's path"])
-    return load_mini(Path(pretrained).expanduser())
+    return Path(pretrained).expanduser()
 
 
 def _build(
