@@ -19,16 +19,7 @@ from typing import TypeVar
 from procap.errors import UsageError, UserError
 from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
-from runner.failures import describe_failure
-from runner.results import (
-    EvalResult,
-    Progress,
-    TrainResult,
-    ValidationCount,
-    ValidationHistory,
-    read_document,
-    write_json,
-)
+from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
 from shards.files import LockHeld, file_lock, read_file
 
 WRITING_SECONDS = 60.0
@@ -143,13 +134,6 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
         shutil.rmtree(self.state, ignore_errors=True)
-
-    def record_failure(self, error: Exception) -> None:
-        """Record in the progress that the training has failed, and why, unless that cannot be written."""
-        changes = {"status": "failed", "reason": describe_failure(error)}
-        with suppress(UserError, OSError):
-            if progress := self.progress():
-                write_json(self.progress_file, progress.model_copy(update=changes))
 
     def tidy(self) -> None:
         """Remove temporary files of a finished run that was killed, unless the run is locked or the disk read-only."""

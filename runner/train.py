@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from procap.errors import UserError
@@ -17,6 +17,7 @@ from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
+from runner.failures import describe_failure
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
@@ -159,7 +160,7 @@ def _train(
                 raise
             except Exception as error:
                 if first:
-                    folder.record_failure(error)
+                    _record_failure(folder, error)
                 raise
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
@@ -173,6 +174,14 @@ def _train(
     if validator is not None:
         validator.notify(finished=True)
     return result
+
+
+def _record_failure(folder: RunFolder, error: Exception) -> None:
+    """Record in the progress that the training has failed, and why, unless that cannot be written."""
+    with suppress(UserError, OSError):
+        if progress := folder.progress():
+            changes = {"status": "failed", "reason": describe_failure(error)}
+            write_json(folder.progress_file, progress.model_copy(update=changes))
 
 
 def _fit(

@@ -299,14 +299,13 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
 def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     images = tmp_path / "birds"
     put_classes(images)
-    put_classes(images, ("coal_tit", "Zebra fnch"), each=1)
-    put_classes(images, ("magpie", "magpies", "magpei"), each=8)
+    for names, each in ((("coal_tit", "Zebra fnch"), 1), (("magpie", "magpies", "magpei"), 8)):
+        put_classes(images, names, each=each)
     (images / "emu").mkdir()
     (images / "Ara" / "cut.png").write_bytes((images / "Ara" / "00.png").read_bytes()[:40])
     (images / "Ara" / "page.jpg").write_text("<html>")
-    code, _, err = run(
-        capsys, "data", command, f"{images}/", "--workers", "1", *(("--data", tmp_path / "data") * (command == "pack"))
-    )
+    to = ("--data", tmp_path / "data") if command == "pack" else ()
+    code, _, err = run(capsys, "data", command, f"{images}/", "--workers", "1", *to)
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
     assert (f"{tmp_path}/birds.yaml was not written" in err) == (command == "pack")
     for words in (
@@ -367,18 +366,10 @@ def one_class(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "code", "words"), [
-    (
-        "train --methods coop --datasets solo --classes all",
-        2,
-        "'solo' has one class ('Zebra finch'): there is nothing",
-    ),
-    (
-        "train --methods coop --datasets solo",
-        2,
-        "'solo' has one class ('Zebra finch'): there is nothing to tell apart",
-    ),
+    ("train --methods coop --datasets solo --classes all --dry-run", 2, "'solo' has one class ('Zebra finch'): there"),
+    ("train --methods coop --datasets solo", 2, "'solo' has one class ('Zebra finch'): there is nothing to tell apart"),
     ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 3 classes, of which novel"),
-    ("bench cross-dataset --datasets solo", 2, "'solo' has 1 class, of which all would be 1; 2 are needed"),
+    ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has 1 class, of which all would be 1; 2 are needed"),
 ])  # fmt: skip
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--shots", "2"]
@@ -396,10 +387,12 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
     assert main(["ls", "runs", "--results", str(tmp_path), "--datasets", "solo"]) == 0
     assert re.search(r"zeroshot +solo +base +16 +1 +100\.00 +- +- ", capsys.readouterr().out)
-    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets", "solo:novel,trio:all"]) == 3
+    own = ["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets"]
+    assert main([*own, "solo:novel,trio:all,trio:novel"]) == 3
     out, err = capsys.readouterr()
+    assert err.count("trio:novel:test has one class, so that every image counts as right") == 1
     assert out.count("trio:all:test") == 2 and err.count("solo has 1 class, and none in its novel half") == 1
-    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets", "solo:novel"]) == 2
+    assert main([*own, "solo:novel"]) == 2
     assert capsys.readouterr().err.strip().endswith("solo has 1 class, and none in its novel half")
 
 

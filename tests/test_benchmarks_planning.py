@@ -144,9 +144,8 @@ def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suit
     assert options["maple"]["depth"] == 3
     command = planned.suite.command(planned.options, "results")
     assert option in command and "maple.depth=3" in command
-    assert (
-        SuiteOptions.from_json(json.loads(json.dumps(planned.options.to_json())), data=Path("data")) == planned.options
-    )
+    recorded = json.loads(json.dumps(planned.options.to_json()))
+    assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))
     [sentences] = {run.spec.config.options["sentences"] for run in load_suite("base-to-novel").plan(generated)}
     assert sentences == "templates"
@@ -284,9 +283,8 @@ def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_one
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     flags = SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1")
     planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"))
-    assert (
-        SuiteOptions.from_json(json.loads(json.dumps(planned.options.to_json())), data=Path("data")) == planned.options
-    )
+    recorded = json.loads(json.dumps(planned.options.to_json()))
+    assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     command = planned.suite.command(planned.options, "results").split()
     assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]

@@ -61,15 +61,9 @@ def made(few_digits, digits, tmp_path_factory):
     put_run(root, "vpt", "digits")
     unfinished = put_run(root, "kgcoop", "digits")
     RunFolder(root / unfinished.path).train_file.unlink()
-    failed = {
-        "config_hash": unfinished.hash,
-        "status": "failed",
-        "reason": "no loss",
-        "step": 0,
-        "steps": 9,
-        "epochs": [],
-    }
-    write_json(RunFolder(root / unfinished.path).progress_file, Progress(**failed, seconds=1, environment={}))
+    failed = {"config_hash": unfinished.hash, "status": "failed", "reason": "no loss", "step": 0, "steps": 9}
+    fields = {**failed, "epochs": [], "seconds": 1, "environment": {}}
+    write_json(RunFolder(root / unfinished.path).progress_file, Progress(**fields))
     swept = {"space": {"lr": [0.01, 0.1]}, "methods": ("coop",), "datasets": ("digits",), "seeds": (3,)}
     write_json(root / "sweeps/rates/sweep.json", SweepSettings(name="rates", **swept))
     runs = [put_run(root, "coop", "digits", seed=3, overrides={"lr": rate}).path for rate in (0.01, 0.1)]
@@ -280,7 +274,7 @@ def test_gpus_count_with_every_process_and_draw_power(tmp_path):
     }
     write_json(folder.train_file, training.model_copy(update=changes))
     text = write_report(root).read_text()
-    assert "4.00 GPU-hours and 2.00 machine-seconds without a GPU" in text and "drew 2.00 kWh." in text
+    assert "4.0 h of GPU time and 2 s of machine time without a GPU" in text and "drew 2.00 kWh." in text
     machine = next(row for row in Page(text).root.all("tr") if row.text().strip().startswith("NVIDIA"))
     assert [words_of(cell) for cell in machine.all("th", "td")][:5] == [
         "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.0",

@@ -111,6 +111,8 @@ def evaluate(
         show(format_evaluations(done, {config.path: RunFolder(at.results / config.path) for config, at, _ in work}))
     if any(result.limited for _, _, result in done):
         note("† limited: only the first images of the target were evaluated")
+    for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
+        note(f"{target} has one class, so that every image counts as right")
     if any(result.features != "computed" for _, _, result in done):
         note("no images/s where image features came from the cache: --force computes and times them")
     code = note_failures(len(done), failures.reasons)

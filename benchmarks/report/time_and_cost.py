@@ -14,6 +14,7 @@ from benchmarks.tables.runtime import newest_measurement
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
+from runner.progress import format_duration
 from runner.run_folders import RunFolder
 
 if TYPE_CHECKING:
@@ -132,24 +133,18 @@ def describe_cost(jobs: pd.DataFrame, price: float | None = None) -> list[str]:
     jobs = drop_shared(jobs)
     hours = jobs.seconds * jobs.processes / HOUR
     gpu, cpu, metered = hours[jobs.gpu].sum(), hours[~jobs.gpu].sum(), hours[jobs.gpu & jobs.watts.notna()].sum()
-    parts = [_format_work(gpu, "GPU")] if gpu else []
+    parts = [f"{format_duration(gpu * HOUR)} of GPU time"] if gpu else []
     if cpu or not gpu:
-        parts.append(f"{_format_work(cpu, 'machine')} without a GPU")
+        parts.append(f"{format_duration(cpu * HOUR)} of machine time without a GPU")
     sentences = [
         f"Training, evaluation and other jobs took {' and '.join(parts)}, counting every process of a training."
     ]
     if metered:
-        of = "" if metered == gpu else f" in the {_format_work(metered, 'GPU')} where it was measured"
+        of = "" if metered == gpu else f" in the {format_duration(metered * HOUR)} of GPU time where it was measured"
         sentences.append(f"The GPUs drew {(hours * jobs.watts)[jobs.gpu].sum() / 1000:.2f} kWh{of}.")
     if price is not None:
         sentences.append(f"At {price:g} an hour, of a GPU or a machine, that is {hours.sum() * price:.2f}.")
     return sentences
-
-
-def _format_work(hours: float, device: str) -> str:
-    """Format working time in the largest unit of which it has at least one: "2.50 GPU-hours"."""
-    unit, size = ("hours", 1) if hours >= 1 else ("minutes", 60) if hours >= 1 / 60 else ("seconds", 3600)
-    return f"{hours * size:.2f} {device}-{unit}"
 
 
 def list_versions(jobs: pd.DataFrame) -> list[tuple[str, str]]:

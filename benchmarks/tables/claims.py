@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from benchmarks.console.output import plural
 from benchmarks.results.suite import SuiteResults
@@ -369,15 +369,7 @@ def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]
 def describe_verdicts(verdicts: Mapping[str, Verdict]) -> str:
     """Describe how many claims have each verdict."""
     counts = Counter(verdicts.values())
-    words: dict[Verdict, tuple[str, str]] = {
-        "holds": ("holds", "hold"),
-        "does not hold": ("does not hold", "do not hold"),
-        "undecided": ("is undecided", "are undecided"),
-        "not tested": ("is not tested", "are not tested"),
-    }
-    found = ((counts[verdict], word) for verdict, word in words.items() if counts[verdict])
-    listed = ", ".join(f"{count} {word[count > 1]}" for count, word in found)
-    return f"Of {len(verdicts)} claims {listed}."
+    return f"{len(verdicts)} claims: {', '.join(f'{counts[one]} {one}' for one in get_args(Verdict) if counts[one])}."
 
 
 NOTES = (

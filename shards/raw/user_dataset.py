@@ -18,7 +18,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 
 from shards.errors import DataError
@@ -313,7 +313,9 @@ def _find_misspellings(counts: Mapping[str, int]) -> Iterable[tuple[str, str]]:
             alike.setdefault((name[:left_out] + name[left_out + 1 :]).casefold(), []).append(name)
     found = {pair: None for names in alike.values() for pair in combinations(names, 2) if _is_slip(*pair)}
     for name in ordered[:MOST_RARE]:
-        larger = [other for other in counts if counts[other] >= RARE * counts[name] and _digits(other) == _digits(name)]
+        # Classes such as `scene 1` and `scene 2` are no misspellings.
+        digits = re.findall(r"\d", name)
+        larger = [one for one in counts if counts[one] >= RARE * counts[name] and re.findall(r"\d", one) == digits]
         found |= dict.fromkeys((name, other) for other in difflib.get_close_matches(name, larger, 1, SIMILARITY))
     return found
 
@@ -323,19 +325,11 @@ def _is_slip(one: str, other: str) -> bool:
 
     Names that differ in the first letter, in digits or in a plural s are often names of two classes.
     """
-    words, others = (re.sub(r"[\W_]+", " ", name.casefold()).split() for name in (one, other))
-    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
-    if len(words) != len(others) or len(differing) != 1:
-        return False
-    short, long = sorted(differing[0], key=len)
-    is_other_letter = len(short) == len(long) and sorted(short) != sorted(long)
-    is_plural = long == f"{short}s"
-    return (
-        len(short) >= (8 if is_other_letter else 5)
-        and (short + long).isalpha()
-        and short[0] == long[0]
-        and not is_plural
-    )
+    words = (re.split(r"[\W_]+", name.casefold()) for name in (one, other))
+    differing = [sorted(pair, key=len) for pair in zip_longest(*words, fillvalue="") if pair[0] != pair[1]]
+    short, long = differing[0] if len(differing) == 1 else ("", "")
+    least = 8 if len(short) == len(long) and sorted(short) != sorted(long) else 5
+    return len(short) >= least and (short + long).isalpha() and short[0] == long[0] and long != f"{short}s"
 
 
 def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
@@ -363,8 +357,3 @@ def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
 
 def _normalize(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
-
-
-def _digits(name: str) -> Counter[str]:
-    """Count the digits of a name: classes such as `scene 1` and `scene 2` are no misspellings."""
-    return Counter(letter for letter in name if letter.isdigit())
