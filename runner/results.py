@@ -155,7 +155,7 @@ class Progress(FrozenModel):
     seconds: Amount
     resumed: Count = 0
     environment: Environment
-    reason: str = Field(default="", description="of the failure, in one line")
+    reason: MaskedText = Field(default="", description="of the failure, in one line")
 
     @model_validator(mode="after")
     def _steps_are_planned(self) -> Progress:

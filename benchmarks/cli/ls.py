@@ -128,15 +128,8 @@ def _datasets(root: Path) -> Listing:
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
-        shown.append(
-            (
-                dataset.name,
-                dataset.classes,
-                format_counts(dataset.counts),
-                state,
-                dataset.variant or dataset.description,
-            )
-        )
+        about = dataset.variant or dataset.description
+        shown.append((dataset.name, dataset.classes, format_counts(dataset.counts), state, about))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 
