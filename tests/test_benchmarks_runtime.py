@@ -24,6 +24,7 @@ from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, flags_of_optio
 from benchmarks.runtime.targets import CPU_RATIOS, list_targets
 from benchmarks.suites import load_suite
 from benchmarks.tables.runtime import runtime_tables
+from procap.errors import UserError
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.results import write_json
@@ -258,6 +259,19 @@ def test_another_measurement_leaves_the_one_of_the_suite(suite, without_plots):
     for name, found in (("digits", report), ("tiles", other)) * 2:
         write(found, make_settings(place, CPU, datasets=name), place)
     assert len([*(done.results / "runtime").glob("*/runtime.json")]) == 2 and runtime_tables(done)
+
+
+@pytest.mark.parametrize("changes", [
+    {"accuracy": 101.0}, {"train_seconds": -1.0}, {"encoder_fps": {"median": float("nan")}}, {"steps": True},
+    {"end_to_end_fps": {"median": -1.0}}, {"title": None}, {"extrapolated": "no"},
+])  # fmt: skip
+def test_a_report_with_numbers_that_cannot_be_right_is_refused(suite, changes):
+    done, _ = suite
+    (file,) = (done.results / "runtime").glob("*/runtime.json")
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps({**report, "rows": [report["rows"][0] | changes]}))
+    with pytest.raises(UserError, match=f"{file} cannot be read"):
+        runtime_tables(done)
 
 
 def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(suite):

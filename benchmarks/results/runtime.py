@@ -6,10 +6,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.results.frame import TITLES
 from procap.errors import UserError
+from runner.config import Amount, Count
+from shards.errors import describe_invalid
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
@@ -20,6 +24,26 @@ METHOD_TITLES = {
     "procap-off": "ProCAP, all off",
     "procap-off-one-set": "ProCAP, all off, one token set",
 }
+
+
+class ReportRow(BaseModel):
+    """What tables print of a measured method; a report has more fields, and None where nothing was measured."""
+
+    model_config = ConfigDict(strict=True)
+
+    dataset: str = ""
+    title: str = ""
+    mode: str = ""
+    precision: str = ""
+    extrapolated: bool = False
+    steps: Count | None = None
+    steps_measured: Count | None = None
+    train_seconds: Amount | None = None
+    encoder_fps: dict[str, Amount | None] | None = None
+    end_to_end_fps: dict[str, Amount | None] | None = None
+    test_images: Count | None = None
+    accuracy_note: str | None = None
+    accuracy: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
 @contextmanager
@@ -35,11 +59,20 @@ def explain_broken_report() -> Iterator[None]:
 
 
 def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Load every report of this version below `results`, with its file; other files are left out."""
+    """Load every report of this version below `results`, with its file; other files are left out.
+
+    Raises UserError for a row with numbers that cannot be right.
+    """
     for file in sorted((results / "runtime").glob("*/runtime.json")):
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(report, dict) and report.get("schema") == SCHEMA and {"backbone", "rows"} <= report.keys():
+            try:
+                for row in report["rows"]:
+                    ReportRow.model_validate(row)
+            except ValidationError as error:
+                reason = describe_invalid(error)
+                raise UserError(f"{file} cannot be read ({reason}); move it away, and repeat its suite") from error
             yield file, report
