@@ -128,15 +128,18 @@ def test_validation_accuracy_is_a_curve_under_names_of_its_own(store, folder, ex
     assert not {"hm", "base", "novel", "fps"} & run.data.metrics.keys(), "validation must not look like a test"
 
 
-def test_a_repeated_training_is_a_new_run(store, folder, export):
+def test_a_training_from_the_beginning_is_a_new_run_and_ends_an_unfinished_one(store, folder, export):
     finished(folder)
     export()
     folder.train_file.unlink()
-    tracked_runs.go_on(folder, 2, attempt=0.25)
-    export()
+    for attempt in (0.125, 0.25):
+        tracked_runs.go_on(folder, 2, attempt=attempt)
+        export()
     tracked_runs.finish(folder, attempt=0.25)
     export()
-    old, new = sorted(runs_of(store, folder), key=lambda run: run.data.metrics["train_seconds"])
+    runs = runs_of(store, folder)
+    assert [run.info.status for run in runs if "train_seconds" not in run.data.metrics] == ["KILLED"]
+    old, new = sorted((run for run in runs if run.info.status == "FINISHED"), key=lambda run: run.info.end_time)
     assert (old.data.metrics["train_seconds"], new.data.metrics["train_seconds"]) == (10.5, 10.75)
     assert len(points(store, old.info.run_id, "loss")) == len(points(store, new.info.run_id, "loss")) == 5
 

@@ -106,8 +106,7 @@ def sync(
 
 def _find_exported(store: TrackingStore) -> dict[str, tuple[str, bool]]:
     """List the exported runs by content hash: the id of the MLflow run, and whether it has its checkpoint."""
-    # A quote would end the pattern; `_` matches any character.
-    where = f"tags.folder LIKE '{store.results.as_posix().replace(chr(39), '_')}/%'"
+    where = f"tags.folder LIKE '{_quote(store.results)}/%'"
     tags = {run.info.run_id: run.data.tags for run in store.search(where)}
     return {one[CONTENT_TAG]: (run_id, CHECKPOINT_TAG in one) for run_id, one in tags.items() if CONTENT_TAG in one}
 
@@ -121,6 +120,9 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
             return "", False
         run = _find_run(store, content.key)
         if run is None:
+            # An earlier training of this folder that lost its state began again: nothing else ends its MLflow run.
+            for replaced in store.search(f"tags.folder LIKE '{_quote(folder)}' AND attributes.status = 'RUNNING'"):
+                client.set_terminated(replaced.info.run_id, "KILLED")
             tags = mask_values({KEY_TAG: content.key, **content.tags})
             run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name)
         elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
@@ -154,6 +156,11 @@ def _hash_files(path: Path, parents: Mapping[str, str]) -> str:
         with suppress(FileNotFoundError):
             digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _quote(path: Path) -> str:
+    """Format a path for a pattern, which a quote would end; `_` matches any character."""
+    return path.resolve().as_posix().replace("'", "_")
 
 
 def _find_run(store: TrackingStore, key: str) -> Run | None:

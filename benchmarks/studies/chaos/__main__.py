@@ -279,8 +279,8 @@ class Campaign:
             wanted, found = ({path: ("", counts) for path, (_, counts) in each.items()} for each in (wanted, found))
         differing = [path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)]
         result.wrong += [f"other results: {path}" for path in differing]
-        # A driver that was killed cannot delete the file of its check of the nodes.
-        killed = any(end.startswith("-9:") for end in result.ends)
+        # A driver that was killed, or left a head that does not answer, cannot delete the file of its check of nodes.
+        killed = any(end.startswith("-9:") or "has not answered" in end for end in result.ends)
         left = [path for path in find_leftovers(results) if not (killed and path.startswith(".preflight-"))]
         result.wrong += [f"left over: {path}" for path in left]
         outside = {path.name for path in self.cluster.folder.iterdir()} - self.known
@@ -328,12 +328,12 @@ def find_processes(seed: int) -> list[str]:
 
 
 def count_on_server(uri: str, results: Path) -> Counter[str]:
-    """Count how often the MLflow server at `uri` has each run below `results`."""
+    """Count how often the MLflow server at `uri` has each run below `results`; not trainings that began again."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
     runs = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
-    folders = (run.data.tags.get("folder", "") for run in runs)
+    folders = (run.data.tags.get("folder", "") for run in runs if run.info.status != "KILLED")
     return Counter(folder for folder in folders if folder.startswith(str(results.resolve())))
 
 
