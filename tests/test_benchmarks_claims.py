@@ -278,9 +278,7 @@ def test_the_diagram_is_the_one_that_its_program_draws():
     assert OUT.read_text() == diagram()
 
 
-def test_the_command_for_an_untested_claim_keeps_the_shots_and_adds_seeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_for_an_untested_claim_keeps_the_shots_and_adds_seeds(tmp_path, capsys):
     begin(tmp_path, "base-to-novel", methods=("procap",), datasets=("tiles",), seeds=(1,), shots=(2,))
     assert main(["table", "claims", "--results", str(tmp_path), "--format", "json"]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]

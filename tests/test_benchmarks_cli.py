@@ -246,10 +246,8 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
-    for words, message in (
-        ("runs --sort size", "to sort by 'size'"), ("runs --state finish", "did you mean finished"),
-        ("methods --seeds 1", "ls runs --seeds 1"), ("datasets --state failed", "ls runs --state failed"),
-    ):  # fmt: skip
+    wrong = {"runs --sort size": "to sort by 'size'", "runs --state finish": "did you mean finished"}
+    for words, message in (wrong | {"methods --seeds 1 --state failed": "ls runs --seeds 1 --state failed"}).items():
         code, _, err = run(capsys, "ls", *words.split())
         assert code == 2 and message in err
 

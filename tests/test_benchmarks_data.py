@@ -243,12 +243,9 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     code, out, err = run(capsys, "data", "pack", images, *at)
     assert code == 0, err
     assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)
-    for words in (
-        "left out: 4 files that are no images ('Ara/Thumbs.db', 'Ara/notes.txt', 'Thumbs.db' and 1 more)",
-        "left out: 1 hidden image ('Ara/._00.png')",
-        "left out: 1 image beside the class folders ('loose.png')",
-        "1 image has copies of another class: ",
-    ):
+    files = "left out: 4 files that are no images ('Ara/Thumbs.db', 'Ara/notes.txt', 'Thumbs.db' and 1 more)"
+    more = "left out: 1 hidden image ('Ara/._00.png')", "left out: 1 image beside the class folders ('loose.png')"
+    for words in (files, *more, "1 image has copies of another class: "):
         assert f"procap: note: {words}" in err
     written = tmp_path / "My Birds.yaml"
     assert open_dataset(tmp_path / "data", "my-birds").manifest.source == user_source(written).origin
@@ -308,13 +305,9 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     code, _, err = run(capsys, "data", command, f"{images}/", "--workers", "1", *to)
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
     assert (f"{tmp_path}/birds.yaml was not written" in err) == (command == "pack")
-    for words in (
-        "birds/emu holds no image: remove the folder",
-        "split: class 'coal_tit' has 1 image, too few for train, val, test",
-        "split: class 'Zebra fnch' has 1 image",
-        "Ara/cut.png is not a readable image",
-        "Ara/page.jpg is not a readable image",
-    ):
+    small = "split: class 'coal_tit' has 1 image, too few for train, val, test", "split: class 'Zebra fnch' has 1 image"
+    broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
+    for words in ("birds/emu holds no image: remove the folder", *small, *broken):
         assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
     assert "warning: class 'Zebra fnch' (1) may be a misspelling of 'Zebra finch' (10 images)" in err
     assert re.findall(r"class 'mag(.*?)' .* of 'mag(.*?)' ", err) == [("pei", "pie")], "of any size, and no plural"

@@ -101,12 +101,11 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
 
-    failing = METHOD + "    def loss(self, *given):\n        return 1 / 0"
-    install(tmp_path, {"failing_method": failing}, {"failing": "failing_method:Theirs"})
-    config = plan("failing")
+    failing = {"failing_method": f"{METHOD}    def loss(self, *given):\n        return 1 / 0"}
+    install(tmp_path, failing, {"failing": "failing_method:Theirs"})
     with pytest.raises(ZeroDivisionError):
-        train(config, there)
-    progress = run_folders.RunFolder(there.results / config.path).progress()
+        train(plan("failing"), there)
+    progress = run_folders.RunFolder(there.results / plan("failing").path).progress()
     assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
 
 
