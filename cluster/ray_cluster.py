@@ -228,12 +228,12 @@ def nodes() -> list[Node]:
     return found
 
 
-def require_own_node() -> None:
-    """Raise UserError if the driver's node is dead: Ray then starts no process for this driver any more."""
+def require_own_node(alive: Sequence[Node]) -> None:
+    """Raise UserError if the driver's node is not `alive`: Ray then starts no process for this driver any more."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    if all(node.identifier != own for node in nodes()):
+    if all(node.identifier != own for node in alive):
         raise UserError(
             f"Ray has lost the node on {socket.gethostname()} that this command belongs to, and starts nothing more "
             "for it; start Ray there again (`ray start`) and repeat the command to go on"

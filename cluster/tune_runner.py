@@ -99,7 +99,7 @@ def run_trials(
             tuner.fit()
         except TuneError:
             # Tune wraps an exception of a callback in TuneError as text; raise the specific error again if it was that.
-            require_own_node()
+            require_own_node(nodes())
             raise
         except KeyboardInterrupt:
             request_stop()
@@ -161,6 +161,8 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
             resources = capacity.resources
             running = any(trial.status == "RUNNING" for trial in trials)
             cluster = [] if running else nodes()
+            if not running:
+                require_own_node(cluster)
             if running or count_processes(cluster, resources) >= resources.processes:
                 self.stalled_since = None
                 return
@@ -174,7 +176,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             # If the driver's node is lost, every trial would use up its attempts within seconds.
-            require_own_node()
+            require_own_node(nodes())
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             file = Path(trial.error_file or "")

@@ -63,8 +63,13 @@ class Setup:
         return self.schedule.steps if self.schedule else 0
 
 
-def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
-    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
+def set_up(
+    config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup, clip: CLIP | None = None
+) -> Setup:
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
+
+    clip: the backbone, if it is loaded already.
+    """
     acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
@@ -75,7 +80,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     fewshot = load_training_images(config, shards, group.size)
-    clip = load_backbone(config, device, acceleration)
+    clip = clip or load_backbone(config, device, acceleration)
     if fewshot:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)

@@ -376,6 +376,9 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_
         autoscaled = make_callback(recorder, Capacity(share, 1, ray=True, autoscale=True))
         for iteration in range(3):
             autoscaled.on_step_end(iteration, [])
+        monkeypatch.setattr("cluster.tune_runner.nodes", list)
+        with pytest.raises(UserError, match=r"has lost the node .* that this command belongs to"):
+            autoscaled.on_step_end(3, [])
     assert not recorder.began
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 

@@ -22,7 +22,7 @@ from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
 
 if TYPE_CHECKING:
-    import torch
+    from procap.clip import CLIP
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
@@ -58,7 +58,7 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes:
     """
     from runner.distributed.collectives import ProcessGroup
     from runner.environment import resolve_device
-    from runner.setup import load_training_images, set_up
+    from runner.setup import load_backbone, load_training_images, set_up
 
     configs = [*configs]
     device = resolve_device(runtime.device)
@@ -68,17 +68,22 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes:
     for config in images.values():
         if config.dataset in local:
             load_training_images(config, open_dataset(runtime.data, config.dataset), processes)
-    each = {(config.method, config.backbone, config.pretrained): config for config in configs}
-    for config in each.values():
+    backbones: dict[tuple[str, str | None], CLIP] = {}
+    for config in {(one.method, one.backbone, one.pretrained): one for one in configs}.values():
+        weights = config.backbone, config.pretrained
+        if weights not in backbones:
+            backbones[weights] = load_backbone(config, device, acceleration)
         if config.dataset in local:
-            set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup())
+            set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup(), backbones[weights])
         else:
-            _build(config, runtime.data, device, acceleration)
+            _build(config, runtime.data, backbones[weights])
 
 
 def check_options(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
     """Build methods on the CPU until one can be built; raises the first error if none can, as every run would fail."""
     import torch
+
+    from runner.setup import load_backbone
 
     cpu = torch.device("cpu")
     errors: dict[tuple[str, ...], UserError] = {}
@@ -86,21 +91,21 @@ def check_options(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
         key = (config.method, config.backbone, str(config.pretrained), str(config.options))
         try:
             if key not in errors:
-                return _build(config, runtime.data, cpu, Acceleration())
+                return _build(config, runtime.data, load_backbone(config, cpu, Acceleration()))
         except UserError as error:
             errors[key] = error
     for first in errors.values():
         raise first
 
 
-def _build(config: RunConfig, data: Path, device: torch.device, acceleration: Acceleration) -> None:
+def _build(config: RunConfig, data: Path, clip: CLIP) -> None:
     """Build the method of a run on the two longest class names of its data set."""
     from procap.text import LabelSpace
-    from runner.setup import load_backbone, make_method
+    from runner.setup import make_method
 
     names = sorted(resolve_dataset(config.dataset, data).classnames, key=len)
     space = LabelSpace(tuple(names[-2:]) or ("one", "two"), dataset=config.dataset)
-    make_method(config, load_backbone(config, device, acceleration), space)
+    make_method(config, clip, space)
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
