@@ -70,9 +70,8 @@ def begin(results, name, **chosen):
     entries = suite.plan(options)
     runs = tuple(dict.fromkeys(entry.path for entry in entries))
     moments = {"status": "finished", "started": 1_700_000_000_000, "ended": 1_700_000_090_000}
-    write_collection(
-        results, Collection(kind="suite", name=suite.name, runs=runs, settings=options.to_json(), **moments)
-    )
+    settings = options.to_json()
+    write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=settings, **moments))
     return options, entries
 
 

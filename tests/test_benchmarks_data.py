@@ -83,9 +83,8 @@ def test_train_evaluate_and_table_on_subsets(packed, tmp_path, capsys):
 def test_an_own_split_and_smaller_images_are_other_data_sets(tmp_path, capsys):
     raw, data = tmp_path / "raw", tmp_path / "data"
     build("caltech101", raw, 4)
-    code, _, err = run(
-        capsys, "data", "pack", "caltech101", "--raw", raw, "--data", data, "--random-split", "7", "--resize", "48"
-    )
+    chosen = ("--raw", raw, "--data", data, "--random-split", "7", "--resize", "48")
+    code, _, err = run(capsys, "data", "pack", "caltech101", *chosen)
     assert code == 0, err
     manifest = open_dataset(data, "caltech101-split7-48px").manifest
     assert "random split, seed 7" in manifest.variant and manifest.resize == 48

@@ -127,9 +127,8 @@ def test_a_control_by_train_is_the_run_of_a_suite():
     suite = load_suite("base-to-novel")
     options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), recipe="procap")
     [planned] = suite.plan(options)
-    choice = SelectionFlags(
-        methods="maple", datasets="dtd", seeds="1", backbone="ViT-B/16", pretrained="openai", precision="bf16"
-    )
+    clip = {"backbone": "ViT-B/16", "pretrained": "openai", "precision": "bf16"}
+    choice = SelectionFlags(methods="maple", datasets="dtd", seeds="1", **clip)
     assert selected_runs(choice, RecipeFlags(recipe="procap")) == [planned.spec.config]
     [chosen] = selected_runs(choice, RecipeFlags(recipe="procap", option=["n_ctx=2"]))
     assert (planned.spec.config.options["n_ctx"], chosen.options["n_ctx"]) == (4, 2)

@@ -184,11 +184,8 @@ def test_the_pictures_and_the_record_are_there(pair, place):
 
 def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_prompts_alone(done, pair, place, tmp_path):
     """Tables are read from the record of the pictures; what is recorded of other runs says nothing of these."""
-    entries = {
-        methods: tuple(entry for entry in done.runs if entry.variant.method in methods)
-        for methods in (PAIR, ("procap",))
-    }
-    both, one = (dataclasses.replace(done, runs=chosen) for chosen in entries.values())
+    entries = (tuple(run for run in done.runs if run.variant.method in methods) for methods in (PAIR, ("procap",)))
+    both, one = (dataclasses.replace(done, runs=chosen) for chosen in entries)
     names = [sheet.name for sheet in qualitative_tables(both)]
     assert names == ["qualitative", "qualitative-agreement"]
     assert qualitative_tables(one) == [] and one.pictures == {}

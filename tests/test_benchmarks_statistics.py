@@ -29,10 +29,8 @@ def random(*seed: int) -> np.random.Generator:
 
 def brute_force(values: list[float]) -> float:
     """The share of all choices of signs whose sum is at least as far from 0."""
-    sums = [
-        abs(sum(s * v for s, v in zip(signs, values, strict=True)))
-        for signs in itertools.product((1, -1), repeat=len(values))
-    ]
+    signs = itertools.product((1, -1), repeat=len(values))
+    sums = [abs(sum(s * v for s, v in zip(each, values, strict=True))) for each in signs]
     return float(np.mean([found >= abs(sum(values)) - 1e-9 for found in sums]))
 
 

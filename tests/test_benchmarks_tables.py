@@ -118,10 +118,8 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
         for dataset in datasets:
             halves = [[percent(dataset, method, seed, half) for seed in (1, 2, 3)] for half in (0, 1)]
             check(line_of(tmp_path, method, dataset), *halves)
-        averaged = [
-            [sum(percent(dataset, method, seed, half) for dataset in datasets) / 3 for seed in (1, 2, 3)]
-            for half in (0, 1)
-        ]
+        sums = [[sum(percent(one, method, seed, half) for one in datasets) for seed in (1, 2, 3)] for half in (0, 1)]
+        averaged = [[each / 3 for each in half] for half in sums]
         average = line_of(tmp_path, method, "Average")
         check(average, *averaged)
         hms = [line_of(tmp_path, method, dataset).cells["HM"].mean for dataset in datasets]
@@ -367,9 +365,8 @@ def test_of_many_methods_the_diagram_shows_five_with_the_accuracy_of_every_bin(d
     assert len(figure.axes) == 10 and {"CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"} < set(titles)
     novel = figure.axes[5 + titles.index("ProCAP")]
     rows = done.frame[(done.frame.method == "procap") & (done.frame.target_classes == "novel")]
-    count, correct = (
-        sum(np.array(getattr(one.equal_width, name)) for one in rows.calibration) for name in ("count", "correct")
-    )
+    bins = [one.equal_width for one in rows.calibration]
+    count, correct = (sum(np.array(getattr(one, name)) for one in bins) for name in ("count", "correct"))
     heights = {round(bar.get_x() * 15): bar.get_height() for bars in novel.containers[::2] for bar in bars}
     assert heights == pytest.approx({place: correct[place] / count[place] for place in np.flatnonzero(count)})
     shown = float(re.search(r"ECE ([\d.]+) %", novel.get_title(loc="left"))[1])

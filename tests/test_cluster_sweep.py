@@ -114,17 +114,10 @@ def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refu
 def test_configurations_on_different_data_sets_are_not_compared():
     varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
     scores = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
-    found = [
-        Configuration(
-            number=number,
-            values={"dataset": name, "recipe.lr": lr},
-            state="finished",
-            score=score,
-            epochs=9,
-            scores={"base/x/seed1-00000000": score},
-        )
-        for number, ((name, lr), score) in enumerate(scores.items())
-    ]
+    found = []
+    for number, ((name, lr), score) in enumerate(scores.items()):
+        fields = {"state": "finished", "epochs": 9, "score": score, "scores": {"base/x/seed1-00000000": score}}
+        found.append(Configuration(number=number, values={"dataset": name, "recipe.lr": lr}, **fields))
     document = summarize(varied, found, [])
     assert document["best"] is None and document["best_by_method"] == {}
     best = find_best_of_each(varied, found)

@@ -71,11 +71,8 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 
 
 def checkpoints(results):
-    return {
-        run.path.relative_to(results).as_posix(): done.checkpoint_sha256
-        for run in find_runs(results)
-        if (done := run.train())
-    }
+    done = [(run.path.relative_to(results).as_posix(), run.train()) for run in find_runs(results)]
+    return {path: training.checkpoint_sha256 for path, training in done if training}
 
 
 def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, data, tmp_path):

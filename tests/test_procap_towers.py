@@ -150,14 +150,9 @@ def clip() -> CLIP:
 def test_rows_name_where_tokens_ended_up(clip):
     """Tokens inserted before the last block can be found among the inputs of that block, whatever was shifted since."""
     images = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(6))
-    plan = Plan(
-        (
-            TokenOp(1, "insert", torch.zeros(2, 96), 4),
-            TokenOp(INPUT, "append", torch.zeros(3, 96)),
-            TokenOp(2, "replace", torch.zeros(2, 96), 4),
-            TokenOp(3, "insert", torch.zeros(1, 96), 0),
-        )
-    )
+    one, two, three = (torch.zeros(rows, 96) for rows in (1, 2, 3))
+    first = TokenOp(1, "insert", two, 4), TokenOp(INPUT, "append", three)
+    plan = Plan((*first, TokenOp(2, "replace", two, 4), TokenOp(3, "insert", one, 0)))
     out = clip.visual(images, plan, keep_states=True)
     n = clip.visual.num_tokens
     assert out.op_rows == (slice(5, 7), slice(n + 3, n + 6), slice(5, 7), slice(0, 1))

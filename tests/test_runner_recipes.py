@@ -100,9 +100,8 @@ def test_a_number_of_epochs_replaces_the_budget_of_steps(short_checkpoint, runti
 def test_batches_of_one_class_leave_out_what_remains_of_a_class(short_checkpoint, runtime):
     """Six shots of five classes make one batch of four per class."""
     fields = {"dataset": "digits", "shots": 6, "backbone": str(short_checkpoint)}
-    config = plan_run(
-        method="skipt", options={"first_block": 1}, overrides={"epochs": 2, "lr": 0.01, "vision_lr": 0.002}, **fields
-    )
+    fields["overrides"] = {"epochs": 2, "lr": 0.01, "vision_lr": 0.002}
+    config = plan_run(method="skipt", options={"first_block": 1}, **fields)
     assert isinstance(train(config, runtime, until=1), Progress)
     result = train(config, runtime)
     assert (result.steps, result.images, result.resumed) == (10, 40, 1)

@@ -39,13 +39,9 @@ def test_every_class_gives_a_picture_with_something_in_it(family):
 
 
 def test_no_two_splits_families_or_worlds_share_a_seed():
-    seeds = [
-        sample_seed(family, split, index, world)
-        for family in FAMILIES
-        for split, count in catalogue.CATALOGUE[family].counts.items()
-        for index in range(count)
-        for world in (0, 1)
-    ]
+    splits = [(family, *one) for family in FAMILIES for one in catalogue.CATALOGUE[family].counts.items()]
+    images = [(family, split, index) for family, split, count in splits for index in range(count)]
+    seeds = [sample_seed(*image, world) for image in images for world in (0, 1)]
     assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**63
 
 
