@@ -214,6 +214,15 @@ def test_two_runs_of_one_folder_from_two_machines_become_one(store, folder, expo
     assert_no_duplicates(store, run.info.run_id)
 
 
+def test_a_request_that_the_client_repeats_creates_one_run(store, folder, export, monkeypatch):
+    """As when the network loses the server's answer."""
+    create = type(store.client).create_run
+    twice = lambda *run, **fields: (create(*run, **fields), create(*run, **fields))[1]  # noqa: E731
+    monkeypatch.setattr(type(store.client), "create_run", twice)
+    finished(folder)
+    assert export().sent and len(runs_of(store, folder)) == 1
+
+
 def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(store, tmp_path, capsys, monkeypatch):
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
