@@ -28,6 +28,6 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """Make a `UsageError` for `name` that lists the nearest of `choices` first and then all of them."""
     known = sorted(choices)
     by_lower = {choice.lower(): choice for choice in known}
-    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known)}")

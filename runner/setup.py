@@ -114,7 +114,7 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     if not config.recipe.epochs:
         return None
     samples = load_samples(shards.folder, config.picks) if config.picks else None
-    check_shots(shards, config.shots)
+    check_shots(shards, config.shots, config.classes)
     check_classes(shards, config.classes)
     fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
     batch, images = config.recipe.batch_size, len(fewshot.train)

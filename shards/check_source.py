@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from shards.errors import DataError
-from shards.names import join_first
+from shards.names import Finding
 from shards.process_pool import map_in_order
 from shards.records import Part, Source
 
@@ -17,6 +17,8 @@ PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
 LISTED = 100
 """Broken images that are listed one by one."""
+MOST_PAIRS = 20
+"""Pairs of classes with equal images that are named in one line."""
 
 SplitProgress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them."""
@@ -90,26 +92,30 @@ def find_duplicates(images: Iterable[CheckedImage], classnames: Sequence[str]) -
         groups.setdefault(image.digest, []).append(image)
     equal = [group for group in groups.values() if len(group) > 1]
     by_split = [{split: [one for one in group if one.split == split] for split in _SPLITS} for group in equal]
-    found = []
+    found: list[str] = []
     for first, second in combinations(_SPLITS, 2):
         shared = [group for group in by_split if group[first] and group[second]]
         if shared:
             pairs = [(group[second][0], group[first][0]) for group in shared]
             copies = _count(sum(len(group[second]) for group in shared), second)
-            text = f"{copies} in {first} too, byte for byte ({_name(pairs)})"
-            found.append(f"warning: {text}: accuracy on them is not of new images" if second == "test" else text)
+            before, after = ("warning: ", ": accuracy on them is not of new images") if second == "test" else ("", "")
+            found.append(Finding.make(f"{before}{copies} in {first} too, byte for byte (", _name(pairs), f"){after}"))
     for split in _SPLITS:
         pairs = [(one, group[split][0]) for group in by_split for one in group[split][1:]]
         if pairs:
-            found.append(f"{_count(len(pairs), split)} a copy of another one there ({_name(pairs)})")
-    mixed = []
-    for first_image, *others in equal:
-        if other := next((one for one in others if one.label != first_image.label), None):
-            names = classnames[first_image.label], classnames[other.label]
-            mixed.append(f"{first_image.path} is {names[0]!r}, {other.path} {names[1]!r}")
-    if mixed:
-        times = "1 image has" if len(mixed) == 1 else f"{len(mixed):,} images have"
-        found.append(f"{times} copies of another class: {join_first(mixed, '; ')}")
+            found.append(Finding.make(f"{_count(len(pairs), split)} a copy of another one there (", _name(pairs), ")"))
+    mixed: dict[tuple[int, int], list[tuple[CheckedImage, CheckedImage]]] = {}
+    by_label = [{one.label: one for one in reversed(group)} for group in equal]
+    for images_of in by_label:
+        for labels in combinations(sorted(images_of), 2):
+            mixed.setdefault(labels, []).append((images_of[labels[0]], images_of[labels[1]]))
+    named = [
+        f"{classnames[one]!r} and {classnames[other]!r} ({len(copies):,}, first {_name(copies)[0]})"
+        for (one, other), copies in mixed.items()
+    ]
+    if count := sum(len(images_of) > 1 for images_of in by_label):
+        what = f"warning: {'1 image has' if count == 1 else f'{count:,} images have'} copies of another class: "
+        found.insert(0, Finding.make(what, named, limit=MOST_PAIRS))
     return found
 
 
@@ -133,5 +139,5 @@ def _count(number: int, split: str) -> str:
     return f"{number:,} {split} image{'s are' if number != 1 else ' is'}".replace("  ", " ")
 
 
-def _name(pairs: Sequence[tuple[CheckedImage, CheckedImage]]) -> str:
-    return join_first([f"{one.path} = {other.path}" for one, other in pairs])
+def _name(pairs: Sequence[tuple[CheckedImage, CheckedImage]]) -> list[str]:
+    return [f"{one.path} = {other.path}" for one, other in pairs]

@@ -34,7 +34,7 @@ class NotFound(DataError):
 def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:
     """Make a `DataUsageError` for `name` that lists the nearest of `choices`, then `known` (default: `choices`)."""
     choices = list(choices)
-    near = difflib.get_close_matches(name.lower(), choices, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), choices, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return DataUsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known or choices)}")
 

@@ -129,15 +129,17 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     return drawn
 
 
-def check_shots(shards: ShardSet, shots: int) -> None:
-    """Raise DataUsageError for a test-only set, a negative number, or more shots than the largest class has."""
+def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
+    """Raise DataUsageError for a test-only set, a negative number, or more shots than each chosen class has."""
     if "train" not in shards.manifest.splits:
         raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
     if shots < 0:
-        raise DataUsageError(f"--shots {shots}: give a number of images per class, or 0 for all of them")
-    largest = int(np.bincount(shards.labels("train")).max())
+        raise DataUsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
+    counts = np.bincount(shards.labels("train"))
+    largest = max((int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)), default=shots)
     if shots > largest:
-        has = f"the largest class of '{shards.name}' has {largest} training images"
+        kind = "class" if classes == "all" else f"{classes} class"
+        has = f"the largest {kind} of '{shards.name}' has {largest} training images"
         raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
@@ -177,7 +179,7 @@ def load_few_shot(
 
     A class with fewer images than `shots` gives all it has, as in CoOp.
     """
-    check_shots(shards, shots)
+    check_shots(shards, shots, classes)
     train = shards.split("train")
     val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
     if samples is None:

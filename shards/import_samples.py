@@ -188,7 +188,7 @@ def _compare(records: Sequence[CoopRecord], packed: Sequence[CoopRecord], where:
         ]
         if wrong:
             count = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
-            raise DataError(f"{where}: {count}: {join_first(wrong, '; ')}")
+            raise DataError(f"{where}: {count}: {join_first(wrong)}")
 
 
 def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:

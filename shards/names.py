@@ -47,7 +47,20 @@ def first_few(names: Sequence[str]) -> str:
     return join_first([ascii(name) for name in names])
 
 
-def join_first(texts: Sequence[str], separator: str = ", ", limit: int = MOST_NAMED) -> str:
+def join_first(texts: Sequence[str], limit: int = MOST_NAMED) -> str:
     """Join the first of many texts, and say how many more there are."""
     more = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
-    return separator.join(texts[:limit]) + more
+    return ", ".join(texts[:limit]) + more
+
+
+class Finding(str):
+    """A line that names the first of many items; `whole` names all of them."""
+
+    whole: str
+
+    @classmethod
+    def make(cls, before: str, items: Sequence[str], after: str = "", limit: int = MOST_NAMED) -> Finding:
+        """Join the first `limit` items between two texts."""
+        line = cls(before + join_first(items, limit) + after)
+        line.whole = before + ", ".join(items) + after
+        return line

@@ -285,7 +285,7 @@ def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     recorded = json.loads(json.dumps(planned.options.to_json()))
     assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     command = planned.suite.command(planned.options, "results").split()
-    assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
+    assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
     return [(entry.variant.method, entry.spec.config.shots) for entry in first]
 

@@ -205,7 +205,6 @@ def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
 
 
 def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
-    """A data set of one's own, whose shards lie on another machine."""
     pack_source(toy_source(name="my-birds"), tmp_path / "data")
     config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
@@ -213,13 +212,13 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     [table] = json.loads(capsys.readouterr().out)["tables"]
     [(labels, items)] = items_of(table).items()
     assert (labels[0], items["Base"]["mean"], items["Data set variant"]) == ("my-birds", 80, None)
-    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
-    assert config.path in capsys.readouterr().out
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and config.path in capsys.readouterr().out
     where = ["--results", str(tmp_path), "--data", str(tmp_path / "data")]
     assert main(["eval", str(tmp_path / config.path), "--dry-run", *where]) == 0
     assert "my-birds  missing" in capsys.readouterr().out
-    assert main(["table", "--results", str(tmp_path), "--datasets", "my-brids"]) == 2
-    assert "did you mean my-birds" in capsys.readouterr().err
+    assert main(["table", *where[:2], "--datasets", "my-brids"]) == 2 and "my-birds?" in capsys.readouterr().err
+    assert main(["table", "base-to-novel", *where[:2]]) == 1
+    assert f"procap bench base-to-novel --datasets my-birds --results {tmp_path}" in capsys.readouterr().err
 
 
 def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_path):
@@ -269,13 +268,14 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
     put_halves(tmp_path, "zeroshot", "tiles", (85, 100), (60, 100), seed=2)
     for flags, expected in (
         (["--datasets", "TILES"], {("coop", "tiles"), ("zeroshot", "tiles")}),
-        (["--methods", "coop"], {("coop", "shapes"), ("coop", "tiles")}),
+        (["--methods", "coop"], {("coop", "shapes"), ("coop", "tiles"), ("coop", "Average")}),
+        ([], {("coop", "shapes"), ("coop", "tiles"), ("zeroshot", "tiles")}),
         (["--seeds", "2"], {("zeroshot", "tiles")}),
     ):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
         [table] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(table).items()}
-        assert found - {("coop", "Average")} == expected
+        assert found == expected
 
 
 def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):

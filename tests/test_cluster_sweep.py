@@ -54,7 +54,7 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
     assert "6 runs in all" in out and document["total"] == 3
     assert [one["state"] for one in document["configurations"]] == ["new"] * 3
     assert not list(tmp_path.iterdir())
-    shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,0", *where]
+    shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,all", *where]
     assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
     assert [one["values"] for one in planned] == [{"shots": 4}, {"shots": 0}]
@@ -88,7 +88,7 @@ def test_a_field_whose_values_give_the_same_runs_is_noted(method, param, has_eff
     (["--param", "lr=1e-3", "--search", "tpee"], "search = 'tpee'"),
     (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
     (["--param", "lr=1e-3", "--scheduler", "asha", "--grace-period", "3"], "give a smaller --grace-period"),
-    (["--param", "shots=4,many"], "--shots many: one number of images per class"),
+    (["--param", "shots=4,0"], "--shots 0: one number of images per class"),
     (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
     (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
     (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),

@@ -268,7 +268,7 @@ def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, change, words):
 
 
 @pytest.mark.parametrize(("tested", "words"), [
-    ((), r"there are no test images"), ((*CLASSES, "emu"), r"class 'emu' has no train image"),
+    ((), r"there are no test images"), ((*CLASSES, "emu"), r"class 'emu' has no train image: add some, or"),
 ])  # fmt: skip
 def test_folders_of_splits_that_do_not_fit_are_named_in_one_line(tmp_path, tested, words):
     put_classes(tmp_path / "images" / "train", each=1)

@@ -23,6 +23,7 @@ from shards.check_source import check_source
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
+from shards.names import Finding
 from shards.raw.published import RawReport, check_raw
 from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
 
@@ -76,8 +77,13 @@ def _check_own(names: Sequence[str], workers: int, output: OutputFlags) -> int:
     for text in notes:
         report_note(text)
     if output.json:
-        show_json({"ok": not any(problems.values()), "problems": problems, "notes": notes})
+        whole = {name: [*map(_whole, lines)] for name, lines in problems.items()}
+        show_json({"ok": not any(problems.values()), "problems": whole, "notes": [*map(_whole, notes)]})
     return 1 if any(problems.values()) else 0
+
+
+def _whole(line: str) -> str:
+    return line.whole if isinstance(line, Finding) else line
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:

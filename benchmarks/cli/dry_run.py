@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_method, title_variants
-from benchmarks.suites.checks import note_small_classes
+from benchmarks.suites.checks import count_training_images, note_small_classes
 from benchmarks.suites.planning import count_images, read_state
 from procap.errors import UsageError, UserError
 from procap.methods import method_class, method_options
@@ -27,11 +27,13 @@ def show_checked_plan(
     output: OutputFlags,
     **more: Any,
 ) -> None:
-    """Print the plan, then raise the error of `check`, which stops the command itself before its first step."""
+    """Print the plan, then raise the error of `check`, which stops the command itself; a usage error comes alone."""
     refusal = None
     try:
         check()
     except (UserError, DataError) as error:
+        if error.exit_code == UsageError.exit_code:
+            raise
         refusal = error
     show_plan(work, output, **more)
     if refusal:
@@ -54,8 +56,8 @@ def show_plan(
         state, epoch_images, passes = read_state(config, targets, runtime, force=force), 0, 0.0
         if state.status != "finished":
             used[config.dataset] = None
-            _, _, count = count_images(config.dataset, config.classes, "train", runtime.data, most=config.shots)
-            epoch_images, passes = round(count), config.recipe.passes(round(count)) * (1 - state.trained)
+            epoch_images = count_training_images(config, runtime.data)
+            passes = config.recipe.passes(epoch_images) * (1 - state.trained)
         planned = []
         for target in targets:
             used[target.dataset] = None

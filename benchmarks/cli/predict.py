@@ -35,7 +35,7 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, see `procap ls runs`")],
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="images, folders of images, tar files")],
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
-    top: Annotated[int, flags.flag("K", "the most probable classes of an image, best first", min=1)] = 1,
+    top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
     names: Annotated[str, flags.flag("A,B", "classes to choose from [default: those that the run learned]")] = "",
     results: flags.Results = "results",
     device: flags.Device = "auto",

@@ -51,7 +51,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     datasets = _choose_datasets(space, selection.datasets, data)
     _refuse_fixed(space, selection, recipe, methods)
     if isinstance(shots := space.get("shots"), list):
-        counts = [parse_shot_count(value) if isinstance(value, str) else value for value in shots]
+        counts = [parse_shot_count(str(value)) if value == 0 or isinstance(value, str) else value for value in shots]
         space["shots"] = list(dict.fromkeys(counts))
     listed = all(isinstance(domain, list) for domain in space.values())
     shot_count = parse_shot_count(selection.shots or "16")

@@ -14,6 +14,7 @@ from benchmarks.cli.flags import (
     OutputFlags,
     Recipe,
     Results,
+    RuntimeFlags,
     SelectionFlags,
     command,
     command_line,
@@ -162,6 +163,11 @@ def _suite_tables(name: str, selection: SelectionFlags, results: str, flags: Tab
     further = collection.finished(root, without=planned) if collection else []
     if not tables:
         command = suite.command(options, results)
+        if not collection and not flags.profile:
+            # Without earlier runs of the suite, `bench` chooses the profile by the data.
+            trained = ",".join(dict.fromkeys(config.dataset for _, config in run_folders(root)))
+            ours = replace(selection, datasets=selection.datasets or trained)
+            command = f"procap bench {name} {command_line(ours, RuntimeFlags(flags.data, results=results))}"
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
     if further:

@@ -13,6 +13,7 @@ from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.suites.checks import check_training_images
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -67,7 +68,7 @@ def train(
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
-        show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
+        show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
@@ -92,7 +93,7 @@ def _checked_runs(
 
 def _check_plan(runs: Sequence[RunConfig], runtime: RuntimeConfig, *, force: bool) -> None:
     """Raise what would stop the training of `runs` before its first step, or what forbids to keep a finished one."""
-    from benchmarks.suites.checks import check_setup, check_training_images
+    from benchmarks.suites.checks import check_setup
     from runner.distributed.collectives import ProcessGroup
     from runner.train import read_finished
 
@@ -115,9 +116,10 @@ def _train_all(
     for number, config in enumerate(runs, 1):
         position = f"[{number}/{len(runs)}]"
         was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
-        if not was_finished:
-            note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
         with failures.collect(config.path):
+            if not was_finished:
+                check_training_images([config], runtime.data)
+                note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
             ensure_packed([config.dataset], runtime.data)
             result = train_run(config, runtime, force=force, group=group)
             assert isinstance(result, TrainResult)

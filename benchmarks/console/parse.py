@@ -69,20 +69,20 @@ def _is_number(text: str) -> bool:
 
 
 def parse_shot_count(text: str) -> int:
-    """Parse the number of training images per class, 0 for all of them."""
+    """Parse the number of training images per class; "full" gives 0, which stands for all of them."""
     if text.lower() in ("full", "all"):
         return 0
-    if not _is_number(text.strip()):
+    if not _is_number(text.strip()) or int(text) == 0:
         several = "; `procap bench few-shot --shots` takes several" if "," in text else ""
-        raise UsageError(f"--shots {text}: one number of images per class is needed, or full for all of them{several}")
+        raise UsageError(f"--shots {text}: one number of images per class is needed, give full for all{several}")
     return int(text)
 
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
-    """Parse a comma list of shots without duplicates; "all" (0) must stand alone, an empty text gives none."""
+    """Parse a comma list of shots without duplicates; "full" (0) must stand alone, an empty text gives none."""
     counts = tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
     if len(counts) > 1 and 0 in counts:
-        raise UsageError(f"--shots {text}: numbers of 1 or more are needed, as in --shots 1,2,4; full stands alone")
+        raise UsageError(f"--shots {text}: full stands alone; give numbers, as in --shots 1,2,4, or full")
     return counts
 
 

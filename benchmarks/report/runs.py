@@ -57,13 +57,13 @@ def _runs_table(done: SuiteResults) -> Table:
         numbers = [config.shots, *([len(epochs), training.seconds] if training else [None, None]), *losses[-1:], None]
         cells = [None if number is None else Metric(number) for number in numbers[:4]]
         rows.append(Row((run.path,), (state, *cells, ", ".join(run.spec.targets) or None)))
-    digits = {"Shots": 0, "Epochs": 0, "Training, s": 1, "Loss": 4}
+    digits = {"Shots": 0, "Epochs": 0, "Training, s": 1, "Cross-entropy": 4}
     columns = (
         Column("State", ""),
         *(Column(name, "", number) for name, number in digits.items()),
         Column("Tested on", ""),
     )
-    note = "Loss: cross-entropy on training images, the mean over the last epoch. Shots: images per class, 0 for all."
+    note = "Cross-entropy: on training images, the mean over the last epoch. Shots: images per class, 0 for all."
     return Table("runs", "Runs", ("Run",), columns, tuple(rows), (note,), wide=True)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.console.output import note
 from benchmarks.console.packing import find_unpacked
+from benchmarks.suites.planning import count_images
 from procap.errors import UsageError, UserError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import Ranks
-from shards.errors import DataUsageError
+from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_classes, check_shots, select_labels
 from shards.mirror import is_mirror
 from shards.reader import open_dataset
@@ -116,7 +119,7 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     ):
         if is_packed(data, dataset):
             shards = open_dataset(data, dataset)
-            check_shots(shards, shots)
+            check_shots(shards, shots, classes)
             check_classes(shards, classes)
         elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
             raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
@@ -136,7 +139,20 @@ def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
     """Note how many classes of packed data sets have fewer images than a run draws from each, so that it takes all."""
     drawn = [one for one in configs if one.recipe.epochs and not one.picks and is_packed(data, one.dataset)]
     for dataset, classes, shots in dict.fromkeys((one.dataset, one.classes, one.shots) for one in drawn):
-        labels = open_dataset(data, dataset).labels("train")
-        counts = np.bincount(labels)[select_labels(labels, classes)]
+        counts = _count_by_class(dataset, classes, data)
         if short := int((counts < shots).sum()):
             note(f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images, which are all used")
+
+
+def count_training_images(config: RunConfig, data: Path) -> int:
+    """Count the images that a run draws; an estimate by the size of the data set unless it is packed here."""
+    if is_packed(data, config.dataset) and not is_mirror(data):
+        with suppress(DataError):
+            counts = _count_by_class(config.dataset, config.classes, data)
+            return int(np.minimum(counts, config.shots or counts).sum())
+    return round(count_images(config.dataset, config.classes, "train", data, most=config.shots)[2])
+
+
+def _count_by_class(dataset: str, classes: str, data: Path) -> NDArray[np.int64]:
+    labels = open_dataset(data, dataset).labels("train")
+    return np.bincount(labels)[select_labels(labels, classes)]

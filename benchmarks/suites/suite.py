@@ -151,8 +151,8 @@ class Suite:
         own = self.options(options.profile, quick=options.quick, data=options.data)
         words = ["--profile", options.profile.name, *(["--quick"] if options.quick else [])]
         for name in ("datasets", "methods", "seeds", "shots"):
-            chosen = getattr(options, name)
-            words += [f"--{name}", ",".join(map(str, chosen))] if chosen != getattr(own, name) else []
+            chosen = ",".join(str(value or "full") for value in getattr(options, name))
+            words += [f"--{name}", chosen] if getattr(options, name) != getattr(own, name) else []
         for name in ("recipe", "classes", "backbone", "pretrained", "precision"):
             words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
         words += [word for option in options.option_flags for word in ("--option", option)]

@@ -77,10 +77,12 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         found[dataset, title] = [base, novel, harmonic(base, novel), *speeds]
     metrics = [metric for cells in found.values() for metric in cells[:3] if metric]
     hms: dict[str, Metric | None] = {}
-    for title in methods if len(datasets) > 1 else ():
-        every = [found[dataset, title] for dataset in datasets if (dataset, title) in found]
+    complete = [title for title in methods if all((dataset, title) in found for dataset in datasets)]
+    # An average of one method among several compares with nothing.
+    for title in complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else ():
+        every = (found[dataset, title] for dataset in datasets)
         base, novel, mean_of_hms, *speeds = (average(column) for column in zip(*every, strict=True))
-        if len(every) == len(datasets) and any((base, novel, *speeds)):
+        if any((base, novel, *speeds)):
             found[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
             hms[title] = mean_of_hms
     rows = []

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.names import first_few, unsafe_path
+from shards.names import Finding, first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
 from shards.raw.lists import SPLITS
 
@@ -55,9 +55,19 @@ def list_class_folders(folder: Path) -> list[str]:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Whether a subfolder holds an image; a single one that holds class folders beside its images is no class."""
+    """Whether subfolders hold images; a single one that holds class folders beside its images is no class."""
     found = _image_folders(folder)
-    return len(found) > 1 or any(not _image_folders(folder / name) for name in found)
+    is_class = len(found) > 1 or any(not _image_folders(folder / name) for name in found)
+    return is_class or bool(find_common_subfolder(folder))
+
+
+def find_common_subfolder(folder: Path) -> str:
+    """Return the name of the one subfolder in which all class folders have their images, as in Tiny ImageNet, or ""."""
+    classes = list_class_folders(folder)
+    names = {name for one in classes[:MOST] for name in list_class_folders(folder / one) or [""]}
+    name = names.pop() if len(names) == 1 and len(classes) > 1 else ""
+    holds = [_has_images(folder / one / name) and not _has_images(folder / one) for one in classes if name]
+    return name if any(holds) and all(holds) else ""
 
 
 def _image_folders(folder: Path) -> list[str]:
@@ -126,8 +136,11 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
     left_out: LeftOut = {}
     strays: list[str] = []
     for split, prefix in splits.items():
+        inner = find_common_subfolder(root / prefix)
         for name in list_class_folders(root / prefix):
-            images = _scan_class(root, posixpath.join(prefix, name), left_out, strays)
+            images = _scan_class(root, posixpath.join(prefix, name, inner).rstrip("/"), left_out, strays)
+            if inner:
+                _list_beside(root, posixpath.join(prefix, name), left_out)
             found.items.extend(ListedImage(path, name, split) for path in images)
             if not images and not strays:
                 where = root / prefix / name
@@ -139,9 +152,10 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
         raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
     if strays:
         what = "no image of a known kind" if len(strays) == 1 else f"{len(strays):,} of them no images of a known kind"
-        found.problems.append(f"folder: {root} holds {first_few(strays)}, {what}: move it away")
+        found.problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], f", {what}: move it away"))
     for (one, several), names in sorted(left_out.items()):
-        found.notes.append(f"left out: {len(names):,} {one if len(names) == 1 else several} ({first_few(names)})")
+        what = f"left out: {len(names):,} {one if len(names) == 1 else several} ("
+        found.notes.append(Finding.make(what, [*map(ascii, names)], ")"))
     return found
 
 

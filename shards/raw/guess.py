@@ -81,7 +81,8 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         return _guess_split(root, keys)
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
-        raise DataError(f"{folder} holds class folders in several places: pack one of {choices}")
+        way = f"pack one alone ({choices}), or list the images of all in {base}/labels.csv as path,label (docs/data.md)"
+        raise DataError(f"{folder} holds class folders in several places: {way}")
     if others := [name for name in files if name.lower().endswith(".csv")]:
         header = (folder / others[0]).open(encoding="utf-8", errors="replace").readline().strip()
         columns = "its columns must be called path,label, and split if there are splits"

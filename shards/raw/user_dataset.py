@@ -23,7 +23,7 @@ from pathlib import Path
 
 from shards.errors import DataError
 from shards.files import require_regular
-from shards.names import first_few, unfit_texts, unsafe_path
+from shards.names import Finding, first_few, unfit_texts, unsafe_path
 from shards.raw.class_folders import ImageList, ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
@@ -263,7 +263,7 @@ def _assign_splits(
         for name in names if images.get(split) else ():
             if name not in present:
                 close = difflib.get_close_matches(name, present, n=1, cutoff=0.7)
-                hint = f"; is it {close[0]!r} there?" if close else ""
+                hint = f"; is it {close[0]!r} there?" if close else ": add some, or remove the class from all splits"
                 problems.append(f"class {name!r} has no {split} image{hint}")
     return {split: found for split, found in images.items() if found}, problems
 
@@ -289,9 +289,8 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
         extremes = f"{counts[least]:,} ({least!r}) to {counts[most]:,} images ({most!r})"
         notes.append(f"classes are unequal: {extremes}, median {middle:g}")
     if single := [name for name, count in counts.items() if count == 1]:
-        notes.append(
-            f"{len(single):,} {'class has' if len(single) == 1 else 'classes have'} 1 image: {first_few(single)}"
-        )
+        what = f"{len(single):,} {'class has' if len(single) == 1 else 'classes have'} 1 image: "
+        notes.append(Finding.make(what, [*map(ascii, single)]))
     spellings: dict[str, list[str]] = {}
     for name in counts:
         spellings.setdefault(_normalize(name), []).append(name)
@@ -342,16 +341,17 @@ def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
         for name, kind in list_folder(root / folder).items()
         if kind == "file" and is_image_name(name) and (path := f"{folder}/{name}".lstrip("/")) not in listed
     ]
-    notes = [f"left out: {len(beside):,} images that the table does not list ({first_few(beside)})"] if beside else []
+    what = f"left out: {len(beside):,} images that the table does not list ("
+    notes: list[str] = [Finding.make(what, [*map(ascii, beside)], ")")] if beside else []
     differing = [
         item
         for item in items
         if _normalize(item.classname or str(item.label)) != _normalize(item.path.rpartition("/")[0].rpartition("/")[2])
     ]
     if differing and len(differing) <= (1 - AGREEMENT) * len(items):
-        named = first_few([f"{item.path} is {item.classname or item.label}" for item in differing])
+        named = [ascii(f"{item.path} is {item.classname or item.label}") for item in differing]
         number = "1 label differs" if len(differing) == 1 else f"{len(differing):,} labels differ"
-        notes.append(f"{number} from the folder of the image: {named}")
+        notes.append(Finding.make(f"{number} from the folder of the image: ", named))
     return notes
 
 
