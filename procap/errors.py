@@ -24,10 +24,10 @@ class MissingWeights(UserError):
     """Weights that are not on this machine."""
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """Make a `UsageError` for `name` that lists the nearest of `choices` first and then all of them."""
+def unknown_name(kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> UsageError:
+    """Make a `UsageError` for `name` with the nearest of `choices`, then all of them or how to list them."""
     known = sorted(choices)
     by_lower = {choice.lower(): choice for choice in known}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return UsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known)}")
+    return UsageError(f"unknown {kind} '{name}': {hint}{listing or 'known: ' + ', '.join(known)}")

@@ -81,15 +81,7 @@ class Recipe(BaseModel):
 
 
 ADDED_FIELDS = (
-    "eps",
-    "average",
-    "augmentation",
-    "iterations",
-    "drop_last",
-    "schedule",
-    "min_lr",
-    "vision_lr",
-    "batches",
+    *("eps", "average", "augmentation", "iterations", "drop_last", "schedule", "min_lr", "vision_lr", "batches"),
 )
 """Fields that recipes got later: at their defaults they are no part of a run's identity, so older runs keep theirs."""
 
@@ -106,6 +98,17 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
             return recipe.warmup_lr
         return recipe.lr * epoch / warm
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))
+
+
+def warn_of_warmup(recipe: Recipe) -> str:
+    """Explain that every epoch is a warm-up epoch, so that a training hardly learns; "" if one is not."""
+    if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs <= recipe.warmup_epochs:
+        return ""
+    highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
+    return (
+        f"hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead of {recipe.lr:g}; "
+        f"give more epochs than {recipe.warmup_epochs}"
+    )
 
 
 def step_rate(recipe: Recipe, step: int, steps: int, warm: int = 0) -> float:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from procap.errors import UserError
-from procap.recipe import learning_rate
+from procap.recipe import warn_of_warmup
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
@@ -140,7 +140,10 @@ def _train(
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
     meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
-    with meter.phase("load", rated=False), stop.interruptible(f"stopped before the first step of {config.path}"):
+    with (
+        meter.phase("load", rated=False),
+        stop.interruptible(f"stopped before the first step of {config.path}; repeat to go on"),
+    ):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.first, environment(device)
     if first and not folder.config_file.exists():
@@ -209,12 +212,8 @@ def _fit(
     with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
             display.print(f"going on with {config.path} from step {state.step} of {setup.steps}")
-        if recipe.schedule == "epoch" and recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
-            highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
-            display.print(
-                f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
-                f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
-            )
+        if warning := warn_of_warmup(recipe):
+            display.print(f"{config.path} {warning}")
         for epoch in range(state.epoch, epochs):
             batches = schedule.batches(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(schedule.stream, DeviceTrainStream)
@@ -289,10 +288,11 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
         checkpointer.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         saved = checkpointer.saved_at
-        last = f"the state after step {saved[0]} is saved" if saved else "no state is saved"
+        start = f"goes on after step {saved[0]}" if saved else "starts again"
         raise UserError(
             f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
-            f"(epoch {state.epoch + 1}) is not finite: {shown}; {last}; try {config.stability_hint}"
+            f"(epoch {state.epoch + 1}) is not finite: {shown}; the same command {start} and fails again: "
+            f"train another run with {config.stability_hint}"
         )
     state.count(images, values, bool(skipped))
     return loss

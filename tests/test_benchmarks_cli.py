@@ -95,7 +95,7 @@ WRONG: list[tuple[str, int, str]] = [
     ),
     ("train --methods coop,maple --datasets digits --option dept=3", 2, "of coop, maple 'dept': did you mean depth?"),
     ("train --methods maple --datasets digits --option coop.n_ctx=4", 2, "method 'coop' is not among the chosen"),
-    ("train --methods maple --datasets digits --backbone vit-b-61", 2, "unknown backbone"),
+    ("train --methods maple --datasets digits --backbone vit-b-61", 2, "M-16? list them with `procap ls backbones`"),
     ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),
     ("train --methods maple --datasets digits --device gpu", 2, "use auto, cpu, cuda"),
     ("train --methods maple --datasets digits --device cuda:99", 2, "device 'cuda:99' does not exist"),
@@ -106,7 +106,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
     ("eval --methods maple --datasets digits", 1, "was not trained; train it first: procap train --methods maple"),
-    ("eval nowhere", 2, "nowhere is not the folder of a run"),
+    ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval --methods maple --datasets digits --limit 0", 2, "at least 1 image"),
     ("eval nowhere --methods maple", 2, "not both"),
@@ -229,6 +229,7 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     put_run(results, "maple", "tiles", seed=2, shots=0)
     broken = put_run(results, "maple", "digits", shots=1)
     (results / broken.path / "train.json").write_text("{}")
+    assert run(capsys, "ls", "runs", "--state", "failed")[1] == ""
 
     def listed(*words: str) -> list[tuple[str, int, str, float | None]]:
         code, out, _ = run(capsys, "ls", "runs", *words, "--json")
@@ -290,11 +291,10 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     document = json.loads(out.splitlines()[-1])
     assert document["data"] == {"digits": "3 shards", "tiles": "to be packed"}
     states = {run["run"].split("/seed")[0]: run for run in document["runs"]}
-    assert states["base/digits/coop/mini/16shot"]["state"] == "finished"
-    assert states["base/digits/coop/mini/16shot"]["train_images"] == 0
+    coop = states["base/digits/coop/mini/16shot"]
+    assert (coop["state"], coop["train_images"]) == ("finished", 0) and all(one["done"] for one in coop["targets"])
     assert states["base/digits/maple/mini/16shot"]["train_images"] == 2 * 5 * 16
     assert states["base/tiles/maple/mini/16shot"]["state"] == "new"
-    assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
     assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
     assert read_files(tmp_path) == before
 
@@ -340,7 +340,6 @@ def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
-    """Train two methods, evaluate by folder and by name, read the table; repeating does nothing."""
     place = ["--data", shards, "--tracking", "off"]
     chosen = ["--methods", "zeroshot,coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", *place]
     code, out, err = run(capsys, "train", *chosen, "--json")
@@ -363,14 +362,12 @@ def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
 
 
 def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_path):
-    """Zero-shot CLIP trains nothing, but its class names come from the shards as well."""
     flags = ["--datasets", "digits", "--data", tmp_path / "data", "--tracking", "off"]
     code, _, err = run(capsys, "train", "--methods", "zeroshot", *flags)
     assert code == 0 and "packing digits" in err
 
 
 def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
-    """In the order of the paper's table, without the methods that have published rows only."""
     flags = ["--datasets", "digits", "--seeds", "1", "--dry-run", "--json", "--results", tmp_path]
     code, out, _ = run(capsys, "bench", "base-to-novel", "--profile", "mini", "--methods", "table1", *flags)
     planned = [Path(entry["run"]).parts[2] for entry in json.loads(out.splitlines()[-1])["runs"]]

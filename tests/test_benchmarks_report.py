@@ -49,7 +49,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, entry in enumerate(entries):
         if entry.spec.config not in (failed, missing):
             put_entry(root, entry, 0.5 + 0.01 * number)
-    progress = Progress(config_hash=failed.hash, status="failed", step=3, steps=9, epochs=[], seconds=1, environment={})
+    common = {"step": 3, "steps": 9, "epochs": [], "seconds": 1, "environment": {}, "reason": "no room"}
+    progress = Progress(config_hash=failed.hash, status="failed", **common)
+    write_json(RunFolder(root / failed.path).config_file, failed)
     write_json(RunFolder(root / failed.path).progress_file, progress)
     (collection,) = read_collections(root)
     write_collection(root, collection.model_copy(update={"failed": {failed.path: "no room"}}))
@@ -147,7 +149,7 @@ def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree)
     assert linked == ids
 
 
-def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results):
+def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results, capsys):
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
     assert "3 of 16 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
@@ -156,6 +158,11 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row
+    assert main(["ls", "runs", "--results", str(results), "--state", "failed", "--json"]) == 0
+    *_, line, document = capsys.readouterr().out.splitlines()
+    [row], config = json.loads(document), runs[3].spec.config
+    assert line == f"failed: {config.path}: no room" and row["reason"] == "no room"
+    assert (row["lr"], row["epochs"], row["options"]) == (config.recipe.lr, config.recipe.epochs, dict(config.options))
     assert "ablation" not in section(text, "missing")
     assert "Generated data (all suites)" in section(text, "caveats")
 

@@ -95,10 +95,16 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert "procap table" in err and "--suite mine" in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     # Its file is recorded, so that its name is enough.
-    code, named, _ = run(capsys, "table", "mine")
-    assert code == 0 and "| digits" in named and run(capsys, "report", "mine")[::2] == (0, "")
-    code, _, err = run(capsys, "table", "mien")
-    assert code == 2 and "unknown suite 'mien': did you mean mine?" in err
+    _, named, _ = run(capsys, "table", "mine")
+    assert "| digits" in named and run(capsys, "report", "mine")[::2] == (0, "")
+    assert "mine  " in run(capsys, "ls", "suites")[1]
+    assert 'id="claims"' not in (tmp_path / "results/report/index.html").read_text()
+    assert run(capsys, "bench", "mine", *small)[:2] == (0, out)
+    assert "results/collections/suite/mine/*.csv" in run(capsys, "table", "mine", "--format", "csv")[2]
+    assert run(capsys, "table", "mine", "--format", "latex")[1].count("booktabs") == 1
+    for command in ("table", "bench"):
+        code, _, err = run(capsys, command, "mien")
+        assert code == 2 and "unknown suite 'mien': did you mean mine?" in err
     moved = file.rename(tmp_path / "moved.py")
     code, _, err = run(capsys, "table", "mine")
     assert code == 2 and f"suite 'mine' was run from {file}, which is not there: name its file" in err

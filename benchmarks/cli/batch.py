@@ -40,7 +40,7 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            self.reasons[name] = describe_failure(error).removeprefix(f"{name} ")
+            self.reasons[name] = describe_failure(error).removeprefix(name).lstrip(": ")
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()

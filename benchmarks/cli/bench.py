@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_p
 from benchmarks.suites.checks import check_engine, check_options, check_setup, check_targets, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, join_recorded, merge_runs
+from benchmarks.suites.planning import SuitePlan, find_obstacle, find_suite, is_done, join_recorded, merge_runs
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
 from cluster.launcher import check_launcher
-from procap.errors import MissingWeights, UsageError, UserError, unknown_name
+from procap.errors import MissingWeights, UsageError, UserError
 from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
@@ -63,9 +64,15 @@ class SuiteGroup(TyperGroup):
             from benchmarks.cli.bench_runtime import bench_runtime
 
             return typer.main.get_command(bench_runtime.app)  # type: ignore[attr-defined]
-        if cmd_name != ALL and cmd_name not in suite_paths() and not cmd_name.endswith(".py"):
-            raise unknown_name("suite", cmd_name, [ALL, *suite_paths()])
         return suite_command(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find also a suite whose file is recorded with its runs in the results folder of the command."""
+        if args[0] not in (ALL, *suite_paths()):
+            words = [word for arg in args for word in arg.split("=", 1)]
+            given = [after for flag, after in pairwise(words) if flag == "--results"]
+            args = [find_suite(args[0], Path((*given, "results")[0])).typed, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

@@ -23,7 +23,7 @@ from benchmarks.cli.selection import (
 )
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
-from benchmarks.suites.checks import check_targets, check_weights
+from benchmarks.suites.checks import check_targets, check_weights, check_weights_of
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
@@ -81,6 +81,8 @@ def evaluate(
             found = [find_run(folder, runtime) for folder in folders]
         else:
             found = [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+            if not mode.dry_run:
+                check_weights_of((config for config, _ in found), runtime)
         if not targets:
             note_missing_halves((config for config, _ in found), runtime.data)
         for config, _ in found:
@@ -174,7 +176,8 @@ def _evaluate_all(
                 loaded = load_trained(config, runtime, group)
             trained = loaded if needed else None
             result = evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
-            note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {config.method}")
+            name = f"{config.method}, seed {config.seed}"
+            note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
             done.append((config, target, result))
     return done
 
@@ -240,7 +243,8 @@ def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     if runtime.store and not run.is_absolute():
         RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
     folder = run.expanduser()
-    config, results = locate_run(folder if folder.exists() else runtime.results / run)
+    below = runtime.results / run
+    config, results = locate_run(below if below.exists() and not folder.exists() else folder)
     store = runtime.store if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, store=store)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +15,14 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import open_results, run_folders
-from benchmarks.suites import load_suite, suite_titles
+from benchmarks.suites import suite_paths
+from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_specs
 from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
+from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
@@ -51,7 +52,7 @@ def ls(
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
-        "suites": _suites,
+        "suites": lambda: _suites(Path(results)),
         "runs": lambda: _runs(results, selection, sort or "run", split_names(state) or STATES),
     }
     if what not in listings:
@@ -60,7 +61,8 @@ def ls(
     if what != "runs" and chosen:
         raise UsageError(f"{chosen.split()[0]} selects or sorts runs, not {what}: procap ls runs {chosen}")
     text, rows = listings[what]()
-    show(text)
+    if rows:
+        show(text)
     if output.json:
         show_json(rows)
     return 0
@@ -95,14 +97,15 @@ def _methods() -> Listing:
     return columns(("method", "published recipe, or own (16 shots)", "what it is"), shown), rows
 
 
-def _suites() -> Listing:
+def _suites(results: Path) -> Listing:
     rows: list[dict[str, Any]] = []
-    for name, title in suite_titles().items():
-        row: dict[str, Any] = {"name": name, "title": title, "methods": [], "seeds": []}
-        # The title of a plug-in that cannot be used contains the error.
-        with suppress(UsageError):
-            suite = load_suite(name)
-            row |= {"name": suite.name, "methods": list(suite.methods), "seeds": list(suite.seeds)}
+    run = sorted(path.name for path in results.glob(f"{COLLECTIONS}/suite/*"))
+    for name in dict.fromkeys([*suite_paths(), *run]):
+        try:
+            suite = find_suite(name, results)
+            row = {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds}
+        except UserError as error:
+            row = {"name": name, "title": str(error), "methods": [], "seeds": []}
         rows.append(row)
     shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
     return columns(("suite", "what it is", "methods", "seeds"), shown), rows
@@ -163,16 +166,20 @@ def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[s
         note(f"none of the {plural(len(found), 'run')} below {results} fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
-    return columns(SORTED_BY, [_format_run(row) for row in rows]), rows
+    failures = [f"failed: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
+    return "\n".join([columns(SORTED_BY, [_format_run(row) for row in rows]), *failures]), rows
 
 
 def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
+    row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
     accuracies: dict[str, float] = {}
     written = next(file for file in (folder.train_file, folder.progress_file, folder.config_file) if file.exists())
     try:
         state = folder.status()
+        if state == "failed" and (progress := folder.progress()):
+            row["reason"] = progress.reason
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             own = (target.dataset, target.split) == (config.dataset, "test")

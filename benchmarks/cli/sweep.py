@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.cli import flags
 from benchmarks.cli.data_few_shot import store_file
-from benchmarks.cli.flags import (
-    EngineFlags,
-    LaunchFlags,
-    OutputFlags,
-    RecipeFlags,
-    RuntimeFlags,
-    SelectionFlags,
-    SweepFlags,
-    command,
-    typed_names,
-)
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
@@ -47,6 +37,7 @@ from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS
 from cluster.run import final_score
 from cluster.space import format_domain
+from procap.recipe import warn_of_warmup
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults, resolve_device
 from runner.remote_results import RemoteResults
@@ -60,7 +51,7 @@ LISTED = 20
 """How many configurations a plan prints."""
 
 
-@command(
+@flags.command(
     "procap sweep lr.yaml",
     "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
     "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "
@@ -70,13 +61,13 @@ LISTED = 20
 )
 def sweep(
     context: typer.Context,
-    searched: SweepFlags,
-    selection: SelectionFlags,
-    recipe: RecipeFlags,
-    launch: LaunchFlags,
-    runtime: RuntimeFlags,
-    engine: EngineFlags,
-    output: OutputFlags,
+    searched: flags.SweepFlags,
+    selection: flags.SelectionFlags,
+    recipe: flags.RecipeFlags,
+    launch: flags.LaunchFlags,
+    runtime: flags.RuntimeFlags,
+    engine: flags.EngineFlags,
+    output: flags.OutputFlags,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="YAML with the flags below as keys; a flag on the command line wins"),
@@ -88,7 +79,7 @@ def sweep(
     Test images are never read. Finished runs are never trained again. Repeat the command to resume a sweep.
     """
     if file is not None:
-        return sweep(context=context, **merge_file(context, file, typed_names(context)) | {"file": None})
+        return sweep(context=context, **merge_file(context, file, flags.typed_names(context)) | {"file": None})
 
     library_defaults()
     launcher = launch.to_launcher()
@@ -126,15 +117,15 @@ def _execute(
     folder: SweepFolder,
     at: RuntimeConfig,
     launcher: Launcher,
-    runtime: RuntimeFlags,
-    engine: EngineFlags,
-    output: OutputFlags,
+    runtime: flags.RuntimeFlags,
+    engine: flags.EngineFlags,
+    output: flags.OutputFlags,
 ) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.cli.execution import connect_checked
     from benchmarks.sweeps.progress import SweepProgress
 
-    _note_fields_without_effect(settings, at.data)
+    _note_useless_runs(settings, at.data)
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
     searched = progress.sweep
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
@@ -169,7 +160,9 @@ def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
     return [canonical_name(str(backbone), one) for backbone in backbones for one in weights]
 
 
-def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> int:
+def _show_outcome(
+    searched: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
+) -> int:
     """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
     settings, found = searched.settings, list(searched.configurations.values())
     best = table.find_best(settings, found)
@@ -190,7 +183,7 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
     if plots:
         note(f"plot: {plots[0]}")
     if commands:
-        show("\nthe best, trained with all seeds and tested:\n" + " && \\\n".join(f"  {one}" for one in commands))
+        show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {one}" for one in commands))
     failed = {table.format_values(one.values): table.format_failure(one) for one in found if one.state == "failed"}
     code = note_failures(len(found) - len(failed), failed)
     if output.json:
@@ -198,9 +191,9 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
     return code
 
 
-def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
+def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: flags.OutputFlags) -> int:
     """Print what would be searched and what is done already; writes nothing."""
-    _note_fields_without_effect(settings, at.data)
+    _note_useless_runs(settings, at.data)
     note_small_classes((run.config for run in make_runs(settings, next(examples(settings)), at.data)), at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
@@ -228,9 +221,12 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
     return 0
 
 
-def _note_fields_without_effect(settings: SweepSettings, data: Path) -> None:
+def _note_useless_runs(settings: SweepSettings, data: Path) -> None:
     for field in fields_without_effect(settings, data):
         note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
+    tried = (run.config for values in islice(examples(settings), LISTED) for run in make_runs(settings, values, data))
+    if found := next((config for config in tried if warn_of_warmup(config.recipe)), None):
+        note(f"procap: warning: {found.path} {warn_of_warmup(found.recipe)}")
 
 
 def _format_title(settings: SweepSettings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from glob import glob
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
 from benchmarks.suites.planning import describe_uninstalled, find_suite, recorded_options
 from benchmarks.tables.check import OK, check_metrics, check_table
+from benchmarks.tables.latex import NEEDS
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
@@ -46,12 +48,8 @@ if TYPE_CHECKING:
 
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
-PUBLISHED = "published"
-"""Name given instead of a suite to print the paper's own tables."""
-CLAIMS = "claims"
-"""Name given instead of a suite to print the verdicts on the paper's claims."""
-CALIBRATION = "calibration"
-"""Name given instead of a suite to print how well the probabilities of all runs fit."""
+PUBLISHED, CLAIMS, CALIBRATION = "published", "claims", "calibration"
+"""Names given instead of a suite: the paper's own tables, verdicts on its claims, how well probabilities fit."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,11 @@ def table(
         tables, code = _suite_tables(suite, selection, results, flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
     if form != "json":
-        show("\n\n".join(render(table, form) for table in tables))
+        texts = [render(table, form) for table in tables]
+        show("\n\n".join([*texts[:1], *(text.removeprefix(f"{NEEDS}\n\n") for text in texts[1:])]))
+        files = f"{results}/{COLLECTIONS}/suite/{suite}/*.csv"
+        if len(texts) > 1 and form == "csv" and glob(files):
+            note(f"each table alone: {files}")
         for line in dict.fromkeys(line for table in tables for line in table.notes) if form == "csv" else ():
             note(line)
     if output.json or form == "json":

@@ -13,7 +13,7 @@ from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_training_images
+from benchmarks.suites.checks import check_setup, check_training_images, check_weights_of
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -47,15 +47,15 @@ def train(
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
         if is_first_rank():
-            runs = _checked_runs(selection, recipe, runtime)
+            runs = _checked_runs(selection, recipe, runtime, mode)
             check = partial(_check_plan, runs, runtime, force=mode.force)
             show_checked_plan(check, [(config, runtime, []) for config in runs], output, force=mode.force)
         return 0
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
-    runs = _checked_runs(selection, recipe, runtime) if ranks_from_environment().size == 1 else []
+    runs = _checked_runs(selection, recipe, runtime, mode) if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
-        runs = runs or _checked_runs(selection, recipe, runtime)
+        runs = runs or _checked_runs(selection, recipe, runtime, mode)
         if recipe.few_shot_samples:
             ensure_packed([runs[0].dataset], runtime.data)
             store_file(recipe.few_shot_samples, runs[0].dataset, runtime.data)
@@ -79,10 +79,12 @@ def train(
 
 
 def _checked_runs(
-    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig
+    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
 ) -> list[RunConfig]:
-    """Return the selected runs. Raises UsageError if the engine cannot train one of them."""
+    """Return the selected runs. Raises UserError without their weights, or if the engine cannot train one of them."""
     runs = selected_runs(selection, recipe, runtime.data)
+    if not mode.dry_run:
+        check_weights_of(runs, runtime)
     if runtime.engine != "ddp":
         from runner.setup import engine_settings
 
@@ -93,7 +95,6 @@ def _checked_runs(
 
 def _check_plan(runs: Sequence[RunConfig], runtime: RuntimeConfig, *, force: bool) -> None:
     """Raise what would stop the training of `runs` before its first step, or what forbids to keep a finished one."""
-    from benchmarks.suites.checks import check_setup
     from runner.distributed.collectives import ProcessGroup
     from runner.train import read_finished
 

@@ -6,12 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, method_look
+from procap.methods import METHODS, method_class, method_look
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -141,18 +142,10 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
+    same = ("path", "hash", "method", "dataset", "classes", "shots", "seed", "backbone", "pretrained", "precision")
     run = {
-        "path": config.path,
-        "hash": config.hash,
-        "method": config.method,
+        **{name: getattr(config, name) for name in same},
         "options": dict(config.options),
-        "dataset": config.dataset,
-        "classes": config.classes,
-        "shots": config.shots,
-        "seed": config.seed,
-        "backbone": config.backbone,
-        "pretrained": config.pretrained,
-        "precision": config.precision,
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
         "imported": training.imported is not None,
@@ -170,32 +163,26 @@ def make_records(
                 f"repeat it: {' '.join(command)}"
             )
         target, fit = Target.parse_unchecked(result.target), result.calibration
+        kept = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited", "features", "correct_bits")
         yield {
             **run,
+            **{name: getattr(result, name) for name in kept},
             "settings": settings | {"evaluation": result.settings.label or "default"},
             "target": str(target),
             "target_dataset": target.dataset,
             "target_classes": target.classes,
             "split": target.split,
-            "correct": result.correct,
-            "total": result.total,
-            "accuracy": result.accuracy,
-            "macro_accuracy": result.macro_accuracy,
             "nll": fit.nll if fit else math.nan,
             "brier": fit.brier if fit else math.nan,
             "ece": fit.equal_width.ece if fit else math.nan,
             "ece_mass": fit.equal_mass.ece if fit else math.nan,
             "calibration": fit,
-            "per_class": result.per_class,
             "images": result.dataset_size,
-            "limited": result.limited,
             "evaluation": result.settings.label,
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
-            "features": result.features,
             "manifest": result.manifest_digest,
             "changed": result.variant,
-            "correct_bits": result.correct_bits,
             "wrong_images": result.wrong_images(),
         }
 
@@ -275,8 +262,8 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
 
-    Where more than MOST_NAMED settings of a method vary, only shots and values that are not the most frequent ones are
-    named, and more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
+    Where more than MOST_NAMED settings of a method vary, only shots and values that are not the usual ones are named,
+    see `_find_usual`, and more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
     frame: anything with the columns `method` and `settings`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
@@ -284,7 +271,7 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
     for _, method, settings in sort_variants(keys):
         for name, value in settings:
             counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
-    usual = {key: found.most_common(1)[0][0] for key, found in counts.items() if len(found) > 1}
+    usual = {key: _find_usual(*key, found) for key, found in counts.items() if len(found) > 1}
     titles, recipes = [], dict[str, list[tuple[tuple[str, str], ...]]]()
     for _, method, settings in keys:
         own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
@@ -303,6 +290,22 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
         named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles
+
+
+def _find_usual(method: str, name: str, values: Counter[str]) -> str:
+    """Return the value of a setting that the method itself has, if it is among `values`, else the most frequent one."""
+    place, _, field = name.partition(".")
+    # A plug-in may not be here any more, and a built-in method imports torch.
+    with suppress(Exception):
+        found = method_class(method)
+        usual = (
+            str(getattr(found.recipe(), field))
+            if place == "recipe"
+            else json.dumps(found.Options.model_fields[field].get_default(call_default_factory=True))
+        )
+        if usual in values:
+            return usual
+    return values.most_common(1)[0][0]
 
 
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:

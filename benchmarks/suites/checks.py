@@ -18,6 +18,7 @@ from procap.errors import UsageError, UserError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import Ranks
+from runner.run_folders import RunFolder
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_classes, check_shots, select_labels
 from shards.mirror import is_mirror
@@ -34,6 +35,12 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
 
     for name, pretrained in dict.fromkeys(backbones):
         weights_file(name, pretrained)
+
+
+def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
+    """Check the weights of runs of which nothing exists yet, as far as the results folder is on this machine."""
+    new = (one for one in configs if not (runtime.store or RunFolder(runtime.results / one.path).train_file.exists()))
+    check_weights((one.backbone, one.pretrained) for one in new)
 
 
 def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:

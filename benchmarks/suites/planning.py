@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
-from benchmarks.suites import SUITES, load_suite, suite_paths
+from benchmarks.suites import ALL, SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
@@ -66,7 +66,7 @@ def find_suite(name: str, results: Path) -> Suite:
     if collection is None or not collection.file:
         if not known:
             made = {folder.name for kind in ("suite", "sweep") for folder in (results / COLLECTIONS / kind).glob("*")}
-            raise unknown_name("suite", name, sorted({*suite_paths(), *made} - {name}))
+            raise unknown_name("suite", name, sorted({ALL, *suite_paths(), *made} - {name}))
         return load_suite(name)
     if why := _why_not_run(Path(collection.file), results):
         raise UsageError(f"suite '{name}' was run from {collection.file}, which {why}: name its file instead")

@@ -41,6 +41,7 @@ SIGNS = {
     "τ": r"$\tau$",
     "Δ": r"$\Delta$",
 }
+NEEDS = r"% needs \usepackage{booktabs}"
 PUNCTUATION = "–—‘’“”…"
 
 
@@ -82,7 +83,7 @@ def to_latex(table: Table) -> str:
             words = escape(f"{title}, continued." if parts else caption)
             lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{words}}}", rf"\end{{{name}}}"]
             parts.append("\n".join(lines))
-    return "\n\n".join([r"% needs \usepackage{booktabs}", *parts])
+    return "\n\n".join([NEEDS, *parts])
 
 
 def _split_rows(table: Table, first: int) -> list[list[int]]:

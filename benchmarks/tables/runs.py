@@ -55,7 +55,7 @@ def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
     """Make the tables of calibration of all runs; see `calibration_tables`."""
     titled = title_runs(frame).sort_values("order", kind="stable")
     variants = {str(title): own for title, own in titled.groupby("title", sort=False)}
-    return calibration_tables(variants, notes=_one_per_seed(frame)[1])
+    return calibration_tables(variants, notes=[*_note_recipes(titled), *_one_per_seed(frame)[1]])
 
 
 def title_runs(frame: pd.DataFrame) -> pd.DataFrame:

@@ -169,7 +169,9 @@ def _named_architecture(name: str, pretrained: str | None) -> str | None:
     """Return the architecture, or None if `name` is a file that has its own; UsageError for neither, or for both."""
     architecture = None if _is_path(name) else _architecture(name)
     if architecture is None and not _names_file(name):
-        raise unknown_name("backbone", name, ["mini", *supported_architectures()])
+        raise unknown_name(
+            "backbone", name, ["mini", *supported_architectures()], listing="list them with `procap ls backbones`"
+        )
     if architecture is None and pretrained is not None:
         raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
     return architecture
