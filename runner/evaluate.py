@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from procap.classifier import Classifier, SampledClassifier
 from procap.clip import CLIP
 from procap.errors import UserError
+from procap.methods import method_source
 from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration
@@ -59,6 +60,8 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     if group.ranks.first:
         RemoteResults.from_runtime(runtime).pull_run(config.path)
     training = _read_training(config, folder, group)
+    if training.method_source and not method_source(config.method):
+        raise UserError(f"{config.path} was trained by {training.method_source}, which is not installed here")
     file = folder.checkpoint_file
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)

@@ -256,12 +256,14 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
 def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_row(capsys, tmp_path, monkeypatch):
     wrong = "class Wrong(CoOp):\n    @classmethod\n    def recipe(cls, *more):\n        return 1 / 0\n"
     silent = "class Silent(CoOp):\n    summary = ''\n"
-    points = {"gone": "no_such_module:Theirs", "wrong": "mine:Wrong", "silent": "mine:Silent", "theirs": "mine:Theirs"}
-    install(tmp_path / "lib", {"mine": METHOD + wrong + silent}, points)
+    points = {name: f"mine:{name.title()}" for name in ("wrong", "silent", "theirs")}
+    points = {"mistyped": "mistyped:Theirs", "gone": "no_such_module:Theirs"} | points
+    install(tmp_path / "lib", {"mine": METHOD + wrong + silent, "mistyped": "def"}, points)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     code, out, err = run(capsys, "ls", "methods", "--json")
     rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
-    assert (code, err) == (0, "") and list(rows)[-4:] == [*points]
+    assert (code, err) == (0, "") and list(rows)[-5:] == [*points]
+    assert f"SyntaxError: invalid syntax ({tmp_path}/lib/mistyped.py, line 1)" in rows["mistyped"]["summary"]
     assert "No module named 'no_such_module'" in rows["gone"]["summary"] and rows["gone"]["recipe"] is None
     assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"

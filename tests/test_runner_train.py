@@ -106,6 +106,8 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     with pytest.raises(ZeroDivisionError):
         train(plan("failing"), there)
     progress = run_folders.RunFolder(there.results / plan("failing").path).progress()
+    with pytest.raises(UserError, match=r"was trained by theirs 2 .*, which is not installed here"):
+        evaluate.load_trained(config, there)
     assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
 
 

@@ -38,6 +38,7 @@ from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
+from runner.run_folders import RunFolder
 from runner.tracking.background import CollectionTracker, exporter_for
 from shards.default_paths import cache_home
 from shards.resolve import kind_of_name
@@ -151,6 +152,9 @@ def bench(
 
         def check() -> None:
             check_launcher(launcher, runtime.device)
+            trained = {run.config: RunFolder(runtime.results / run.path).train() for run in open_runs if not mode.force}
+            if why := [found for config, one in trained.items() if one and (found := one.changed_code(config))]:
+                raise UserError(why[0])
             if launcher.kind == "local":
                 find_unpacked((run.config.dataset for run in open_runs), runtime.data)
                 check_targets((Target.parse_unchecked(one) for run in open_runs for one in run.targets), runtime.data)

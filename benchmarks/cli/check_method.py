@@ -12,7 +12,9 @@ from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
+from benchmarks.results.frame import title_method
 from procap.errors import UsageError, unknown_name
+from procap.methods import method_look, method_paths
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from shards.default_paths import data_root
@@ -42,6 +44,8 @@ def method(
     library_defaults()
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
+    if other := [one for one in method_paths() if one != name and title_method(one) == method_look(name)[0]]:
+        raise UsageError(f"{name} has the title '{title_method(other[0])}' of {other[0]}: give its class another title")
     options = parse_options(option or (), [name])[name]
     from runner.method_check import CHECKS, CheckCase, check_method
 
@@ -64,5 +68,6 @@ def method(
     failed = [one.name for one in results if not one.passed]
     if output.json:
         show_json({"method": name, "checks": [asdict(one) for one in results]})
-    note(f"{name}: {len(failed)} of {len(results)} checks failed" if failed else f"{name}: all checks passed")
+    outcome = f"{len(failed)} failed" if failed else "all passed"
+    note(f"{name}: {len(results)} of {len(CHECKS)} checks ran, {outcome}")
     return 1 if failed else 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -89,7 +91,7 @@ def test_the_method_passes_all_checks():
 
 
 def test_options():
-    assert method_options("$name", {"n_ctx": 2}).model_dump() == {"n_ctx": 2}
+    assert method_options("$name", {"n_ctx": 2}).model_dump()["n_ctx"] == 2
 '''
 
 
@@ -105,6 +107,8 @@ def method(
     if name in method_paths():
         raise UsageError(f"there is a method '{name}' already (procap ls methods): choose another name")
     folder, module = out / name, name.replace("-", "_")
+    if find_spec(module) or any(distributions(name=name)):
+        raise UsageError(f"a package '{name}' is installed, which one of this name would hide: choose another name")
     if folder.exists():
         raise UsageError(f"{folder} exists already: remove it, or name another --out")
     words = name.split("-")

@@ -30,7 +30,7 @@ from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import describe_uninstalled, find_suite, recorded_options
+from benchmarks.suites.planning import describe_uninstalled, find_other_runs, find_suite, recorded_options
 from benchmarks.tables.check import OK, check_metrics, check_table
 from benchmarks.tables.latex import NEEDS
 from benchmarks.tables.published import published_tables
@@ -161,8 +161,7 @@ def _suite_tables(name: str, selection: SelectionFlags, results: str, flags: Tab
         checked = check_metrics(done)
         return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
-    planned = {entry.path for entry in done.runs}
-    further = collection.finished(root, without=planned) if collection else []
+    further = find_other_runs(collection, root, done.paths) if collection else ()
     if not tables:
         command = suite.command(options, results)
         if not collection and not flags.profile:
@@ -191,4 +190,7 @@ def _claims_tables(results: str, flags: TableFlags) -> tuple[Sequence[Table], in
     started, problems = find_started_suites(root, data)
     for name, why in problems:
         note(f"procap: {name} is left out: {why}")
-    return [read_claims(root, started, shown=results, data=data)], 1 if problems else 0
+    found = read_claims(root, started, shown=results, data=data)
+    if not found.rows:
+        raise UserError(*found.notes)
+    return [found], 1 if problems else 0

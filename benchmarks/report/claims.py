@@ -17,6 +17,7 @@ from benchmarks.tables.table import Table
 
 SHARED = ("recipe", "backbone", "pretrained", "precision", "overrides", "options")
 """Settings of one suite with which the others are read."""
+OWN_DATA = "The paper's claims are of its data sets, or of generated ones in their place: own data tests none of them."
 
 
 def read_claims(
@@ -25,8 +26,11 @@ def read_claims(
     """Make the table of claims. shown: the results as commands name them. only_started: no claims of other suites.
 
     A suite that was not started is read with its defaults and the settings of the first one that was: its runs may
-    exist as those of other suites.
+    exist as those of other suites. Where all were on own data, the table has no row, but a note with the reason.
     """
+    if started and all(one.results.kinds == {"own"} for one in started):
+        return Table("claims", "Claims of the paper", (), (), (), (OWN_DATA,))
+    started = [one for one in started if one.results.kinds != {"own"}]
     existing = {one.name: one.results for one in started}
     suites, commands = {}, {}
     for name in dict.fromkeys(claim.suite for claim in load_claims()):

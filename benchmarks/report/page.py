@@ -68,7 +68,7 @@ class Section:
 class PageContents:
     """The contents of the page. caveats: what a reader has to know before any number, and a short form or "".
 
-    claims: a sentence and the table of the paper's claims.
+    claims: a sentence and the table of the paper's claims; it has no rows on own data.
     """
 
     lead: str

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
-from benchmarks.report.claims import read_claims
+from benchmarks.report.claims import OWN_DATA, read_claims
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
 from benchmarks.report.links import find_links
 from benchmarks.report.mistakes import Mistakes, list_mistakes
@@ -140,7 +140,11 @@ def build_report(
     claims = _attempt(problems, "claims", "the table of claims", read, None) if suites else None
     # Claims of which none was tested are shown only if runs of their suites are still to come.
     open_suites = {one.name for one in suites if one.unfinished}
-    if claims and all(row.cells[0] == "not tested" and row.labels[0] not in open_suites for row in claims.rows):
+    if (
+        claims
+        and claims.notes != (OWN_DATA,)
+        and all(row.cells[0] == "not tested" and row.labels[0] not in open_suites for row in claims.rows)
+    ):
         claims = None
     jobs = read_jobs(groups)
     return PageContents(

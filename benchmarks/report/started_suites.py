@@ -10,7 +10,7 @@ from benchmarks.results.frame import order_in
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES
-from benchmarks.suites.planning import describe_uninstalled, find_suite, recorded_options
+from benchmarks.suites.planning import describe_uninstalled, find_other_runs, find_suite, recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
 from runner.run_collection import Collection, find_collections, read_collection
@@ -101,7 +101,7 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
         read_unfinished(root, path, results.unreadable, collection, targets) for path, targets in missing.items()
     ]
     # A command that was stopped or refused has left its plan in the collection, but no runs.
-    other_runs = tuple(collection.finished(root, without=set(results.paths)))
+    other_runs = find_other_runs(collection, root, results.paths)
     return StartedSuite(suite, collection, results, tuple(sorted(unfinished, key=_severity)), other_runs)
 
 

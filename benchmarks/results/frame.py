@@ -43,8 +43,8 @@ TITLES: Mapping[str, str] = {
 
 
 def title_method(name: str) -> str:
-    """Return the title of a method in tables and plots; a plug-in that gives none is printed under its name."""
-    return TITLES.get(name) or method_look(name)[0]
+    """Return the title of a method in tables and plots; a plug-in without one of its own is printed under its name."""
+    return TITLES.get(name) or (title if (title := method_look(name)[0]) not in TITLES.values() else name)
 
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
@@ -287,7 +287,8 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
             known += [] if fields in known else [fields]
             varied = [one for one in varied if one not in (*fields, ("recipe", "custom"))]
             varied += [("recipe", str(known.index(fields) + 2))]
-        named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
+        own = {} if method in METHODS else {("recipe", "published"): "own recipe"}
+        named = ", ".join(own.get(one) or f"{one[0].rpartition('.')[2]} {one[1]}" for one in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles
 

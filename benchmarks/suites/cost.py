@@ -230,9 +230,9 @@ def forecast_runs(
         methods = ", ".join(dict.fromkeys(config.method for config in unknown))
         backbones = ", ".join(dict.fromkeys(config.backbone for config in unknown))
         bases.append(f"unknown: no finished runs and no counted operations of {methods} on {backbones}")
-    lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
     if not math.isfinite(sum(seconds)):
-        return [*lines, "unknown"]
+        return [f"Time on {machine.name}: {'; '.join(bases)}"]
+    lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
     for size in CLUSTER_SIZES:
         groups = size // processes
         if groups and (groups == 1 or groups // 2 < len(seconds)):

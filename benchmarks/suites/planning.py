@@ -212,6 +212,12 @@ def describe_uninstalled(collection: Collection) -> str:
     return f"{text}: install its package, or see all runs with `procap table`" if missing else ""
 
 
+def find_other_runs(collection: Collection, results: Path, planned: Iterable[str]) -> tuple[str, ...]:
+    """List the finished runs of a suite that are not `planned`, because of other flags, without uninstalled methods."""
+    finished = collection.finished(results, without={*planned})
+    return tuple(path for path in finished if path.split("/")[2] in method_paths())
+
+
 def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
     """Extend a plan to what earlier commands finished with the same settings; tables are of the extended plan.
 

@@ -22,7 +22,9 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.runtime import newest_measurement, reference_rows
 from benchmarks.tables.table import format_number
 from benchmarks.tables.targets import list_targets
+from procap.methods import METHODS
 from runner.config import Target
+from shards.resolve import kind_of_name
 from shards.rng import stream_seed
 
 if TYPE_CHECKING:
@@ -58,9 +60,9 @@ Contrasts = Mapping[str, "pd.Series | Estimate"]
 class ClaimTest:
     """How a claim is tested.
 
-    contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: how
-    many of n data sets must be won in all contrasts; then means do not count. printed: other contrasts for the paper's
-    own table. unit: of the differences.
+    contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: on
+    how many of n data sets all contrasts must be above it; then means over sets do not count. printed: other contrasts
+    for the paper's own table. unit: of the differences.
     """
 
     contrasts: Callable[[pd.DataFrame], Contrasts] | None
@@ -95,14 +97,16 @@ class Outcome(NamedTuple):
 def read_scores(suite: SuiteResults) -> pd.DataFrame:
     """Read a suite's results; a variant with a missing evaluation has no column. HM is computed for each seed.
 
-    Where other data sets are tested, "source" is the accuracy on the one trained on.
+    Own data sets and methods of plug-ins, of which no claim is, are left out. Where other data sets are tested,
+    "source" is the accuracy on the one trained on.
     """
     if suite.suite.published == "runtime":
         return _read_runtime(suite)
     cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
     incomplete = set()
     several = len(suite.options.datasets) > 1
-    for variant, dataset in product(suite.variants, suite.options.datasets):
+    variants = [variant for variant in suite.variants if variant.method in METHODS]
+    for variant, dataset in product(variants, filter(lambda name: kind_of_name(name) != "own", suite.options.datasets)):
         label = " ".join(map(str, (variant.method, *variant.key.values())))
         if suite.suite.classes == "base":
             halves = suite.halves(variant, dataset)
@@ -202,7 +206,7 @@ def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
     try:
         found = claim.test.contrasts(scores)
         if claim.test.wins:
-            return _judge_wins(claim, find_wins(found), len(found) + 1, claim.test.wins)
+            return _judge_wins(claim, find_wins(found, claim.test.above), len(found) + 1, claim.test.wins)
         estimates = {name: _estimate(one, claim.test.above) for name, one in found.items()}
     except UntestedError as error:
         return Outcome("not tested", str(error))
@@ -240,15 +244,15 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     return Estimate(float(sample.mean()), low, high, p, test)
 
 
-def find_wins(contrasts: Contrasts) -> pd.Series:
-    """Find on which tasks all contrasts are positive."""
+def find_wins(contrasts: Contrasts, above: float) -> pd.Series:
+    """Find on which tasks all contrasts are above `above`."""
     import pandas as pd
 
     means = {
         name: one.groupby("task", sort=False).mean() for name, one in contrasts.items() if isinstance(one, pd.Series)
     }
     frame = pd.DataFrame(means)
-    return ((frame > 0) | frame.isna()).all(axis=1)
+    return ((frame > above) | frame.isna()).all(axis=1)
 
 
 def _judge_wins(claim: Claim, won: pd.Series, variants: int, needed: Callable[[int], int]) -> Outcome:
@@ -277,7 +281,7 @@ def describe_printed(claim: Claim, scores: pd.DataFrame) -> str | None:
     except UntestedError:
         return None
     if claim.test.wins:
-        won = find_wins(found)
+        won = find_wins(found, claim.test.above)
         return f"{'yes' if won.sum() >= claim.test.wins(len(won)) else 'no'}: {won.sum()} of {len(won)}"
     means = {
         name: one.mean if isinstance(one, Estimate) else one.groupby("task").mean().mean()

@@ -98,8 +98,10 @@ def method_class(name: str) -> type[Method]:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        place = find_place(error).rpartition(" fails in ")[2]
+        text, place = str(error), find_place(error).rpartition(" fails in ")[2]
+        if isinstance(error, SyntaxError):
+            text, place = error.msg, f"{error.filename}, line {error.lineno}"
+        why = " ".join(f"{type(error).__name__}: {text}".split())
         raise UsageError(
             f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}{place and f' ({place})'}"
         ) from error
