@@ -256,8 +256,8 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
 def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_row(capsys, tmp_path, monkeypatch):
     wrong = "class Wrong(CoOp):\n    @classmethod\n    def recipe(cls, *more):\n        return 1 / 0\n"
     silent = "class Silent(CoOp):\n    summary = ''\n"
-    points = {name: f"mine:{name.title()}" for name in ("wrong", "silent", "theirs")}
-    points = {"mistyped": "mistyped:Theirs", "gone": "no_such_module:Theirs"} | points
+    points = {"mistyped": "mistyped:Theirs", "gone": "no_such_module:Theirs"}
+    points |= {name: f"mine:{name.title()}" for name in ("wrong", "silent", "theirs")}
     install(tmp_path / "lib", {"mine": METHOD + wrong + silent, "mistyped": "def"}, points)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     code, out, err = run(capsys, "ls", "methods", "--json")

@@ -183,7 +183,8 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     assert len({look.marker for look in looks.values()}) == 3
 
 
-def test_the_colour_of_a_new_method_is_that_of_no_other(written):
+def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_options_do_not_break(written):
+    assert 'model_dump()["n_ctx"] == 2' in (written / "tests" / "test_own_tokens.py").read_text()
     [colour] = {found for file in written.rglob("*.py") for found in re.findall(r'colour = "(#\w+)"', file.read_text())}
     assert colour not in {*SPARE, *(look.colour for look in (*LOOKS.values(), BASE, NOVEL))}
 
@@ -216,13 +217,12 @@ def test_a_suite_of_a_method_that_is_gone_names_it_and_shows_the_others(tmp_path
 
 
 def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(painted, tmp_path, capsys):
-    words = ["--methods", "coop,painted", "--datasets", "digits", "--seeds", "1", "--results", str(tmp_path)]
-    words += ["--data", str(tmp_path / "data"), "--profile", "mini", "--dry-run"]
+    words = f"--methods coop,painted --datasets digits --seeds 1 --profile mini --data {tmp_path} --dry-run".split()
     suite, chosen = load_suite("base-to-novel"), {"methods": ("painted",), "datasets": ("digits",), "seeds": (1,)}
     [entry] = suite.plan(suite.options(find_profile("mini"), **chosen))
     file = tmp_path / put_entry(tmp_path, entry).path / "train.json"
     source = {"package": "theirs", "version": "0.1", "digest": "0" * 16}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"method_source": source}))
-    assert main(["bench", "base-to-novel", *words]) == 1
+    assert main(["bench", "base-to-novel", *words, "--results", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     assert "Painted CoOp (own recipe)" in out and "0.1 (source 0000000000000000), and the code" in err

@@ -192,15 +192,12 @@ OWN = f"""
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from benchmarks.suites.suite import Suite
-
 def tables(done):
     name = {HOSTILE!r} + '" onload="x'
     line = Row((name, "&amp;"), (Metric(12.5), name))
     return [Table("own/../" + name, name, ("A", name), (Column("B"), Column(name, "")), (line,), (name,))]
-
 def broken(done):
     raise RuntimeError(name_of_nothing)
-
 SUITE = Suite(name="own", title="my own", methods=("zeroshot",), seeds=(1,), datasets={{"mini": ("digits",)}},
               tables=tables, plots=broken)
 """

@@ -57,10 +57,8 @@ OWN = """
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.results.variant import Variant
 from benchmarks.suites.suite import Suite
-
 def twice(options, method):
     return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]
-
 SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
               tables=base_to_novel_tables)
 """
@@ -132,10 +130,8 @@ def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, messa
 BROKEN = """
 from dataclasses import replace
 from benchmarks.suites.base_to_novel import SUITE as OURS
-
 def plots(done):
     return {"curve": lambda: 1 / 0}
-
 SUITE = replace(OURS, name="mine", methods=("zeroshot",), seeds=(1,), plots=plots)
 """
 

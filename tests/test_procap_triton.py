@@ -264,9 +264,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 import procap.kernels.launch as launch
 from tests.test_procap_triton import fused, level
-
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-
 class Compiled:
     def __init__(self, kernel):
         self.kernel = kernel
@@ -277,10 +275,8 @@ class Compiled:
             Path(file.name).write_bytes(built.asm["cubin"])
             usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
         print(self.kernel.__name__, built.metadata.shared, *re.search(r"STACK:(\\d+)", usage).groups())
-
 for name in ("project", "attend", "attend_backward", "project_backward", "inputs_backward"):
     setattr(launch, name, Compiled(getattr(launch, name)))
-
 for capability in (80, 90):
     class Device:
         get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))

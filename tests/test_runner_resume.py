@@ -404,11 +404,9 @@ COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1
 STOPPED = """
 import os, signal
 from runner.remote_results import CheckpointUploader
-
 def stop(uploader):
     uploader.upload()
     os.kill(os.getpid(), signal.SIGSTOP)
-
 CheckpointUploader.start = stop
 """
 

@@ -262,14 +262,11 @@ import sys, zlib
 sys.path.insert(0, "tests")
 from shards.images import ImageError, decode
 from test_shards_images import BOMBS, png_chunk, png_with
-
 packer = zlib.compressobj()
 text = b"".join(packer.compress(b"0" * 1_000_000) for _ in range(200)) + packer.flush()
-
 def peak():
     # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
 before = peak()
 for data in [*BOMBS.values(), png_with(png_chunk(b"zTXt", b"x\\0\\0" + text))]:
     try:

@@ -211,18 +211,15 @@ from shards.reader import open_dataset
 from shards.records import ImageRecord
 from shards.loader import evaluation_batches
 from shards.transforms import eval_transform
-
 def photos(split):
     for i in range(10):
         noise = np.random.default_rng(i).integers(0, 256, (38, 50, 3), dtype=np.uint8)
         data = io.BytesIO()
         Image.fromarray(noise).resize((500, 375)).save(data, "JPEG")
         yield ImageRecord(f"{i}.jpg", 0, data.getvalue())
-
 def peak():
     # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
 pack_source(toy_source(photos, counts={"test": 10}), root)
