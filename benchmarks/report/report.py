@@ -139,8 +139,8 @@ def build_report(
     read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
     claims = _attempt(problems, "claims", "the table of claims", read, None) if suites else None
     # Claims of which none was tested are shown only if runs of their suites are still to come.
-    open_suites = {one.name for one in suites if one.unfinished}
-    rows = [row for row in claims.rows if row.cells[0] != "not tested" or row.labels[0] in open_suites] if claims else []
+    unfinished = {one.name for one in suites if one.unfinished}
+    rows = [row for row in claims.rows if row.cells[0] != "not tested" or row.labels[0] in unfinished] if claims else []
     if claims and not rows and claims.notes != (OWN_DATA,):
         claims = None
     jobs = read_jobs(groups)
