@@ -31,7 +31,7 @@ from runner.engine import Engine
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
-from shards.fewshot import FewShot, check_classes, check_shots, evaluation_labels, load_few_shot, load_samples
+from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
 from shards.manifest import FILE, Manifest
 from shards.reader import ShardSet, Split, open_dataset
@@ -114,7 +114,6 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     if not config.recipe.epochs:
         return None
     samples = load_samples(shards.folder, config.picks) if config.picks else None
-    check_shots(shards, config.shots, config.classes)
     check_classes(shards, config.classes)
     fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
     batch, images = config.recipe.batch_size, len(fewshot.train)

@@ -131,11 +131,9 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
 
 def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
     """Raise DataUsageError for a test-only set, a negative number, or more shots than each chosen class has."""
-    if "train" not in shards.manifest.splits:
-        raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
     if shots < 0:
         raise DataUsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
-    counts = np.bincount(shards.labels("train"))
+    counts = np.bincount(_training_labels(shards))
     largest = max((int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)), default=shots)
     if shots > largest:
         kind = "class" if classes == "all" else f"{classes} class"
@@ -143,9 +141,15 @@ def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
         raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
+def _training_labels(shards: ShardSet) -> NDArray[np.int64]:
+    if "train" not in shards.manifest.splits:
+        raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
+    return shards.labels("train")
+
+
 def check_classes(shards: ShardSet, classes: str) -> None:
     """Raise DataUsageError unless training on the chosen classes has at least two to tell apart."""
-    labels = select_labels(shards.labels("train"), classes)
+    labels = select_labels(_training_labels(shards), classes)
     if len(labels) >= 2:
         return
     has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"

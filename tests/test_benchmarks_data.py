@@ -247,8 +247,8 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     more = "left out: 1 hidden image ('Ara/._00.png')", "left out: 1 image beside the class folders ('loose.png')"
     assert all(f"procap: note: {words}" in err for words in (files, *more)), err
     assert "warning: 1 image has copies of another class: 'Ara' and 'bee_eater' (1, first Ara/copy.png = bee" in err
-    manifest, written = open_dataset(tmp_path / "data", "my-birds").manifest, tmp_path / "My Birds.yaml"
-    assert manifest.source == user_source(written).origin
+    written, source = tmp_path / "My Birds.yaml", open_dataset(tmp_path / "data", "my-birds").manifest.source
+    assert source == user_source(written).origin
     written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
     assert run(capsys, "data", "pack", images, *at)[0] == 0, "an existing YAML file is read, not written over"
     assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
@@ -367,7 +367,7 @@ def one_class(tmp_path_factory) -> Path:
     ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has 1 class, of which all would be 1; 2 are needed"),
 ])  # fmt: skip
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
-    at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--shots", "2"]
+    at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off"]
     at += ["--profile", "mini"] if "bench" in line else ["--epochs", "1"]
     assert main([*line.split(), *at]) == code and words in (err := capsys.readouterr().err) and "[1/1]" not in err
     assert not list(tmp_path.rglob("train.json"))

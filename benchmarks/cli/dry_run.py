@@ -28,16 +28,13 @@ def show_checked_plan(
     **more: Any,
 ) -> None:
     """Print the plan, then raise the error of `check`, which stops the command itself; a usage error comes alone."""
-    refusal = None
     try:
         check()
     except (UserError, DataError) as error:
-        if error.exit_code == UsageError.exit_code:
-            raise
-        refusal = error
+        if error.exit_code != UsageError.exit_code:
+            show_plan(work, output, **more)
+        raise
     show_plan(work, output, **more)
-    if refusal:
-        raise refusal
 
 
 def show_plan(

@@ -126,8 +126,8 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     ):
         if is_packed(data, dataset):
             shards = open_dataset(data, dataset)
-            check_shots(shards, shots, classes)
             check_classes(shards, classes)
+            check_shots(shards, shots, classes)
         elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
             raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
 

@@ -57,8 +57,8 @@ def list_class_folders(folder: Path) -> list[str]:
 def has_class_folders(folder: Path) -> bool:
     """Whether subfolders hold images; a single one that holds class folders beside its images is no class."""
     found = _image_folders(folder)
-    is_class = len(found) > 1 or any(not _image_folders(folder / name) for name in found)
-    return is_class or bool(find_common_subfolder(folder))
+    holds_images = len(found) > 1 or any(not _image_folders(folder / name) for name in found)
+    return holds_images or bool(find_common_subfolder(folder))
 
 
 def find_common_subfolder(folder: Path) -> str:
