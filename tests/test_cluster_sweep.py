@@ -161,7 +161,7 @@ def test_distributions_are_those_of_ray_tune(text, domain):
     assert parse_param(text, ["coop"])[1] == domain
     ((_, (low, high, *_)),) = domain.items()
     drawn = [round_value(domain, to_tune(domain).sample()) for _ in range(20)]
-    assert all(low <= value <= high for value in [*drawn, value_between(domain)]) and len(set(drawn)) > 3
+    assert all(low <= value <= high for value in [*drawn, value_between(domain)]) and len(set(drawn)) > 2
     assert to_tune([1, 2], grid=True) == {"grid_search": [1, 2]} and to_tune([1, 2]).categories == [1, 2]
 
 
@@ -238,15 +238,13 @@ def test_numbers_with_an_exponent_are_numbers(write):
 @pytest.mark.parametrize(("text", "message"), [
     ("metods: coop", "mine.yaml: No such option: --metods"),
     ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
-    ('results: "a\\nb"', "has a control character"),
-    ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
+    ('results: "a\\nb"', "has a control character"), ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
     ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
     ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
     ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
     ("timeout: 0\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--timeout'"),
     ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
-    ("param: {betas: [[1e999, 0.9]]}", "two decay rates from 0 up to"),
-    ("param: {lr: [1", "is no YAML in line"),
+    ("param: {betas: [[1e999, 0.9]]}", "two decay rates from 0 up to"), ("param: {lr: [1", "is no YAML in line"),
     ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
     ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
 ])  # fmt: skip
@@ -302,13 +300,8 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
 
 
 @pytest.mark.parametrize(("device", "gpus", "ray", "expected"), [
-    ("auto", 0, True, "cpu"),
-    ("auto", 0, False, "cpu"),
-    ("auto", 0.5, True, "auto"),
-    ("auto", 1, False, "auto"),
-    ("cuda:1", 1, True, "cuda"),
-    ("cuda:1", 1, False, "cuda:1"),
-    ("cuda", 0, True, "cuda"),
+    ("auto", 0, True, "cpu"), ("auto", 0, False, "cpu"), ("auto", 0.5, True, "auto"), ("auto", 1, False, "auto"),
+    ("cuda:1", 1, True, "cuda"), ("cuda:1", 1, False, "cuda:1"), ("cuda", 0, True, "cuda"),
 ])  # fmt: skip
 def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(device, gpus, ray, expected):
     """Ray shows a process one GPU, whatever its number on the machine."""
@@ -349,8 +342,7 @@ RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=
 @pytest.mark.parametrize(("errors", "reason"), [
     ([RAISED + "KeyError: 'a'", DIED], "attempts: The actor is dead because its worker process has died;"),
     ([DIED, RAISED + "KeyError: 'a'"], "attempts: KeyError: 'a';"),
-    ([RAISED + "KeyError: " + "long " * 99], "attempts: KeyError: long long"),
-    ([], "attempts: it was lost;"),
+    ([RAISED + "KeyError: " + "long " * 99], "attempts: KeyError: long long"), ([], "attempts: it was lost;"),
 ])  # fmt: skip
 def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
     """As Ray Tune writes the errors of its attempts down."""

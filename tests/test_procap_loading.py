@@ -228,7 +228,7 @@ def test_another_architectures_weights_are_refused_with_what_differs(tiny_checkp
 
 
 @pytest.mark.parametrize(("name", "pretrained", "message"), [
-    ("ViT-B-61", None, "unknown backbone .ViT-B-61.: .*ViT-B-16,"),
+    ("ViT-B-61", None, "unknown backbone .ViT-B-61.: did you mean ViT-B-16 .*procap ls backbones"),
     ("ViT-B/16", "opnai", "did you mean openai"),
     ("ViT-B-16", "metaclip_400m", "name the backbone ViT-B-16-quickgelu"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "name the backbone ViT-B-16"),

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import (
-    Data,
-    MethodOptions,
-    OutputFlags,
-    Recipe,
-    Results,
-    RuntimeFlags,
-    SelectionFlags,
-    command,
-    command_line,
-    flag,
-)
+from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
@@ -56,15 +45,15 @@ PUBLISHED, CLAIMS, CALIBRATION = "published", "claims", "calibration"
 class TableFlags:
     """Flags of `procap table` for the tables of a suite."""
 
-    data: Data = ""
-    profile: Annotated[str, flag("mini|paper", "the suite's data [default: those that were run]")] = ""
+    data: flags.Data = ""
+    profile: Annotated[str, flags.flag("mini|paper", "the suite's data [default: those that were run]")] = ""
     paper_rounding: Annotated[bool, typer.Option("--paper-rounding", help="one decimal, as older logs had")] = False
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
-    recipe: Recipe = ""
-    option: MethodOptions = None
+    recipe: flags.Recipe = ""
+    option: flags.MethodOptions = None
 
 
-@command(
+@flags.command(
     "procap table --results demo/results",
     "procap table --methods coop,procap --format latex > table.tex",
     "procap table base-to-novel --results /shared/results",
@@ -73,17 +62,17 @@ class TableFlags:
     "procap table calibration --datasets shapes",
 )
 def table(
-    selection: SelectionFlags,
-    output: OutputFlags,
-    flags: TableFlags,
+    selection: flags.SelectionFlags,
+    output: flags.OutputFlags,
+    suite_flags: TableFlags,
     suite: Annotated[
         str,
         typer.Argument(
             metavar="SUITE", help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]"
         ),
     ] = "",
-    results: Results = "results",
-    form: Annotated[str, flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
+    results: flags.Results = "results",
+    form: Annotated[str, flags.flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 
@@ -95,19 +84,19 @@ def table(
     tables: Sequence[Table]
     code = 0
     if suite == PUBLISHED:
-        if given := command_line(selection, flags):
+        if given := flags.command_line(selection, suite_flags):
             raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
         tables = published_tables()
     elif suite == CLAIMS:
-        if given := command_line(selection, replace(flags, data="")):
+        if given := flags.command_line(selection, replace(suite_flags, data="")):
             raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
-        tables, code = _claims_tables(results, flags)
+        tables, code = _claims_tables(results, suite_flags)
     elif suite in ("", CALIBRATION):
-        if given := command_line(replace(flags, data="")):
+        if given := flags.command_line(replace(suite_flags, data="")):
             raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
         tables = _tables_of_runs(selection, results, calibration=bool(suite))
     else:
-        tables, code = _suite_tables(suite, selection, results, flags)
+        tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
     if form != "json":
         texts = [render(table, form) for table in tables]
@@ -122,7 +111,7 @@ def table(
     return code
 
 
-def _tables_of_runs(selection: SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
+def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
     root = open_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
@@ -134,41 +123,44 @@ def _tables_of_runs(selection: SelectionFlags, results: str, *, calibration: boo
     return tables
 
 
-def _suite_tables(name: str, selection: SelectionFlags, results: str, flags: TableFlags) -> tuple[Sequence[Table], int]:
+def _suite_tables(
+    name: str, selection: flags.SelectionFlags, results: str, suite_flags: TableFlags
+) -> tuple[Sequence[Table], int]:
     """Make the tables of a suite or sweep; returns them with the exit code."""
-    root, data = open_results(results), data_root(flags.data)
+    root, data = open_results(results), data_root(suite_flags.data)
     if name not in suite_paths() and (root / COLLECTIONS / "sweep" / name).is_dir():
-        if chosen := command_line(selection, flags):
+        if chosen := flags.command_line(selection, suite_flags):
             raise UsageError(f"procap table {name} is a sweep, for which no run is chosen: no {chosen}")
         return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.
     find_runs(root)
     suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
-    recorded = recorded_options(suite, collection, root, data, profile=flags.profile)
+    recorded = recorded_options(suite, collection, root, data, profile=suite_flags.profile)
     if collection and (missing := describe_uninstalled(collection)):
         note(f"procap: {missing}")
-    given = {"recipe": flags.recipe, "classes": selection.classes}
+    given = {"recipe": suite_flags.recipe, "classes": selection.classes}
     changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
-    if flags.option:
-        parsed = parse_options(flags.option, changes.get("methods", recorded.methods))
+    if suite_flags.option:
+        parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
         changes["options"] = {method: own for method, own in parsed.items() if own}
     options = replace(recorded, **changes)
-    done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
+    done = SuiteResults.read(suite, options, root, paper_rounding=suite_flags.paper_rounding)
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
-    if flags.check:
+    if suite_flags.check:
         checked = check_metrics(done)
         return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     further = find_other_runs(collection, root, done.paths) if collection else ()
     if not tables:
         command = suite.command(options, results)
-        if not collection and not flags.profile:
+        if not collection and not suite_flags.profile:
             # Without earlier runs of the suite, `bench` chooses the profile by the data.
             trained = ",".join(dict.fromkeys(config.dataset for _, config in run_folders(root)))
             ours = replace(selection, datasets=selection.datasets or trained)
-            command = f"procap bench {name} {command_line(ours, RuntimeFlags(flags.data, results=results))}"
+            place = flags.RuntimeFlags(suite_flags.data, results=results)
+            command = f"procap bench {name} {flags.command_line(ours, place)}"
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
     if further:
@@ -185,8 +177,8 @@ def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
     return found.suite.tables(found.results)
 
 
-def _claims_tables(results: str, flags: TableFlags) -> tuple[Sequence[Table], int]:
-    root, data = open_results(results), data_root(flags.data)
+def _claims_tables(results: str, suite_flags: TableFlags) -> tuple[Sequence[Table], int]:
+    root, data = open_results(results), data_root(suite_flags.data)
     started, problems = find_started_suites(root, data)
     for name, why in problems:
         note(f"procap: {name} is left out: {why}")
