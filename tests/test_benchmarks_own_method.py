@@ -178,7 +178,6 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     # A plug-in is never one of the grey methods, whatever its score.
     looks = assign_looks(many, {title: 50.0 for title in many if title != "Painted CoOp"})
     assert looks["Painted CoOp"].colour == "#0072b2"
-    # A grey printout has markers left.
     looks = assign_looks({"MaPLe": "maple", "ProCAP": "procap", "Painted CoOp": "painted"})
     assert len({look.marker for look in looks.values()}) == 3
 
@@ -226,3 +225,4 @@ def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(p
     assert main(["bench", "base-to-novel", *words, "--results", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     assert "Painted CoOp (own recipe)" in out and "0.1 (source 0000000000000000), and the code" in err
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and ": was trained by" in capsys.readouterr().out

@@ -166,7 +166,7 @@ def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[s
         note(f"none of the {plural(len(found), 'run')} below {results} fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
-    failures = [f"failed: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
+    failures = [f"{row['state']}: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
     return "\n".join([columns(SORTED_BY, [_format_run(row) for row in rows]), *failures]), rows
 
 
@@ -180,6 +180,8 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         state = folder.status()
         if state == "failed" and (progress := folder.progress()):
             row["reason"] = progress.reason
+        elif config.method not in METHODS and (training := folder.train()):
+            row["reason"] = training.changed_code(config).removeprefix(f"{config.path} ")
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             own = (target.dataset, target.split) == (config.dataset, "test")
