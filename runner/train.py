@@ -288,7 +288,7 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
         checkpointer.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         saved = checkpointer.saved_at
-        start = f"goes on after step {saved[0]}" if saved else "starts again"
+        start = f"goes on after step {saved[0]}" if saved else "starts over"
         raise UserError(
             f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
             f"(epoch {state.epoch + 1}) is not finite: {shown}; the same command {start} and fails again: "

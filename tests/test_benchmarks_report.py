@@ -49,8 +49,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, entry in enumerate(entries):
         if entry.spec.config not in (failed, missing):
             put_entry(root, entry, 0.5 + 0.01 * number)
-    common = {"step": 3, "steps": 9, "epochs": [], "seconds": 1, "environment": {}, "reason": "no room"}
-    progress = Progress(config_hash=failed.hash, status="failed", **common)
+    common = {"step": 3, "steps": 9, "epochs": [], "seconds": 1, "environment": {}}
+    progress = Progress(config_hash=failed.hash, status="failed", reason=f"{failed.path}: no room", **common)
     write_json(RunFolder(root / failed.path).config_file, failed)
     write_json(RunFolder(root / failed.path).progress_file, progress)
     (collection,) = read_collections(root)

@@ -179,7 +179,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     try:
         state = folder.status()
         if state == "failed" and (progress := folder.progress()):
-            row["reason"] = progress.reason
+            row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
         elif config.method not in METHODS and (training := folder.train()):
             row["reason"] = training.changed_code(config).removeprefix(f"{config.path} ")
         for result in folder.evaluations():
