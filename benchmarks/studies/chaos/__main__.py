@@ -52,6 +52,7 @@ from benchmarks.tables.render import markdown_grid
 from procap.errors import UserError
 from runner.environment import environment
 from runner.remote_results import results_root
+from runner.tracking.export import KEY_TAG
 
 COMMON = ["--datasets", "digits", "--methods", "maple"]
 COMMANDS = {
@@ -289,7 +290,7 @@ class Campaign:
             result.wrong.append(f"data changed: {[str(path) for path in data if data[path] != self.packed.get(path)]}")
         if result.tracking == "server" and result.results == "folder":
             counts = count_on_server(self.servers["mlflow"].url, results)
-            result.wrong += [f"in MLflow twice: {path}" for path, count in counts.items() if count > 1]
+            result.wrong += [f"in MLflow twice: {key}" for key, count in counts.items() if count > 1]
 
 
 def describe_unclear_end(code: int, err: str) -> list[str]:
@@ -328,13 +329,13 @@ def find_processes(seed: int) -> list[str]:
 
 
 def count_on_server(uri: str, results: Path) -> Counter[str]:
-    """Count how often the MLflow server at `uri` has each run below `results`; not trainings that began again."""
+    """Count how often the MLflow server at `uri` has each training below `results`, by its key."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
-    runs = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
-    folders = (run.data.tags.get("folder", "") for run in runs if run.info.status != "KILLED")
-    return Counter(folder for folder in folders if folder.startswith(str(results.resolve())))
+    runs = [run.data.tags for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
+    below = str(results.resolve())
+    return Counter(tags.get(KEY_TAG, "") for tags in runs if tags.get("folder", "").startswith(below))
 
 
 @contextmanager
