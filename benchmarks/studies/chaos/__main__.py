@@ -213,8 +213,11 @@ class Campaign:
             origin = origin or (now if find_trials(self.cluster.nodes.alive) else None)
             while faults and origin is not None and now >= origin + faults[0][0]:
                 kind = faults[0][1]
-                faults = faults[1:]
                 victim, repair = self._inject_fault(rng, kind, command)
+                if victim == "none" and kind in ("worker", "rank"):
+                    # Trials take seconds: wait for the next one.
+                    break
+                faults = faults[1:]
                 result.faults.append((attempt, round(now - began, 1), kind, victim))
                 repairs += [(now + rng.uniform(2, 15), repair)] if repair else []
             for moment, repair in [*repairs]:
