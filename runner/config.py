@@ -315,7 +315,7 @@ def plan_run(
     resolved = _make_recipe({**base.model_dump(), **changes})
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    from procap.weights.loading import canonical_name
+    from procap.weights.architectures import canonical_name
 
     backbone, pretrained = canonical_name(backbone, pretrained)
     recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.weights import loading
-from procap.weights.loading import canonical_name, list_backbones, load_clip
+from procap.weights import architectures
+from procap.weights.architectures import canonical_name
+from procap.weights.loading import list_backbones, load_clip
 from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 from runner.setup import warn_of_unknown_names
 
@@ -37,13 +38,13 @@ def tiny_architecture(tmp_path_factory, tiny_geometry):
     own = {"tiny-vit": config, "tiny-vit-quickgelu": {**config, "quick_gelu": True}}
     for name, each in own.items():
         (folder / f"{name}.json").write_text(json.dumps(each))
-    known = {**loading._model_configs(), **own}
     with pytest.MonkeyPatch.context() as patch:
         # Other tests of this process know open_clip as it is installed.
         for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):
             patch.setattr(open_clip.factory, registry, getattr(open_clip.factory, registry).copy())
         open_clip.add_model_config(folder)
-        patch.setattr(loading, "_model_configs", lambda: known)
+        for name, each in own.items():
+            patch.setitem(architectures.model_configs(), name, each)
         yield
 
 

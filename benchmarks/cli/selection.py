@@ -24,6 +24,7 @@ from benchmarks.results.published.tables import table1_methods
 from benchmarks.results.variant import CONTROL_OPTIONS
 from procap.errors import UsageError, unknown_name
 from procap.methods import method_class, method_paths
+from procap.weights.architectures import check_backbone
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, explain_validation_error, plan_run
 from runner.remote_results import results_root
 from runner.tracking.store import check_uri
@@ -54,6 +55,7 @@ def selected_runs(
     """
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
+    check_backbone(selection.backbone, selection.pretrained)
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     note_left_out(selection.methods, methods, kept)
@@ -108,6 +110,7 @@ def note_left_out(text: str, methods: Iterable[str], kept: Container[str]) -> No
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
+    check_backbone(flags.backbone, flags.pretrained)
     changes = {
         "methods": tuple(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),

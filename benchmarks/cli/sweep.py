@@ -153,7 +153,7 @@ def _execute(
 
 def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
     """List the backbones of a sweep with their weights as runs resolve them; the path of a file becomes absolute."""
-    from procap.weights.loading import canonical_name
+    from procap.weights.architectures import canonical_name
 
     backbones = settings.space.get("backbone", [settings.backbone])
     weights = settings.space.get("pretrained", [settings.pretrained])

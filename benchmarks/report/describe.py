@@ -84,7 +84,7 @@ def describe_recipes(started: StartedSuite) -> list[str]:
 def list_caveats(suites: Sequence[StartedSuite]) -> list[tuple[str, str]]:
     """List what a reader has to know before any number, each once for all suites, with a short form if it has one."""
     # This imports torch.
-    from procap.weights.loading import canonical_name
+    from procap.weights.architectures import canonical_name
 
     def names(chosen: Sequence[StartedSuite]) -> str:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)

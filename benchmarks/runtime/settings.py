@@ -81,7 +81,7 @@ def make_settings(
     check: bool = False,
 ) -> Settings:
     """Make the settings for `device` from flags of `procap bench runtime`. Raises UsageError for impossible ones."""
-    from procap.weights.loading import canonical_name
+    from procap.weights.architectures import canonical_name
 
     on_gpu = device.type == "cuda"
     full = check and on_gpu and not backbone

@@ -123,7 +123,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 @explain_broken_report()
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
     """Find the newest measurement of every data set and method of the suite, with its backbone, classes and options."""
-    from procap.weights.loading import canonical_name
+    from procap.weights.architectures import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
     classes = suite.suite.trained_classes(suite.options)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from procap.errors import UserError
 from procap.geometry import Geometry
+from procap.weights.architectures import SUFFIXES
 from procap.weights.torchscript import is_torchscript, read_torchscript
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 OPENAI_KEYS = ("input_resolution", "context_length", "vocab_size")
 # Top-level names of CLIP's text side before open_clip's CustomTextCLIP put them under `text.`.
 TEXT_KEYS = ("positional_embedding", "text_projection", "token_embedding.", "transformer.", "ln_final.")

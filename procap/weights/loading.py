@@ -1,15 +1,12 @@
-"""Find and load a frozen CLIP by name: the embedded one, any ViT of open_clip's list, or a local file.
+"""Find and load a frozen CLIP by its name and weights.
 
 Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights come only by the name "random".
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,17 @@ from typing import Any
 from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD
 from procap.errors import MissingWeights, UsageError, UserError, unknown_name
 from procap.geometry import Geometry
-from procap.weights.files import SUFFIXES, Weights, check_file, geometry_of, read_weights
+from procap.weights.architectures import (
+    SUFFIXES,
+    geometry_from_config,
+    model_configs,
+    named_architecture,
+    names_file,
+    supported_architectures,
+    tag_spelling,
+)
+from procap.weights.files import Weights, check_file, geometry_of, read_weights
 from procap.weights.mini import load_mini
-
-EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
-OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
@@ -39,7 +42,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         return _load_mini(pretrained, seed)
     from open_clip.pretrained import get_pretrained_cfg
 
-    architecture = _named_architecture(name, pretrained)
+    architecture = named_architecture(name, pretrained)
     if architecture is None:
         path = Path(name).expanduser()
         weights = read_weights(path)
@@ -49,7 +52,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
                 f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
             )
         return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path)
-    geometry = _geometry(_model_configs()[architecture])
+    geometry = geometry_from_config(model_configs()[architecture])
     if pretrained == "random":
         return CLIP.random(geometry, seed, name=architecture, pretrained="random")
     if tag := _tag(architecture, pretrained):
@@ -78,7 +81,7 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
         file = _mini_file(str(pretrained))
         check_file(file)
         return file
-    architecture = _named_architecture(name, pretrained)
+    architecture = named_architecture(name, pretrained)
     tag = None if architecture is None else _tag(architecture, pretrained)
     if architecture is None or tag is None:
         file = Path(name if architecture is None else str(pretrained)).expanduser()
@@ -89,36 +92,14 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
     return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
 
 
-def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
-    """Map all spellings of backbone and weights that `load_clip` treats alike to one; imports and checks nothing.
-
-    The second value is None for the backbone's default weights; the path of a file is absolute.
-    """
-    backbone = _spelling(name, ["mini", *_model_configs()])
-    if backbone is None:
-        return (_absolute(name) if _names_file(name) else name), pretrained
-    if pretrained is None or _tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
-        # With OpenAI's weights both names of an architecture mean QuickGELU.
-        plain = backbone.removesuffix("-quickgelu")
-        return (plain if plain in OPENAI else backbone), None
-    # A folder with the name of a tag is not a checkpoint.
-    is_file = _is_path(pretrained) or Path(pretrained).is_file()
-    return backbone, _absolute(pretrained) if is_file else _tag_spelling(pretrained)
-
-
 def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
     """List (name, weight tags, note) of everything that `load_clip` accepts by name."""
     rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
     for name in supported_architectures():
-        g = _geometry(_model_configs()[name])
+        g = geometry_from_config(model_configs()[name])
         note = f"{g.image_size} px, patch {g.patch_size}, widths {g.vision_width}/{g.text_width}"
         rows.append((name, _tags(name), note + (", QuickGELU" if g.quick_gelu else "")))
     return rows
-
-
-def supported_architectures() -> list[str]:
-    """List the architectures of open_clip whose two towers are plain CLIP transformers."""
-    return [name for name, config in _model_configs().items() if _obstacle(config) is None]
 
 
 def procap_home() -> Path:
@@ -137,7 +118,7 @@ def _load_mini(pretrained: str | None, seed: int) -> CLIP:
 
 
 def _mini_file(pretrained: str) -> Path:
-    if not _names_file(pretrained):
+    if not names_file(pretrained):
         raise unknown_name("weights of mini", pretrained, ["embedded", "random", "or a file's path"])
     return Path(pretrained).expanduser()
 
@@ -165,87 +146,6 @@ def _build(
         raise UserError(f"{path} does not fit {name}: it {error}") from None
 
 
-def _named_architecture(name: str, pretrained: str | None) -> str | None:
-    """Return the architecture, or None if `name` is a file that has its own; UsageError for neither, or for both."""
-    architecture = None if _is_path(name) else _architecture(name)
-    if architecture is None and not _names_file(name):
-        raise unknown_name(
-            "backbone", name, ["mini", *supported_architectures()], listing="list them with `procap ls backbones`"
-        )
-    if architecture is None and pretrained is not None:
-        raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
-    return architecture
-
-
-def _architecture(name: str) -> str | None:
-    """Return open_clip's spelling of `name`; None if it has no such model, UsageError for one that does not fit."""
-    found = _spelling(name, _model_configs())
-    if found is None:
-        return None
-    if obstacle := _obstacle(_model_configs()[found]):
-        raise UsageError(f"backbone '{found}' {obstacle}: prompts go into plain ViT CLIPs, such as {EXAMPLES}")
-    return found
-
-
-@functools.cache
-def _model_configs() -> dict[str, dict[str, Any]]:
-    """Read the architectures that open_clip ships, without importing it, which takes seconds."""
-    package = importlib.util.find_spec("open_clip")
-    folders = package.submodule_search_locations if package else None
-    files = [file for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
-    return {file.stem: json.loads(file.read_text()) for file in sorted(files, key=lambda file: file.stem.lower())}
-
-
-def _spelling(name: str, known: Iterable[str]) -> str | None:
-    """Return `name` as spelled in `known`, None if it is not among them."""
-    # OpenAI writes ViT-L/14@336px, open_clip ViT-L-14-336.
-    dashed = name.replace("/", "-").replace("@336px", "-336")
-    return {model.lower(): model for model in known}.get(dashed.lower())
-
-
-def _tag_spelling(tag: str) -> str:
-    return tag.lower().replace("-", "_")
-
-
-def _obstacle(config: Mapping[str, Any]) -> str | None:
-    """Explain why an open_clip architecture is not two plain CLIP transformers; None if it is."""
-    vision, text = config["vision_cfg"], config["text_cfg"]
-    plain_vision = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
-    plain_text = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
-    if "multimodal_cfg" in config:
-        return "is a captioning model (CoCa)"
-    if "timm_model_name" in vision:
-        return "has an image tower from timm"
-    if "patch_size" not in vision or not isinstance(vision["layers"], int):
-        return "has a ResNet image tower"
-    if "hf_model_name" in text:
-        return "has a text tower from transformers"
-    if "hf_tokenizer_name" in text:
-        return "has another tokenizer than CLIP's"
-    other = sorted((vision.keys() - plain_vision) | (text.keys() - plain_text))
-    return f"differs from CLIP in {', '.join(other)}" if other else None
-
-
-def _geometry(config: Mapping[str, Any]) -> Geometry:
-    vision, text = config["vision_cfg"], config["text_cfg"]
-    return Geometry(
-        image_size=vision["image_size"],
-        patch_size=vision["patch_size"],
-        vision_width=vision["width"],
-        vision_layers=vision["layers"],
-        vision_heads=vision["width"] // vision.get("head_width", 64),
-        text_width=text["width"],
-        text_layers=text["layers"],
-        text_heads=text["heads"],
-        context_length=text["context_length"],
-        vocab_size=text["vocab_size"],
-        embed_dim=config["embed_dim"],
-        quick_gelu=config.get("quick_gelu", False),
-        vision_mlp=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
-        text_mlp=int(text["width"] * text.get("mlp_ratio", 4.0)),
-    )
-
-
 def _twin(architecture: str) -> str:
     """Return open_clip's name of the same towers with the other activation."""
     plain = architecture.removesuffix("-quickgelu")
@@ -256,7 +156,7 @@ def _tags(architecture: str) -> tuple[str, ...]:
     """List the tags that fit: trained with this activation, on images resized by the shorter side and cropped."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
-    quick_gelu = bool(_model_configs()[architecture].get("quick_gelu", False))
+    quick_gelu = bool(model_configs()[architecture].get("quick_gelu", False))
     entries = {tag: get_pretrained_cfg(architecture, tag) for tag in list_pretrained_tags_by_model(architecture)}
     return tuple(
         tag
@@ -276,29 +176,16 @@ def _tag(architecture: str, pretrained: str | None) -> str | None:
             return "openai"
         have = f"no OpenAI weights: name one of {', '.join(tags)}," if tags else "no published weights: name"
         raise UsageError(f"backbone '{architecture}' has {have} a checkpoint's path, or 'random'")
-    tag = _tag_spelling(pretrained)
+    tag = tag_spelling(pretrained)
     if tag in tags:
         return tag
-    if _names_file(pretrained):
+    if names_file(pretrained):
         return None
     if tag in list_pretrained_tags_by_model(_twin(architecture)) and tag in _tags(_twin(architecture)):
         raise UsageError(f"weights '{tag}' need the other activation: name the backbone {_twin(architecture)}")
     if tag in list_pretrained_tags_by_model(architecture):
         raise UsageError(f"weights '{tag}' of {architecture} need images squashed to a square; here they are cropped")
     raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random", "or a checkpoint's path"])
-
-
-def _names_file(text: str) -> bool:
-    return _is_path(text) or Path(text).exists()
-
-
-def _absolute(file: str) -> str:
-    # Links are not resolved: in Hugging Face's cache only the link has the suffix that names the format.
-    return os.path.abspath(Path(file).expanduser())
-
-
-def _is_path(text: str) -> bool:
-    return text.endswith(SUFFIXES) or text.startswith((".", "~", os.sep))
 
 
 def _find_weights(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
