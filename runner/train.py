@@ -182,7 +182,8 @@ def _train(
 def _record_failure(folder: RunFolder, error: Exception) -> None:
     """Record in the progress that the training has failed, and why, unless that cannot be written."""
     with suppress(UserError, OSError):
-        if progress := folder.progress():
+        # The error of a callback ends a training whose state is saved already: it is interrupted.
+        if (progress := folder.progress()) and progress.status != "interrupted":
             changes = {"status": "failed", "reason": describe_failure(error)}
             write_json(folder.progress_file, progress.model_copy(update=changes))
 
