@@ -25,10 +25,9 @@ class RawLayout:
     images: possible folders of the images below that, CoOp's first; "." is the folder itself.
     get: where to get images and lists, one sentence.
     split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
-    random_split: what CoOp splits without that file: class folders, the official train list, or a file of labels.
+    random_split: whether the images lie in class folders, from which a random split can be drawn.
     ignored: entries among the class folders that are no class. renamed: class folder to class name.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
-    public: the clip-benchmark set of the same images on the Hub. public_problem: why its test split cannot be used.
     """
 
     layout: Layout
@@ -38,12 +37,10 @@ class RawLayout:
     split_file: str = ""
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
-    random_split: Literal["", "folders", "trainval", "labels"] = ""
+    random_split: bool = False
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     indices: tuple[int, ...] = field(default=(), repr=False)
-    public: str = ""
-    public_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,9 @@ def derive_dataset(
     if random_split is not None and subset:
         raise DataUsageError("--random-split takes the images that are there: leave out --subset")
     if random_split is not None and not (dataset.raw and dataset.raw.random_split):
-        raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no random split is made")
+        raise DataUsageError(
+            f"'{dataset.name}' has no class folders, or an official split in them: no random split is made"
+        )
     if resize is not None and resize < 16:
         raise DataUsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
     changes: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,34 +13,33 @@ from shards.check_source import SplitProgress
 from shards.errors import DataError
 from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
-from shards.manifest_checks import hash_problem, list_problem, path_problem, read_paths, size_problem
+from shards.manifest_checks import list_problem, path_problem, read_paths, shard_problem
 from shards.mirror import is_mirror
 from shards.names import MOST_NAMED
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
-from shards.tar import TarIndex, sample_key, scan_tar
+from shards.tar import member_problem, sample_key
 
 IMAGES_PER_PROCESS = 300
 """Starting a process takes about as long as decoding this many images."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitReport:
     """The result of a full check of one split; `readable` of `images` decode and `shards_found` of `shards` exist."""
 
     name: str
     images: int
-    readable: int
     shards: int
     shards_found: int
-    problems: tuple[str, ...]
+    readable: int = 0
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class DatasetReport:
     """The result of a full check of a data set; `problems` holds those of the whole set."""
 
-    dataset: str
     splits: tuple[SplitReport, ...]
     problems: tuple[str, ...]
 
@@ -61,20 +60,21 @@ def check_dataset(
     try:
         shards = open_dataset(data_root, name)
     except DataError as error:
-        return DatasetReport(name, (), (str(error),))
-    entries = shards.manifest.splits
-    tasks: list[Task] = []
-    problems: dict[str, list[str]] = {}
+        return DatasetReport((), (str(error),))
+    entries, tasks = shards.manifest.splits, list[Task]()
+    reports: dict[str, SplitReport] = {}
     for split, entry in entries.items():
-        problems[split], images, paths = [], None, []
+        found = sum((folder / shard.file).is_file() for shard in entry.shards)
+        report = reports[split] = SplitReport(split, entry.count, len(entry.shards), found)
+        images, paths = None, []
         try:
             images = shards.unverified(split)
             text = read_paths(folder, shards.manifest, split)
             paths = text.split(b"\n")[:-1]
             wrong = list_problem(folder, shards.manifest, split, text, images.labels), path_problem(text)
-            problems[split] += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
+            report.problems += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
         except DataError as error:
-            problems[split].append(str(error))
+            report.problems.append(str(error))
         start = 0
         for shard in entry.shards:
             # Shards of a mirror that were not read yet are not there.
@@ -84,40 +84,36 @@ def check_dataset(
             start += shard.count
     largest = max(shard.count for entry in entries.values() for shard in entry.shards)
     processes = min(workers, sum(entry.count for entry in entries.values()) // max(largest, IMAGES_PER_PROCESS))
-    done, readable = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0)
+    done = dict.fromkeys(entries, 0)
     undecodable: dict[str, list[str]] = {split: [] for split in entries}
     checked = map_in_order(_check_shard, tasks, processes)
     for (_, split, shard, *_), (problem, decoded, errors) in zip(tasks, checked, strict=True):
-        problems[split] += [problem] if problem else []
+        reports[split].problems += [problem] if problem else []
+        reports[split].readable += decoded
         undecodable[split] += errors
-        readable[split] += decoded
         done[split] += shard.count
         if on_progress:
             on_progress(split, done[split], entries[split].count)
-    reports = []
-    for split, entry in entries.items():
-        problems[split] += undecodable[split][:MOST_NAMED]
-        if more := len(undecodable[split][MOST_NAMED:]):
-            problems[split].append(f"'{name}' {split}: {more} more images are unreadable")
-        found = sum((folder / shard.file).is_file() for shard in entry.shards)
-        report = SplitReport(split, entry.count, readable[split], len(entry.shards), found, tuple(problems[split]))
-        reports.append(report)
-    return DatasetReport(name, tuple(reports), tuple(_differing(folder, convention_texts(shards.manifest))))
+    for split, errors in undecodable.items():
+        if errors:
+            reports[split].problems += errors[:MOST_NAMED]
+            reports[split].problems.append(f"'{name}' {split}: {len(errors)} images are unreadable")
+    return DatasetReport(tuple(reports.values()), tuple(_differing(folder, convention_texts(shards.manifest))))
 
 
 def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
-    folder, split, shard, images, paths = task
-    problem = size_problem(folder, shard) or hash_problem(folder, shard)
+    folder, _, shard, images, paths = task
+    problem = shard_problem(folder, shard, hashed=True)
     if images is None:
         return problem, 0, []
     if problem is None:
         # Other readers go by the members of the tar: these must be the images and labels of the index.
-        try:
-            problem = _member_problem(scan_tar(folder / shard.file, split), images, paths)
-        except ValueError as error:
-            problem = str(error)
-        problem = problem and f"{folder / shard.file} {problem}"
+        rows = images.rows[["label", "offset", "size"]].tolist()
+        keys = map(sample_key, images.positions.tolist())
+        samples = ((key, path.decode(), *row) for key, path, row in zip(keys, paths, rows, strict=False))
+        if found := member_problem(folder / shard.file, samples):
+            problem = f"{folder / shard.file} {found}"
     errors = []
     for i in range(len(images)):
         try:
@@ -125,19 +121,6 @@ def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
         except DataError as error:
             errors.append(str(error))
     return problem, len(images) - len(errors), errors
-
-
-def _member_problem(found: TarIndex, images: Split, paths: list[bytes]) -> str | None:
-    """Describe a shard whose samples are not the given images of index and list, in words that follow its name."""
-    if not all(np.array_equal(found.rows[name], images.rows[name]) for name in ("offset", "size", "label")):
-        return "holds other images or labels than its index says"
-    members = found.rows[["key", "path"]].tolist()
-    for position, (key, own), path in zip(images.positions, members, paths, strict=False):
-        if key.decode() != sample_key(position):
-            return f"has the sample {key.decode()!r:.80} where {sample_key(position)!r} belongs"
-        if own != path:
-            return f"calls image {position + 1} {own.decode()!r:.200}, the list of the split {path.decode()!r:.200}"
-    return None
 
 
 def _differing(folder: Path, texts: Mapping[str, str]) -> Iterator[str]:

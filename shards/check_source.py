@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
 from shards.errors import DataError
@@ -86,41 +85,29 @@ def describe_unreadable(split: str, path: str, error: Exception) -> str:
 
 
 def find_duplicates(images: Iterable[CheckedImage], classnames: Sequence[str]) -> list[str]:
-    """Describe images of equal bytes: across splits, within a split, and with different labels."""
-    groups: dict[str, list[CheckedImage]] = {}
+    """Describe images of equal bytes, each copy beside the first one: with other labels, across splits and within."""
+    firsts: dict[str, CheckedImage] = {}
+    copies: dict[tuple[str, str], list[str]] = {}
+    mixed: dict[tuple[str, str], list[str]] = {}
     for image in images:
-        groups.setdefault(image.digest, []).append(image)
-    equal = [group for group in groups.values() if len(group) > 1]
-    by_split = [{split: [one for one in group if one.split == split] for split in _SPLITS} for group in equal]
-    found: list[str] = []
-    for first, second in combinations(_SPLITS, 2):
-        shared = [group for group in by_split if group[first] and group[second]]
-        if shared:
-            pairs = [(group[second][0], group[first][0]) for group in shared]
-            copies = _count(sum(len(group[second]) for group in shared), second)
-            before, after = ("warning: ", ": accuracy on them is not of new images") if second == "test" else ("", "")
-            found.append(Finding.make(f"{before}{copies} in {first} too, byte for byte (", _name(pairs), f"){after}"))
-    for split in _SPLITS:
-        pairs = [(one, group[split][0]) for group in by_split for one in group[split][1:]]
-        if pairs:
-            found.append(Finding.make(f"{_count(len(pairs), split)} a copy of another one there (", _name(pairs), ")"))
-    mixed: dict[tuple[int, int], list[tuple[CheckedImage, CheckedImage]]] = {}
-    by_label = [{one.label: one for one in reversed(group)} for group in equal]
-    for images_of in by_label:
-        for labels in combinations(sorted(images_of), 2):
-            mixed.setdefault(labels, []).append((images_of[labels[0]], images_of[labels[1]]))
-    named = [
-        f"{classnames[one]!r} and {classnames[other]!r} ({len(copies):,}, first {_name(copies)[0]})"
-        for (one, other), copies in mixed.items()
-    ]
-    if count := sum(len(images_of) > 1 for images_of in by_label):
-        what = f"warning: {'1 image has' if count == 1 else f'{count:,} images have'} copies of another class: "
-        found.insert(0, Finding.make(what, named, limit=MOST_PAIRS))
+        first = firsts.setdefault(image.digest, image)
+        if first is not image:
+            pair = f"{image.path} = {first.path}"
+            copies.setdefault((first.split, image.split), []).append(pair)
+            if image.label != first.label:
+                mixed.setdefault((classnames[first.label], classnames[image.label]), []).append(pair)
+    named = [f"{one!r} and {other!r} ({len(pairs):,}, first {pairs[0]})" for (one, other), pairs in mixed.items()]
+    found: list[str] = (
+        [Finding.make("warning: equal images in two classes: ", named, limit=MOST_PAIRS)] if named else []
+    )
+    for (split, other), pairs in copies.items():
+        where = "another image there" if split == other else f"an image in {split}"
+        warning, why = (
+            ("warning: ", ": accuracy on them is not of new images") if split != other == "test" else ("", "")
+        )
+        what = f"{warning}{other or 'images'}: {len(pairs):,} byte for byte equal to {where} ("
+        found.append(Finding.make(what, pairs, f"){why}"))
     return found
-
-
-_SPLITS = ("train", "val", "test", "")
-"""All splits; "" is for images that have none yet."""
 
 
 def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
@@ -133,11 +120,3 @@ def raise_problems(name: str, problems: Sequence[str], report: Reporter | None =
         report(f"problem: {problem}")
     more = f" (the first {LISTED} are listed)" if len(problems) > LISTED else ""
     raise DataError(f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; mend them, pack again")
-
-
-def _count(number: int, split: str) -> str:
-    return f"{number:,} {split} image{'s are' if number != 1 else ' is'}".replace("  ", " ")
-
-
-def _name(pairs: Sequence[tuple[CheckedImage, CheckedImage]]) -> list[str]:
-    return [f"{one.path} = {other.path}" for one, other in pairs]

@@ -34,13 +34,11 @@ def contact_sheet(data_root: Path, name: str, split: str, out: Path, *, per_clas
     strip = per_class * IMAGE
     columns = math.ceil(math.sqrt(4 / 3 * len(labels) * (IMAGE + NAME) / strip))
     rows = math.ceil(len(labels) / columns)
-    width, height = max(columns * strip * 1.1, 6), (rows + 0.5) * (IMAGE + NAME)
-    figure = Figure(figsize=(width, height), facecolor="white")
-    title = f"{name}   {split}: {len(images):,} images, {len(labels):,} of {len(counts):,} classes"
+    figure = Figure(figsize=(max(columns * strip * 1.1, 6), (rows + 0.5) * (IMAGE + NAME)), layout="constrained")
     # A dollar sign in a name is a plain character, not the begin of a formula.
-    figure.text(0.02, 1 - NAME / height, title, weight="bold", parse_math=False)
-    margins = {"left": 0.02, "right": 0.98, "bottom": 0.1 / height, "top": 1 - 2.5 * NAME / height}
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={**margins, "hspace": NAME / IMAGE, "wspace": 0.1})
+    title = f"{name}   {split}: {len(images):,} images, {len(labels):,} of {len(counts):,} classes"
+    figure.suptitle(title, weight="bold", parse_math=False)
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, label in zip(grid.T.flat, labels, strict=False):

@@ -45,7 +45,8 @@ def describe_invalid(error: ValidationError, root: str = "the file") -> str:
     root: stands for the place of a problem of the whole document.
     """
     first = error.errors()[0]
-    parts = [str(part) for part in first["loc"]]
+    # For a field with a union type, pydantic adds the type that it tried, such as "tuple[str, ...]".
+    parts = [str(part) for part in first["loc"] if "[" not in str(part)]
     # Keys of a file can hold any character, and any number of them.
     where = ".".join(part if part.isprintable() else repr(part) for part in parts)[:200] or root
     message = first["msg"].removeprefix("Value error, ")

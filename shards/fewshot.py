@@ -12,17 +12,18 @@ import random
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shards.errors import DataError, DataUsageError, describe_invalid, unknown_name
 from shards.files import read_file, write_file
 from shards.manifest import SAMPLES_FOLDER, lines_digest
+from shards.names import has_control
 from shards.reader import ShardSet, Split
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
@@ -39,21 +40,36 @@ Labels = Sequence[int] | NDArray[np.int64]
 SamplesSource = Literal["coop-rule", "imported"]
 
 
-@dataclass(frozen=True)
-class FewShotSamples:
-    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one."""
+class FewShotSamples(BaseModel):
+    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one.
 
+    As JSON they are a file, of which all is checked on reading, and unknown fields are refused. digest: the first 16
+    hex digits of SHA-256 over the training paths, one per line, in drawn order.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    few_shot_schema: Literal[1] = 1
     dataset: str
-    shots: int
-    seed: int
+    shots: int = Field(ge=1)
+    seed: int = Field(ge=0)
     source: SamplesSource
-    train: tuple[str, ...]
+    digest: str = ""
+    train: tuple[str, ...] = Field(min_length=1)
     val: tuple[str, ...]
 
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of SHA-256 over the training paths, one per line, in drawn order."""
-        return lines_digest(self.train)
+    @model_validator(mode="after")
+    def _check(self) -> FewShotSamples:
+        for paths in (self.train, self.val):
+            if len(set(paths)) != len(paths):
+                raise ValueError("an image is named twice")
+            if any(not path or has_control(path) for path in paths):
+                raise ValueError("a path is empty or holds line breaks")
+        digest = lines_digest(self.train)
+        if self.digest not in ("", digest):
+            raise ValueError(f"it was altered: its paths have digest {digest}, not {self.digest}")
+        object.__setattr__(self, "digest", digest)
+        return self
 
     def has_images_of(self, other: FewShotSamples) -> bool:
         """Whether both hold the same images in the same order, whatever their source."""
@@ -165,8 +181,14 @@ def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
         raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
     (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
     in_train, in_val = draw_positions(train_labels, val_labels, shots, seed)
-    train, val = tuple(train_paths[i] for i in in_train), tuple(val_paths[i] for i in in_val)
-    return FewShotSamples(shards.name, shots, seed, "coop-rule", train, val)
+    return FewShotSamples(
+        dataset=shards.name,
+        shots=shots,
+        seed=seed,
+        source="coop-rule",
+        train=tuple(train_paths[i] for i in in_train),
+        val=tuple(val_paths[i] for i in in_val),
+    )
 
 
 def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
@@ -245,36 +267,10 @@ def select_images(split: Split, positions: Iterable[int], labels: Sequence[int])
     return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
 
 
-class _SamplesFile(BaseModel):
-    """The JSON file of `FewShotSamples`; all of it is checked on reading, and unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    few_shot_schema: Literal[1]
-    dataset: str
-    shots: int = Field(ge=1)
-    seed: int = Field(ge=0)
-    source: SamplesSource
-    digest: str
-    train: tuple[str, ...] = Field(min_length=1)
-    val: tuple[str, ...]
-
-    @field_validator("train", "val")
-    @classmethod
-    def _check_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(paths)) != len(paths):
-            raise ValueError("an image is named twice")
-        if any(not path or not path.isprintable() for path in paths):
-            raise ValueError("a path is empty or holds line breaks")
-        return paths
-
-
 def write_samples(file: Path, samples: FewShotSamples) -> None:
     """Write few-shot samples as JSON, the whole file or nothing. Raises DataError when it cannot be written."""
-    content = {"few_shot_schema": 1, "digest": samples.digest, **asdict(samples)}
-    ordered = {name: content[name] for name in _SamplesFile.model_fields}
     try:
-        write_file(file, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+        write_file(file, json.dumps(samples.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror or error}") from None
 
@@ -282,16 +278,12 @@ def write_samples(file: Path, samples: FewShotSamples) -> None:
 def read_samples(file: Path) -> FewShotSamples:
     """Read what `write_samples` wrote. Raises DataError for anything else, altered content included."""
     try:
-        content = _SamplesFile.model_validate_json(read_file(file))
+        return FewShotSamples.model_validate_json(read_file(file))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
         what = f"no few-shot samples as `procap data few-shot --out` writes them ({describe_invalid(error)})"
         raise DataError(f"{file} holds {what}") from None
-    samples = FewShotSamples(**{field.name: getattr(content, field.name) for field in fields(FewShotSamples)})
-    if samples.digest != content.digest:
-        raise DataError(f"{file} was altered: its paths have digest {samples.digest}, not {content.digest}")
-    return samples
 
 
 def store_samples(folder: Path, samples: FewShotSamples) -> Path:

@@ -1,7 +1,7 @@
 """Import few-shot samples chosen elsewhere: CoOp's cache, or JSON of this program, matched to a packed data set.
 
 CoOp's cache (`split_fewshot/shot_16-seed_1.pkl`) is a pickle, and a pickle can run any code. Two locks make this one
-harmless: only the opcodes that lists, dicts, text, numbers and plain objects need are accepted, which leaves out every
+harmless: only the opcodes that lists, dicts, text, numbers and plain objects need are known, which leaves out every
 opcode that calls something; and the only global name that is resolved is Dassl's record of an image, to a stand-in.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from shards.catalogue import parse_name
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import FewShotSamples, check_shots, list_split, read_samples
+from shards.files import read_file
 from shards.names import first_few, join_first
 from shards.reader import ShardSet
 
@@ -43,18 +43,20 @@ class CoopRecord(NamedTuple):
     classname: str
 
 
-class NotAllowed(ValueError):
-    """A pickle that does what no cache of CoOp does."""
-
-
 class _Datum:
     """Stands for Dassl's class of the same name, which is never imported."""
 
 
-class _CoopUnpickler(pickle.Unpickler):
+class _CoopUnpickler(pickle._Unpickler):
+    """Python's own implementation: that in C reserves memory for as many objects as a file says."""
+
+    dispatch: ClassVar = {
+        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in OPCODES
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != RECORD:
-            raise NotAllowed(f"it names {f'{module}.{name}'[:200]!r}, and only {'.'.join(RECORD)} is allowed")
+            raise ValueError(f"it names {f'{module}.{name}'[:200]!r}, and only {'.'.join(RECORD)} is allowed")
         return _Datum
 
 
@@ -63,7 +65,7 @@ def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
     try:
         if file.stat().st_size > MAX_SIZE:
             raise ValueError(f"it is larger than {MAX_SIZE // 2**20} MB")
-        content = _unpickle(file.read_bytes())
+        content = _unpickle(read_file(file))
         if not isinstance(content, dict) or not {"train"} <= set(content) <= {"train", "val"}:
             raise ValueError("it holds no dict of 'train' and 'val'")
         return {split: _coop_records(content.get(split, []), split) for split in ("train", "val")}
@@ -74,24 +76,15 @@ def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
 
 
 def _unpickle(data: bytes) -> object:
-    """Unpickle data of allowed opcodes alone. Raises ValueError for any other."""
-    end = 0
+    """Unpickle data of allowed opcodes and names alone. Raises ValueError for any other."""
     try:
-        for opcode, argument, position in pickletools.genops(data):
-            if opcode.name not in OPCODES:
-                raise NotAllowed(f"opcode {opcode.name} at byte {position} is not allowed")
-            # The C implementation reserves memory for as many memo entries as the largest index says.
-            if opcode.name == "LONG_BINPUT" and int(argument or 0) > len(data):
-                raise NotAllowed(f"memo index {argument} at byte {position} is too large")
-            end = (position or 0) + 1
-        if end != len(data):
-            raise NotAllowed("something follows its end")
         return _CoopUnpickler(io.BytesIO(data)).load()
-    except NotAllowed:
+    except ValueError:
         raise
     except Exception as error:
-        # Damaged bytes make the unpickler raise nearly any type of error.
-        raise ValueError(f"it is damaged ({' '.join(str(error).split())[:200]})") from None
+        # An opcode that is not allowed is a KeyError; damaged bytes give nearly any type of error.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"it is damaged, or does what no such cache does ({reason})") from None
 
 
 def _coop_records(rows: object, split: str) -> list[CoopRecord]:
@@ -152,7 +145,9 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
         if split == "train":
             _check_counts(paths, labels, shots, shards, where)
         matched[split] = tuple(paths)
-    return FewShotSamples(shards.name, shots, seed, "imported", matched["train"], matched["val"])
+    return FewShotSamples(
+        dataset=shards.name, shots=shots, seed=seed, source="imported", train=matched["train"], val=matched["val"]
+    )
 
 
 def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> list[str]:

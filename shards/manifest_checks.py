@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import stat
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,38 +38,29 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
     if is_mirror(folder.parent):
         return
     entry = manifest.splits[split]
-    for shard in entry.shards:
-        if problem := size_problem(folder, shard):
-            readable = sum(other.count for other in entry.shards if not size_problem(folder, other))
-            found = f"{readable} of {entry.count} images readable"
-            raise DataError(f"'{manifest.dataset}' {split}: {problem}; {found}; {repack_hint(folder)}")
+    problems = {shard.file: problem for shard in entry.shards if (problem := shard_problem(folder, shard))}
+    for problem in problems.values():
+        readable = sum(shard.count for shard in entry.shards if shard.file not in problems)
+        found = f"{readable} of {entry.count} images readable"
+        raise DataError(f"'{manifest.dataset}' {split}: {problem}; {found}; {repack_hint(folder)}")
 
 
-def size_problem(folder: Path, shard: Shard) -> str | None:
-    """Describe a shard that is missing, truncated, longer than packed, or no file of its own; does not open it."""
-    file = folder / shard.file
-    try:
-        facts = file.lstat()
-        is_own = stat.S_ISREG(facts.st_mode) and not file.parent.is_symlink()
-    except OSError:
-        return f"{file} is missing ({shard.count} images)"
-    if not is_own:
-        return f"{file} is altered (a link or no file; put the file itself there; {shard.count} images)"
-    if facts.st_size == shard.size:
-        return None
-    verdict = "truncated" if facts.st_size < shard.size else "altered"
-    return f"{file} is {verdict} ({facts.st_size} of {shard.size} bytes, {shard.count} images)"
-
-
-def hash_problem(folder: Path, shard: Shard) -> str | None:
-    """Describe a shard whose bytes differ from those that were packed; None if they are equal."""
-    file = folder / shard.file
+def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str | None:
+    """Describe a shard that is missing, no file of its own, or of another size; hashed: or of other bytes."""
+    file, images = folder / shard.file, f"{shard.count} images"
     try:
         with open(open_regular(folder, shard.file), "rb") as stream:
-            same = hashlib.file_digest(stream, "sha256").hexdigest() == shard.sha256
+            size = os.fstat(stream.fileno()).st_size
+            if size != shard.size:
+                verdict = "truncated" if size < shard.size else "altered"
+                return f"{file} is {verdict} ({size} of {shard.size} bytes, {images})"
+            if hashed and hashlib.file_digest(stream, "sha256").hexdigest() != shard.sha256:
+                return f"{file} is altered (SHA-256 differs from the manifest; {images})"
+    except FileNotFoundError:
+        return f"{file} is missing ({images})"
     except OSError as error:
-        return f"{file} cannot be read ({error.strerror}; {shard.count} images)"
-    return None if same else f"{file} is altered (SHA-256 differs from the manifest; {shard.count} images)"
+        return f"{file} cannot be read ({error.strerror}; {images})"
+    return None
 
 
 def check_split(folder: Path, manifest: Manifest, split: str, labels: NDArray[np.int64], *, hash_shards: bool) -> None:
@@ -79,20 +71,22 @@ def check_split(folder: Path, manifest: Manifest, split: str, labels: NDArray[np
     """
     entry = manifest.splits[split]
     cache = HashCache(folder) if sum(shard.size for shard in entry.shards) > ALWAYS_HASH_BYTES else None
+    names = hashlib.sha256(json.dumps(manifest.classnames).encode()).hexdigest()
+    list_facts: list[object] = [entry.digest, entry.index_sha256, entry.paths_sha256, names]
     try:
         for shard in entry.shards if hash_shards and not is_mirror(folder.parent) else ():
-            if cache and cache.is_verified(shard):
+            if cache and cache.has_shard(shard):
                 continue
-            if problem := hash_problem(folder, shard):
+            if problem := shard_problem(folder, shard, hashed=True):
                 total = f"the split has {entry.count} images"
                 raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
             if cache:
-                cache.add(shard)
-        if not (cache and cache.has_list(manifest, split)):
+                cache.add_shard(shard)
+        if not (cache and cache.verified.get(split) == list_facts):
             if problem := list_problem(folder, manifest, split, read_paths(folder, manifest, split), labels):
                 raise DataError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
             if cache:
-                cache.add_list(manifest, split)
+                cache.verified[split] = list_facts
     finally:
         # Save also after an interrupt, because hashing hundreds of gigabytes takes minutes.
         if cache:

@@ -132,16 +132,16 @@ def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) ->
 def open_shard(folder: Path, shard: Shard) -> int:
     """Return a descriptor of a shard of a mirror, which is downloaded first unless it is there and verified."""
     cache = HashCache(folder)
-    if not cache.is_verified(shard):
+    if not cache.has_shard(shard):
         stat = fetch_file(folder, shard.file, shard.sha256, shard.size)
         # A mirror on a read-only disk is hashed by every process.
         with file_lock(folder / ".verified.lock", required=False):
             cache = HashCache(folder)
-            cache.add(shard, stat)
+            cache.add_shard(shard, stat)
             cache.save()
     descriptor = open_regular(folder, shard.file)
     # The open file is checked, not its name: another version of the data set may take the name at any time.
-    if not cache.is_verified(shard, os.fstat(descriptor)):
+    if not cache.has_shard(shard, os.fstat(descriptor)):
         os.close(descriptor)
         reason = "changed while it was opened, because its data set was packed again; try again"
         raise DataError(f"{folder / shard.file} {reason}")

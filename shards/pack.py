@@ -233,9 +233,8 @@ def _checked_images(partial: Path, counts: Mapping[str, int], per_shard: int) ->
     for split, count in counts.items():
         for number in range(-(-count // per_shard)):
             if finished_file(partial, split, number).exists():
-                own = read_finished(partial, split, number)
-                for path, label, digest in zip(own.path, own.label, own.digest, strict=True):
-                    yield CheckedImage(split, path, label, digest)
+                for image in read_finished(partial, split, number).images:
+                    yield CheckedImage(split, image.path, image.label, image.digest)
 
 
 def _plan(source: Source, per_shard: int) -> str:
@@ -259,14 +258,10 @@ def _plan(source: Source, per_shard: int) -> str:
 def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> SplitEntry:
     """Write the index, the paths and `nshards.txt` of a split from what its finished shards hold."""
     count = source.counts[split]
-    rows, shards, lines = np.empty(count, INDEX), [], []
-    for number, start in enumerate(range(0, count, per_shard)):
-        finished = read_finished(partial, split, number)
-        own = rows[start : start + per_shard]
-        own["shard"], own["size"], own["offset"], own["label"] = number, finished.size, finished.offset, finished.label
-        lines.append("".join(f"{path}\n" for path in finished.path).encode())
-        shards.append(finished.shard)
-    text = b"".join(lines)
+    finished = [read_finished(partial, split, number) for number in range(-(-count // per_shard))]
+    images = [(number, image) for number, one in enumerate(finished) for image in one.images]
+    rows = np.array([(number, image.size, image.offset, image.label) for number, image in images], INDEX)
+    text = "".join(f"{image.path}\n" for _, image in images).encode()
     # Few-shot samples and results name images by their paths.
     if problem := path_problem(text):
         raise DataError(f"'{source.name}' {split}: {problem}")
@@ -278,7 +273,7 @@ def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> 
         digest=list_digest(text, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
-        shards=tuple(shards),
+        shards=tuple(one.shard for one in finished),
     )
 
 

@@ -7,8 +7,8 @@ by name when its split is opened, an image that does not decode when it is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shards.errors import DataError, DataUsageError
 from shards.files import open_regular
-from shards.manifest import Manifest, Shard, read_manifest
+from shards.manifest import Manifest, read_manifest
 from shards.manifest_checks import check_files, check_split, read_index, read_paths
 from shards.mirror import is_mirror, mirrored_url, open_shard, refresh
 from shards.streaming import Locations, make_pipeline, stream_images
@@ -43,21 +43,28 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
-class ShardFiles:
-    """The shards of one split of the data set `folder`; safe to share with other processes and with threads.
+class SplitFiles:
+    """The files of one split of the data set `folder`; safe to share with other processes and with threads.
 
     There is no lock that a fork could leave locked: single operations on a dict are atomic, and a thread that still
     reads from a file that another one removes keeps it open by holding it.
     fetch: if the data root is a mirror, download a shard when it is first read.
     """
 
-    def __init__(self, folder: Path, shards: tuple[Shard, ...], *, fetch: bool) -> None:
-        self.folder, self.shards = folder, shards
+    def __init__(self, folder: Path, manifest: Manifest, split: str, *, fetch: bool) -> None:
+        self.folder, self.manifest, self.split = folder, manifest, split
+        self.shards = manifest.splits[split].shards
         self.fetch = fetch and is_mirror(folder.parent)
         self._open: dict[int, _OpenFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": {}}
+        # Another process reads the paths if it needs one.
+        return {name: value for name, value in vars(self).items() if name != "paths"} | {"_open": {}}
+
+    @cached_property
+    def paths(self) -> list[bytes]:
+        """The paths of all images, read when the first is needed."""
+        return read_paths(self.folder, self.manifest, self.split).split(b"\n")[:-1]
 
     def path(self, number: int) -> Path:
         return self.folder / self.shards[number].file
@@ -90,31 +97,6 @@ class ShardFiles:
         return file
 
 
-class Paths:
-    """The paths of a split by position; `load` returns the lines of text, and is called when the first is needed."""
-
-    def __init__(self, load: Callable[[], bytes]) -> None:
-        self._load = load
-
-    def __getstate__(self) -> dict[str, object]:
-        # Do not pickle the loaded lines; another process loads them if it needs a path.
-        return {"_load": self._load}
-
-    @cached_property
-    def _lines(self) -> tuple[bytes, NDArray[np.int64]]:
-        """The text, and where each line and the end begin, [N + 1]."""
-        text = self._load()
-        ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-        return text, np.concatenate(([0], ends + 1))
-
-    def __len__(self) -> int:
-        return len(self._lines[1]) - 1
-
-    def __getitem__(self, position: int) -> str:
-        text, starts = self._lines
-        return text[starts[position] : starts[position + 1] - 1].decode()
-
-
 class Split:
     """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
 
@@ -124,14 +106,13 @@ class Split:
 
     def __init__(
         self,
-        files: ShardFiles,
+        files: SplitFiles,
         rows: NDArray[np.void],
         positions: NDArray[np.int64],
         labels: NDArray[np.int64],
-        paths: Paths,
         is_streamed: bool = False,
     ) -> None:
-        self._files, self._paths = files, paths
+        self._files = files
         self.rows, self.positions, self.labels = rows, positions, labels
         self.is_streamed = is_streamed
 
@@ -141,7 +122,8 @@ class Split:
     @cached_property
     def paths(self) -> list[str]:
         """The path of each image inside its data set; raises DataError when they are not those that were packed."""
-        return [self._paths[position] for position in self.positions.tolist()]
+        every = self._files.paths
+        return [every[position].decode() for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
         """Read the encoded bytes of image `i`."""
@@ -165,8 +147,8 @@ class Split:
         except ImageError as error:
             position = int(self.positions[i])
             shard = self._files.path(int(self.rows[i]["shard"]))
-            member = f"member {sample_key(position)} ({self._paths[position]})"
-            place = f"image {position + 1} of {len(self._paths)}"
+            member = f"member {sample_key(position)} ({self._files.paths[position].decode()})"
+            place = f"image {position + 1} of {len(self._files.paths)}"
             raise DataError(
                 f"'{self._files.folder.name}': {shard}: {member} is undecodable ({error}); {place}"
             ) from error
@@ -177,7 +159,7 @@ class Split:
         labels = self.labels[chosen]
         if relabel is not None:
             labels = np.array([relabel[int(label)] for label in labels], np.int64)
-        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths, self.is_streamed)
+        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self.is_streamed)
 
 
 class ShardSet:
@@ -219,10 +201,8 @@ class ShardSet:
     def unverified(self, name: str, fetch: bool = False) -> Split:
         """Open one split without verifying its shards' bytes. fetch: get a shard of a mirror when it is first read."""
         rows = self._index(name)
-        entry = self.manifest.splits[name]
-        files = ShardFiles(self.folder, entry.shards, fetch=fetch)
-        paths = Paths(partial(read_paths, self.folder, self.manifest, name))
-        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, self.stream)
+        files = SplitFiles(self.folder, self.manifest, name, fetch=fetch)
+        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), self.stream)
 
     def require(self, name: str) -> None:
         """Check names and sizes of a split's shards, which costs little; raises as `split` does."""

@@ -39,9 +39,6 @@ RETRY_WAITS = (0.5, 2.0, 5.0)
 BLOCK = 2**23
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-DownloadProgress = Callable[[int, int | None], None]
-"""Called with the bytes received so far and the size of the whole file, None if the server does not state it."""
-
 T = TypeVar("T")
 
 
@@ -105,19 +102,24 @@ def read_bytes(location: str, limit: int, *, retry: bool = True) -> bytes:
 
 
 def download(
-    location: str,
-    target: Path,
-    *,
-    sha256: str | None = None,
-    size: int | None = None,
-    on_progress: DownloadProgress | None = None,
-    replace: bool = False,
+    location: str, target: Path, *, sha256: str | None = None, size: int | None = None, replace: bool = False
 ) -> os.stat_result:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
     Returns the facts about the file that was verified.
     """
+    from fsspec.callbacks import Callback
+
+    def receive(alive: Callable[[], None]) -> None:
+        def report(total: int | None, value: int, **_: Any) -> None:
+            alive()
+            if size is not None and max(value, total or 0) > size:
+                raise DataError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
+
+        files, path = filesystem(location)
+        files.get_file(path, str(temporary), callback=Callback(hooks={"report": report}))
+
     try:
         # Before the lock too: a copy on a read-only disk needs none.
         if not replace and (stat := _find_valid(target, sha256, size)):
@@ -126,29 +128,13 @@ def download(
             if not replace and (stat := _find_valid(target, sha256, size)):
                 return stat
             with replace_at_end(target) as temporary:
-                _attempt(location, lambda alive: _receive(location, temporary, size, on_progress, alive))
+                _attempt(location, receive)
                 if problem := _find_problem(temporary, sha256, size):
                     raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
             return target.stat()
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
-
-
-def _receive(
-    location: str, target: Path, size: int | None, on_progress: DownloadProgress | None, alive: Callable[[], None]
-) -> None:
-    from fsspec.callbacks import Callback
-
-    def report(total: int | None, value: int, **_: Any) -> None:
-        alive()
-        if size is not None and max(value, total or 0) > size:
-            raise DataError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
-        if on_progress:
-            on_progress(value, total)
-
-    files, path = filesystem(location)
-    files.get_file(path, str(target), callback=Callback(hooks={"report": report}))
 
 
 def _find_valid(file: Path, sha256: str | None, size: int | None) -> os.stat_result | None:
@@ -240,14 +226,15 @@ def _call(files: Any, method: str, *args: Any, **kwargs: Any) -> Any:
 def _attempt(location: str, action: Callable[[Callable[[], None]], T], retry: bool = True) -> T:
     """Run `action` with a function to call on progress, again after short waits while the server does not answer."""
     waits = RETRY_WAITS if retry else ()
-    for number, wait in enumerate(waits, 1):
+    for number in range(len(waits) + 1):
         try:
-            with reach(location, f", attempt {number} of {len(waits) + 1}") as alive:
+            with reach(location, f", attempt {number + 1} of {len(waits) + 1}") as alive:
                 return action(alive)
         except Unreachable:
-            time.sleep(wait)
-    with reach(location, f", attempt {len(waits) + 1} of {len(waits) + 1}") as alive:
-        return action(alive)
+            if number == len(waits):
+                raise
+            time.sleep(waits[number])
+    raise AssertionError
 
 
 @contextmanager
@@ -316,11 +303,9 @@ def _translate(location: str, error: Exception) -> DataError:
         return NotFound(f"{name} is not open to this machine ({reason}); check the credentials")
     if re.search("Credential|Profile|Token|Auth", kind):
         return DataError(f"{name} needs credentials, and this machine has none that work ({kind})")
-    # The text of these errors is the URL with its secrets.
-    if "Redirect" in kind:
-        return DataError(f"{name} redirects too often, or to an address that is not http(s)://")
-    if "url" in kind.lower():
-        return DataUsageError(f"{name} is not a usable URL")
+    # The text of errors of addresses is the URL with its secrets.
+    if re.search("Redirect|url|URL", kind):
+        return DataError(f"{name} is no usable http(s):// address, or redirects too often ({kind})")
     if "Certificate" in kind or (status and status != 429 and status < 500):
         return DataError(f"{name} cannot be read ({reason})")
     if isinstance(error, TimeoutError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,18 +23,24 @@ from shards.records import ImageRecord, Part
 from shards.tar import image_offset, sample_key, tar_sample
 
 
+class PackedImage(NamedTuple):
+    """One image of a finished shard; images of equal bytes have the same digest."""
+
+    offset: int
+    size: int
+    label: int
+    path: str
+    digest: str
+
+
 class FinishedShard(BaseModel):
-    """The content of a finished shard: one column per fact, with an entry per image."""
+    """The content of a finished shard."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stamp: str
     shard: Shard
-    offset: tuple[int, ...]
-    size: tuple[int, ...]
-    label: tuple[int, ...]
-    path: tuple[str, ...]
-    digest: tuple[str, ...]
+    images: tuple[PackedImage, ...]
 
 
 @dataclass(frozen=True)
@@ -101,39 +108,30 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
 
     where, wanted = f"'{task.dataset}' {task.split}", task.stop - task.start
     from_image = f"(from image {task.start} on)"
-    offsets, sizes, labels, paths, digests = [], [], [], [], []
+    images: list[PackedImage] = []
+    count = 0
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for number, record in enumerate(islice(task.part.records(), wanted + 1)):
-            if number == wanted:
+        for count, record in enumerate(islice(task.part.records(), wanted + 1), 1):
+            if count > wanted:
                 raise DataError(f"{where}: its source gave more images, its list says {wanted} {from_image}")
-            labels.append(record.label)
-            paths.append(record.path)
             try:
                 data, extension = _check_image(task, record)
             except ImageError as error:
                 problems.append(describe_unreadable(task.split, record.path, error))
                 continue
             try:
-                sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
+                key = sample_key(task.start + count - 1)
+                sample = tar_sample(key, record.path, record.label, data, extension)
             except ValueError as error:
                 raise DataError(f"{where}: {record.path!r} cannot be packed: {error}") from None
-            offsets.append(image_offset(sample, extension, writer.tarstream.offset))
-            sizes.append(len(data))
-            digests.append(content_digest(record.data))
+            offset = image_offset(sample, extension, writer.tarstream.offset)
+            images.append(PackedImage(offset, len(data), record.label, record.path, content_digest(record.data)))
             writer.write(sample)
-    if len(paths) < wanted:
-        raise DataError(f"{where}: its source gave {len(paths)} images, its list says {wanted} {from_image}")
+    if count < wanted:
+        raise DataError(f"{where}: its source gave {count} images, its list says {wanted} {from_image}")
     name = f"{task.split}/{task.number}.tar"
-    shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(paths))
-    return FinishedShard(
-        stamp=stamp,
-        shard=shard,
-        offset=tuple(offsets),
-        size=tuple(sizes),
-        label=tuple(labels),
-        path=tuple(paths),
-        digest=tuple(digests),
-    )
+    shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=count)
+    return FinishedShard(stamp=stamp, shard=shard, images=tuple(images))
 
 
 def _check_image(task: ShardTask, record: ImageRecord) -> tuple[bytes, str]:

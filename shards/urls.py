@@ -10,10 +10,6 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from shards.errors import DataUsageError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-HUB_PAGE = re.compile(
-    r"(?P<repository>https?://huggingface\.co/datasets/[^/?#]+/[^/?#]+)"
-    r"(/(tree|blob|raw|resolve)/(?P<branch>[^/?#]+))?(?=[/?#]|$)"
-)
 
 
 def is_url(text: str) -> bool:
@@ -27,10 +23,7 @@ def scheme(url: str) -> str:
 
 
 def canonical(url: str) -> str:
-    """Return the one spelling of a URL: no trailing slash; the files of a Hugging Face repository, not its pages."""
-    hub = HUB_PAGE.match(url)
-    if hub:
-        url = f"{hub['repository']}/resolve/{hub['branch'] or 'main'}{url[hub.end() :]}"
+    """Return the one spelling of a URL: no trailing slash and no fragment."""
     if scheme(url) not in ("http", "https"):
         return url.rstrip("/")
     try:

@@ -112,39 +112,23 @@ def _caltech(mini: Mini) -> None:
 
 
 def _pets(mini: Mini) -> None:
-    lists: dict[str, list[str]] = {"trainval": [], "test": []}
     for split, label, i in mini.parts():
         name = mini.names[label]
         # Cats are written with capitals, dogs without; four files of the real set are PNGs and six are GIFs.
         stem = f"{'_'.join(map(str.capitalize, name.split('_'))) if label % 3 == 0 else name}_{i + 1}"
         mini.write(f"{stem}.jpg", label, i, {0: "PNG", 1: "GIF"}.get(i, "") if label == 0 else "")
         mini.rows[split].append((f"{stem}.jpg", label))
-        lists["test" if split == "test" else "trainval"].append(f"{stem} {label + 1} 1 1")
-    for part, lines in lists.items():
-        _lines(mini.folder / "annotations" / f"{part}.txt", lines)
     _hide(mini, "Thumbs.db")
 
 
 def _cars(mini: Mini) -> None:
-    from scipy.io import savemat
-
-    annotations: dict[str, list[tuple[str, int]]] = {"cars_train": [], "cars_test": []}
-    for split, label, i in mini.parts():
-        folder = "cars_test" if split == "test" else "cars_train"
-        path = f"{folder}/{len(annotations[folder]) + 1:05d}.jpg"
+    for number, (split, label, i) in enumerate(mini.parts(), 1):
+        path = f"{'cars_test' if split == 'test' else 'cars_train'}/{number:05d}.jpg"
         mini.write(path, label, i, "GREY" if label == 0 and i == 0 else "")
         mini.rows[split].append((path, label))
-        annotations[folder].append((path.partition("/")[2], label + 1))
-    (mini.folder / "devkit").mkdir()
-    files = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
-    for folder, rows in annotations.items():
-        table = np.array([rows], dtype=[("fname", object), ("class", object)])
-        savemat(mini.folder / files[folder], {"annotations": table})
 
 
 def _flowers(mini: Mini) -> None:
-    from scipy.io import savemat
-
     # Image numbers go round the classes from the last one on, so that labels first appear out of order.
     numbers: dict[int, list[tuple[int, str, int]]] = {}
     for split, label, i in mini.parts():
@@ -153,10 +137,6 @@ def _flowers(mini: Mini) -> None:
     for number, (label, split, i) in enumerate(ordered, 1):
         mini.write(f"image_{number:05d}.jpg", label, i)
         mini.rows[split].append((f"image_{number:05d}.jpg", label))
-    labels = np.array([[label + 1 for label, _, _ in ordered]], np.uint8)
-    savemat(mini.folder / "imagelabels.mat", {"labels": labels})
-    names = {str(label + 1): name for label, name in enumerate(mini.names)}
-    (mini.folder / "cat_to_name.json").write_text(json.dumps(names))
 
 
 def _aircraft(mini: Mini) -> None:
@@ -171,16 +151,10 @@ def _aircraft(mini: Mini) -> None:
 
 
 def _scenes(mini: Mini) -> None:
-    lists: dict[str, list[str]] = {"Training_01": [], "Testing_01": []}
-    folders = [scene_folder(name) for name in mini.names]
     for split, label, i in mini.parts():
-        path = f"{folders[label]}/sun_a{label * 100 + i:015d}.jpg"
+        path = f"{scene_folder(mini.names[label])}/sun_a{label * 100 + i:015d}.jpg"
         mini.write(path, label, i)
         mini.rows[split].append((path, label))
-        lists["Testing_01" if split == "test" else "Training_01"].append(f"/{path}")
-    for part, lines in lists.items():
-        _lines(mini.folder / f"{part}.txt", lines)
-    _lines(mini.folder / "ClassName.txt", [f"/{folders[label]}" for label in mini.labels])
 
 
 def scene_folder(name: str) -> str:
@@ -190,20 +164,12 @@ def scene_folder(name: str) -> str:
 
 
 def _actions(mini: Mini) -> None:
-    lists: dict[str, list[str]] = {"train": [], "test": []}
     for split, label, i in mini.parts():
         name = mini.names[label]
-        action = name.replace("_", "")
-        video = action.replace("HandstandPushups", "HandStandPushups")
-        stem = f"v_{video}_g{i + 1:02d}_c01"
-        mini.write(f"{name}/{stem}.jpg", label, i)
-        mini.rows[split].append((f"{name}/{stem}.jpg", label))
-        listed = f"{action}/{stem}.avi"
-        lists["test" if split == "test" else "train"].append(listed if split == "test" else f"{listed} {label + 1}")
-    for part, lines in lists.items():
-        _lines(mini.folder / "ucfTrainTestlist" / f"{part}list01.txt", lines)
-    numbered = [f"{label + 1} {mini.names[label].replace('_', '')}" for label in mini.labels]
-    _lines(mini.folder / "ucfTrainTestlist" / "classInd.txt", numbered)
+        video = name.replace("_", "").replace("HandstandPushups", "HandStandPushups")
+        path = f"{name}/v_{video}_g{i + 1:02d}_c01.jpg"
+        mini.write(path, label, i)
+        mini.rows[split].append((path, label))
 
 
 def _v2(mini: Mini) -> None:

@@ -21,7 +21,7 @@ from shards.manifest import FILE, lines_digest
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_classnames, imagenet_wnids, published_classnames, read_imagenet_classnames
-from shards.raw.locations import raw_layout
+from shards.raw.lists import raw_layout
 from shards.resolve import is_packed, resolve_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +88,7 @@ def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, 
     assert dict(dataset.counts) == present
     assert dataset.test_only == (list(present) == ["test"])
     assert (raw_layout(SETS[name]).folders[0], raw_layout(SETS[name]).images[0]) == (folder, images)
-    assert bool(raw_layout(SETS[name]).random_split) == bool(raw_layout(SETS[name]).split_file)
+    assert raw_layout(SETS[name]).random_split == (name in ("caltech101", "food101", "dtd", "eurosat"))
     assert len(set(raw_layout(SETS[name]).folders)) == len(raw_layout(SETS[name]).folders)
     assert dataset.licence and "https://" in raw_layout(SETS[name]).get
 
@@ -274,7 +274,7 @@ def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data):
     with pytest.raises(DataUsageError, match="did you mean shapes") as caught:
         resolve_dataset("shaeps", None)
     assert "my-birds" not in str(caught.value)
-    with pytest.raises(DataUsageError, match="official split in its folders"):
+    with pytest.raises(DataUsageError, match="has no class folders"):
         resolve_dataset("imagenet-split3", data)
 
 

@@ -9,12 +9,13 @@ import pytest
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
 
 from shards.catalogue import derive_dataset, find
+from shards.check_source import check_source
 from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.locations import find_folder
-from shards.raw.published import RawReport, check_raw, raw_source
+from shards.raw.lists import find_folder
+from shards.raw.published import raw_source
 from shards.reader import open_dataset
 
 
@@ -120,11 +121,6 @@ def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_
     assert {"F-16A/B", "F/A-18"} <= set(subset("fgvc-aircraft", tmp_path).classnames)
     scenes = {label: path for path, label in listed(subset("sun397", tmp_path))["train"]}
     assert scenes[names("sun397").index("indoor apse")].startswith("a/apse/indoor/sun_")
-    for name in ("ucf101", "stanford-cars", "sun397"):
-        assert len(set(names(name))) == find(name).classes, "official lists are read by these names"
-        own = raw_source(derive_dataset(find(name), random_split=1), tmp_path)
-        test = sorted(listed(subset(name, tmp_path))["test"])
-        assert sorted(listed(own)["test"]) == test and own.classnames == names(name)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -205,8 +201,9 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, t
 def test_a_random_split_needs_enough_images_of_every_class(roots):
     with pytest.raises(DataError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
         raw_source(derive_dataset(find("dtd"), random_split=1), roots)
-    with pytest.raises(DataUsageError, match=r"official split"):
-        raw_source(derive_dataset(find("imagenet"), random_split=1), roots)
+    for name in ("imagenet", "oxford-pets"):
+        with pytest.raises(DataUsageError, match=r"no random split"):
+            raw_source(derive_dataset(find(name), random_split=1), roots)
 
 
 def test_a_random_split_takes_the_existing_images(tmp_path):
@@ -248,34 +245,16 @@ def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
         pack_source(source, tmp_path / "data")
 
 
-def checked(name, root, **options):
-    report = check_raw(find(name), root, **options)  # type: ignore[arg-type]
-    for line in (*report.problems, *report.fixes):
-        assert line and "\n" not in line and line == line.strip()
-    return report
-
-
-def images_there(report: RawReport) -> int:
-    return sum(split.present for split in report.splits)
-
-
 @pytest.mark.parametrize("name", ["imagenet", "caltech101", "fgvc-aircraft", "imagenet-r"])
 def test_a_partial_set_is_counted_against_the_published_one(name, roots):
     before = sorted(roots.rglob("*"))
-    calls: list[tuple[int, int]] = []
-    report = checked(name, roots, on_progress=lambda done, total: calls.append((done, total)))
-    counts = find(name).counts
-    assert report.folder and not report.ok and report.dataset == name
-    assert report.folder == roots / find(name).raw.folders[0]
-    assert {split.name: split.expected for split in report.splits} == dict(counts)
-    source = raw_source(derive_dataset(find(name), subset=True), roots)
-    assert [split.present for split in report.splits] == list(source.counts.values())
-    assert any("published" in problem for problem in report.problems)
-    assert calls[-1] == (images_there(report), images_there(report)) and calls == sorted(calls)
+    source = raw_source(find(name), roots, whole=False)
+    assert dict(source.counts) == dict(subset(name, roots).counts)
+    assert any("published" in problem for problem in source.problems)
     assert sorted(roots.rglob("*")) == before
 
 
-def test_broken_roots_give_a_report(tmp_path):
+def test_broken_roots_are_refused(tmp_path):
     empty, file, absent, loop = (tmp_path / name for name in ("empty", "file", "absent", "loop"))
     empty.mkdir()
     loop.mkdir()
@@ -284,25 +263,17 @@ def test_broken_roots_give_a_report(tmp_path):
         folder = loop / find(name).raw.folders[0]
         folder.symlink_to(folder)
         for root in (empty, file, absent, loop):
-            report = checked(name, root)
-            assert not report.folder and not report.ok and not report.splits and len(report.problems) == 1
-            assert str(root) in report.problems[0] and report.fixes
+            assert find_folder(find(name), root) is None
             with pytest.raises(DataError, match=str(root)):
                 raw_source(find(name), root)
 
 
 def test_folders_that_cannot_be_read_are_reported(roots, tmp_path):
-    for name, inner in (("imagenet", "images/train/n01440764"), ("dtd", "images/banded"), ("sun397", "SUN397/a")):
-        folder = copied(name, roots, tmp_path)
-        shutil.rmtree(folder / inner)
-        (folder / inner).symlink_to(folder / inner)
-        report = checked(name, tmp_path)
-        assert report.folder and not report.ok
-
-
-def test_the_data_set_folder_given_as_root_is_explained(roots):
-    report = checked("dtd", roots / "dtd")
-    assert not report.folder and report.fixes == (f"name the folder above it: {roots}",)
+    folder = copied("dtd", roots, tmp_path) / "images" / "banded"
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    with pytest.raises(DataError, match="cannot be read"):
+        subset("dtd", tmp_path)
 
 
 def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_path, monkeypatch):
@@ -310,14 +281,12 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_pa
     bad = sorted(images.rglob("*.jpg"))[::4]
     for i, file in enumerate(bad):
         file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
-    monkeypatch.setattr("shards.raw.published.FEW", 0)
-    monkeypatch.setattr("shards.raw.published.CHUNK", 3)
-    one, two = (checked("dtd", tmp_path, workers=workers) for workers in (1, 2))
-    assert one == two and not one.ok
-    (problem,) = [problem for problem in one.problems if "cannot be decoded" in problem]
-    assert f"{len(bad)} images" in problem and "it is empty" in problem
-    assert all(str(file.relative_to(images)) in problem for file in bad)
-    assert not any("decoded" in problem for problem in checked("dtd", tmp_path, decode=False).problems)
+    monkeypatch.setattr("shards.check_source.PART", 3)
+    source = raw_source(find("dtd"), tmp_path, whole=False)
+    one, two = (check_source(source, workers=workers) for workers in (1, 2))
+    broken = [problem for problem in one.problems if "is not a readable image" in problem]
+    assert one == two and len(broken) == len(bad) and any("it is empty" in problem for problem in broken)
+    assert all(any(str(file.relative_to(images)) in problem for problem in broken) for file in bad)
 
 
 def test_validation_images_without_class_folders_are_reported(roots, tmp_path):
@@ -326,31 +295,26 @@ def test_validation_images_without_class_folders_are_reported(roots, tmp_path):
         file.rename(val / file.name)
     for folder in val.glob("n*/"):
         folder.rmdir()
-    report = checked("imagenet", tmp_path)
-    assert any(f"{val} holds 20 files and no class folder" in problem for problem in report.problems)
-    assert any("valprep.sh" in fix for fix in report.fixes)
+    problems = raw_source(find("imagenet"), tmp_path, whole=False).problems
+    assert any(f"{val} holds 20 files and no class folder" in problem for problem in problems)
 
 
 def test_trimaps_are_not_taken_for_the_images_of_pets(tmp_path):
     trimaps = tmp_path / "oxford_pets" / "annotations" / "trimaps"
     trimaps.mkdir(parents=True)
     (trimaps / "Abyssinian_1.png").touch()
-    report = checked("oxford-pets", tmp_path)
-    assert "no images" in report.problems[0] and report.fixes[0].startswith("get images.tar.gz")
+    with pytest.raises(DataError, match=r"no folder .*/oxford_pets/images; get images.tar.gz"):
+        raw_source(find("oxford-pets"), tmp_path)
 
 
-def test_missing_images_lists_and_classes_are_named(roots, tmp_path):
+def test_missing_images_and_classes_are_named(roots, tmp_path):
     folder = copied("dtd", roots, tmp_path)
     for file in sorted((folder / "images" / "banded").iterdir())[1:]:
         file.unlink()
-    report = checked("dtd", tmp_path)
-    assert images_there(report) == 1 + 4 + 4
-    assert any("images are missing: 'banded/" in problem for problem in report.problems)
-    (folder / "split_zhou_DescribableTextures.json").unlink()
-    report = checked("dtd", tmp_path)
-    assert report.folder and "official split file" in report.problems[0] and "--random-split" in report.fixes[0]
+    source = raw_source(find("dtd"), tmp_path, whole=False)
+    assert sum(source.counts.values()) == 1 + 4 + 4
+    assert any("images are missing: 'banded/" in problem for problem in source.problems)
     images = copied("imagenet", roots, tmp_path) / "images"
     shutil.rmtree(images / "train" / imagenet_wnids()[657])
     shutil.rmtree(images / "val")
-    train, test = checked("imagenet", tmp_path).splits
-    assert (train.present, test.present) == (36, 0)
+    assert dict(raw_source(find("imagenet"), tmp_path, whole=False).counts) == {"train": 36}

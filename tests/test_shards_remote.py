@@ -46,11 +46,9 @@ def is_one_line(error: BaseException, *words: str) -> bool:
     return "\n" not in text and all(word in text for word in words)
 
 
-def test_a_download_reports_progress_and_is_not_repeated(server, target):
-    steps: list[tuple[int, int | None]] = []
-    download(f"{server.url}/a.tar", target, sha256=SHA256, size=len(BYTES), on_progress=lambda *s: steps.append(s))
+def test_a_download_is_not_repeated(server, target):
+    download(f"{server.url}/a.tar", target, sha256=SHA256, size=len(BYTES))
     assert target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
-    assert steps[-1] == (len(BYTES), len(BYTES)) and steps == sorted(steps)
     download(f"{server.url}/a.tar", target, sha256=SHA256)
     assert len(server.asked) == 1
 
@@ -138,7 +136,7 @@ def test_redirects_are_followed_to_http_only(server, tmp_path):
         server.always["/b.tar"] = Answer(302, to=to)
         with pytest.raises(DataError) as error:
             open_stream(f"{server.url}/b.tar")
-        assert is_one_line(error.value, f"{server.url}/b.tar", "not http(s)://")
+        assert is_one_line(error.value, f"{server.url}/b.tar", "no usable http(s)://")
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/a.tar")
     with open_stream(f"{server.url}/b.tar") as stream:
         assert stream.read() == BYTES
@@ -248,7 +246,7 @@ def test_a_silent_object_store_is_given_up(monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "anything")
-        monkeypatch.setattr(remote, "CALL_SECONDS", 0.5)
+        monkeypatch.setattr(remote, "CALL_SECONDS", 1.5)
         monkeypatch.setattr(remote, "STALL_SECONDS", 0.2)
         s3fs.S3FileSystem.clear_instance_cache()
         try:
@@ -262,12 +260,9 @@ def test_a_silent_object_store_is_given_up(monkeypatch):
 
 
 def test_urls_are_recognized_and_normalized():
+    assert canonical("https://x/y/?a=1#b") == "https://x/y?a=1" and canonical("gs://x/") == "gs://x"
     assert is_url("https://x/y") and is_url("gs://x") and is_url("file:///x")
     assert not is_url("data/x") and not is_url("/x:y/z") and not is_url("C:\\data")
-    repository = "https://huggingface.co/datasets/clip-benchmark/wds_cars"
-    for page in (f"{repository}/tree/main", f"{repository}/tree/main/", f"{repository}/resolve/main", repository):
-        assert canonical(page) == f"{repository}/resolve/main"
-    assert canonical(f"{repository}/tree/v2/test?x=1") == f"{repository}/resolve/v2/test?x=1"
     assert join("https://x/y/?sig=1", "test/0 .tar") == "https://x/y/test/0%20.tar?sig=1"
     assert join("gs://x/y/", "test/0.tar") == "gs://x/y/test/0.tar"
     with pytest.raises(DataUsageError, match="not a usable URL"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,8 @@ from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
 from shards.names import Finding
-from shards.raw.published import RawReport, check_raw
+from shards.raw.lists import find_folder
+from shards.raw.published import raw_source
 from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
 
 
@@ -132,35 +132,39 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
     root = packing.raw_root()
     assert root is not None
     wanted = list(PUBLISHED) if "all" in given or "paper" in given else [find(name) for name in given]
-    reports: list[RawReport] = []
     rows: list[tuple[object, ...]] = []
+    problems: dict[str, list[str]] = {}
+    absent: list[str] = []
     for dataset in {dataset.name: dataset for dataset in wanted}.values():
         if dataset.source != "folder" or dataset.variant:
             raw = ", ".join(each.name for each in PUBLISHED)
             raise DataUsageError(f"'{dataset.name}' has no raw folder of its own; raw: {raw}")
-        with parts_progress(f"checking {dataset.name}") as progress:
-            on_progress = partial(progress, dataset.name)
-            report = check_raw(dataset, root, decode=decode, workers=workers, on_progress=on_progress)
-        reports.append(report)
-        folder = os.path.relpath(report.folder, root) if report.folder else "-"
-        verdict = "ok" if report.ok else plural(len(report.problems), "problem") if report.folder else "not found"
-        for split in report.splits:
-            rows.append((dataset.name, folder, split.name, f"{split.present:,}", f"{split.expected:,}", verdict))
-        if not report.splits:
-            rows.append((dataset.name, folder, "-", "-", "-", verdict))
-    show(columns(("data set", "folder", "split", "images there", "published", "verdict"), rows))
-    for report in reports:
-        lines = [*report.problems, *(f"fix: {fix}" for fix in report.fixes)]
-        is_other_root = any(fix.startswith("name the folder") for fix in report.fixes)
-        if lines and (report.folder or is_other_root or "all" not in given):
-            note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
-    absent = [report.dataset for report in reports if not report.folder]
-    broken = [report.dataset for report in reports if report.folder and not report.ok]
-    ready = [report.dataset for report in reports if report.ok]
+        counts: Mapping[str, int] = {}
+        try:
+            source = raw_source(dataset, root, whole=False)
+            counts, problems[dataset.name] = source.counts, [*source.problems]
+            if decode:
+                with parts_progress(f"checking {dataset.name}", counts) as progress:
+                    problems[dataset.name] = [*check_source(source, workers=workers, on_progress=progress).problems]
+        except DataError as error:
+            problems[dataset.name] = [str(error)]
+            if find_folder(dataset, root) is None:
+                absent.append(dataset.name)
+                rows.append((dataset.name, "-", "-", "-", "not found"))
+                continue
+        found = problems[dataset.name]
+        verdict = plural(len(found), "problem") if found else "ok"
+        for split, published in dataset.counts.items():
+            rows.append((dataset.name, split, f"{counts.get(split, 0):,}", f"{published:,}", verdict))
+    show(columns(("data set", "split", "images there", "published", "verdict"), rows))
+    for name, found in problems.items():
+        if found and (name not in absent or "all" not in given):
+            note(f"\n{name}\n  " + "\n  ".join(found))
+    ready = [name for name, found in problems.items() if not found]
+    broken = [name for name, found in problems.items() if found and name not in absent]
     note(f"\n{len(ready)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
     if ready:
         note(f"pack: procap data pack {' '.join(ready)} --raw {quote(root)}")
     if output.json:
-        problems = {report.dataset: list(report.problems) for report in reports}
         show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})
     return 1 if broken or not ready or (absent and "all" not in given) else 0

@@ -1,4 +1,4 @@
-"""`procap data pack`: pack raw folders, public shards and generated images into WebDataset shards."""
+"""`procap data pack`: pack raw folders, generated images and own images into WebDataset shards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from procap.errors import UsageError
 from runner.environment import available_cores
 from shards.catalogue import PUBLISHED
 from shards.check_source import raise_problems
-from shards.default_paths import cache_home, data_root
+from shards.default_paths import data_root
 from shards.errors import DataError
 from shards.files import write_file
 from shards.manifest import Manifest
 from shards.mirror import refuse_packing
-from shards.raw.tars import remove_downloads
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
 from shards.urls import redact
@@ -40,7 +39,6 @@ CLASSES_SHOWN = 40
     "procap data pack sun397 --raw /datasets --resize 256",
     "procap data pack birds",
     "procap data pack my-birds.yaml",
-    "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
 )
 def pack(
     packing: PackFlags,
@@ -66,21 +64,16 @@ def pack(
     failed: dict[str, str] = {}
     for one in wanted:
         try:
-            there = None if mode.force else one.packed_in(root)
-            if there:
-                note(f"{one.name} is there already from the same published shards; --force fetches them again")
-            manifest = there or pack_one(
+            packed[one.name] = pack_one(
                 one.source(),
                 root,
                 force=mode.force,
                 workers=workers or available_cores(),
                 on_note=report_note if one.is_own else None,
             )
-            packed[one.name] = manifest
             if one.guessed:
                 write_file(Path(one.location), one.guessed)
                 note(f"wrote {one.location}")
-            remove_downloads(one.shards, cache_home())
             if one.caution:
                 note(f"procap: note: {one.name}: {one.caution}")
         except DataError as error:
@@ -127,17 +120,15 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
     states = data_states((one.name for one in wanted), root)
     rows, failed = [], {}
     for one in wanted:
-        state, counts, size = "to be fetched and packed" if one.remote else "to be packed", "-", "-"
+        counts = size = "-"
         try:
-            # Reading the list of a remote source would download it.
-            if not one.remote:
-                source = one.source()
-                for text in source.notes:
-                    report_note(text)
-                raise_problems(one.name, source.problems, report_note)
-                counts = format_counts(source.counts)
-                size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
-            state = states[one.name] if is_packed(root, one.name) else state
+            source = one.source()
+            for text in source.notes:
+                report_note(text)
+            raise_problems(one.name, source.problems, report_note)
+            counts = format_counts(source.counts)
+            size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
+            state = states[one.name] if is_packed(root, one.name) else "to be packed"
         except DataError as error:
             failed[one.name] = str(error)
             state = "cannot be packed"

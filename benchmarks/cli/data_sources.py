@@ -11,68 +11,38 @@ from textwrap import indent
 
 from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quote
-from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
-from shards.default_paths import cache_home
-from shards.errors import DataError, DataUsageError
-from shards.manifest import Manifest
+from shards.errors import DataUsageError
 from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
-from shards.raw.locations import find_folder
+from shards.raw.lists import find_folder
 from shards.raw.published import raw_source, unverified_lists_note
-from shards.raw.tars import public_origin, public_source
 from shards.raw.user_dataset import user_source
-from shards.reader import open_dataset
 from shards.records import Source
-from shards.resolve import is_packed, resolve_dataset
-from shards.urls import is_url, local_path
+from shards.resolve import resolve_dataset
 
 
 @dataclass(frozen=True)
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    origin: where the images come from, if that is known before they are fetched. location: their YAML file, folder or
-    URL, unless it is a raw folder. shards: the shards they are read from. caution: a warning about their list.
-    guessed: the content of a YAML file that is not written yet.
+    location: the YAML file of a user's own images. caution: a warning about their list. guessed: the content of a YAML
+    file that is not written yet.
     """
 
     name: str
     source: Callable[[], Source]
-    origin: str = ""
     location: str = ""
-    shards: str = ""
     caution: str = ""
     guessed: str = ""
 
     @property
     def is_own(self) -> bool:
         """Whether the images are the user's own, described by a YAML file."""
-        return bool(self.location) and self.location != self.shards
-
-    @property
-    def remote(self) -> bool:
-        """Whether reading the list of images downloads them all."""
-        return is_url(self.shards) and local_path(self.shards) is None
-
-    def packed_in(self, data_root: Path) -> Manifest | None:
-        """Return the manifest if the data set is already packed from the same origin, so that nothing is downloaded."""
-        if not self.origin or not is_packed(data_root, self.name):
-            return None
-        try:
-            manifest = open_dataset(data_root, self.name, whole=True).manifest
-        except DataError:
-            return None
-        if manifest.source == self.origin:
-            return manifest
-        if set(manifest.splits) > {"test"}:
-            splits = ", ".join(manifest.splits)
-            where = f"'{self.name}' is packed in {data_root} with {splits}"
-            raise DataUsageError(f"{where}: --from has test images alone; choose another --data folder, or add --force")
-        return None
+        return bool(self.location)
 
 
 def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
@@ -82,15 +52,11 @@ def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -
     """
     wanted: dict[str, DatasetToPack] = {}
     for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
-        if packing.shards and name in GROUPS:
-            raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
         for one in _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]:
             if wanted.setdefault(one.name, one).location != one.location:
                 raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
         raise UsageError("no data set is named; for example shapes, or all")
-    if packing.shards and len(wanted) > 1:
-        raise UsageError(f"--from {packing.shards} holds one data set, {len(wanted)} are named")
     return list(wanted.values())
 
 
@@ -135,7 +101,7 @@ def report_note(text: str) -> None:
 
 def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
     """Take a folder by the YAML file beside it, which is guessed if there is none."""
-    if packing.changes or packing.shards:
+    if packing.changes:
         raise UsageError(f"{folder} is described by the YAML file beside it: leave out the other flags")
     file, text = find_description(folder)
     if not text:
@@ -155,8 +121,6 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    if packing.shards:
-        return _from_public_shards(dataset, packing)
     if dataset.source == "folder":
         return _from_raw_folder(find(name), packing)
     # Raises UsageError for changes to a drawn data set.
@@ -170,25 +134,12 @@ def _from_builtin(dataset: Dataset) -> DatasetToPack:
 
 def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
     """Take the data set of a YAML file, or of its `text` if it is not written."""
-    if packing.changes or packing.shards:
+    if packing.changes:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
     if not text and not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
     own = parse_description(text, file) if text else read_description(file)
-    source = partial(user_source, file, cache_home(), text)
-    return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "", guessed=text)
-
-
-def _from_public_shards(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
-    """Take the test split from public shards."""
-    if packing.changes or dataset.variant:
-        raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
-
-    def source() -> Source:
-        with parts_progress(f"fetching {dataset.name}", unit="MB", scale=10**6) as progress:
-            return public_source(dataset, packing.shards, cache_home(), on_progress=progress)
-
-    return DatasetToPack(dataset.name, source, public_origin(dataset), packing.shards, packing.shards)
+    return DatasetToPack(own.name, partial(user_source, file, text), location=str(file), guessed=text)
 
 
 def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:

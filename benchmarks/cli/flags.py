@@ -189,7 +189,6 @@ class PackFlags:
     random_split: Annotated[int | None, flag("SEED", "split at random instead: packed as NAME-splitSEED", min=0)] = None
     subset: Annotated[bool, switch("--subset", "only the images that are there: packed as NAME-subset")] = False
     resize: Annotated[int | None, flag("N", "shorter side of N pixels at most: packed as NAME-Npx")] = None
-    shards: Annotated[str, flag("FOLDER|URL", "pack the test split of public clip-benchmark shards", "--from")] = ""
 
     @property
     def changes(self) -> bool:

@@ -5,39 +5,50 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shards.errors import DataError
 from shards.names import Finding, first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
 from shards.raw.lists import SPLITS
 
-JUNK_FILES = frozenset(("thumbs.db", "desktop.ini"))
+JUNK_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
-JUNK_FOLDERS = frozenset(("__MACOSX",))
 """Names that operating systems, archives and notes leave in folders of images; any other file there is a problem."""
 
-# What is left out and counted, as one and as several.
-HIDDEN = ("hidden entry", "hidden entries")
-HIDDEN_IMAGE = ("hidden image", "hidden images")
-BESIDE = ("image beside the class folders", "images beside the class folders")
-OTHER = ("file that is no image", "files that are no images")
-LeftOut = dict[tuple[str, str], list[str]]
+LeftOut = dict[str, list[str]]
+"""Paths that are left out and counted, by what they are."""
 
 # Folders below a folder of a user that are searched for class folders: how deep, and how many of a level.
 DEPTH = 3
 MOST = 200
 
 
-@dataclass(frozen=True)
-class ListedImage:
+class ListedImage(BaseModel):
     """One image: its path, its label as the data give it (text or number), and split and class name if given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     path: str
     label: str | int
-    split: str = ""
+    split: str = Field(default="", pattern="^(train|val|test)?$")
     classname: str = ""
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        if reason := unsafe_path(path):
+            raise ValueError(reason)
+        return path
+
+    @field_validator("label")
+    @classmethod
+    def _check_label(cls, label: str | int) -> str | int:
+        if label == "" or (isinstance(label, int) and label < 0):
+            raise ValueError("is neither text nor a number of 0 or more")
+        return label
 
 
 @dataclass(frozen=True)
@@ -51,13 +62,12 @@ class ImageList:
 
 def list_class_folders(folder: Path) -> list[str]:
     """List the subfolders that are not hidden or left by an archive."""
-    return [name for name, kind in list_folder(folder).items() if kind == "folder" and name not in JUNK_FOLDERS]
+    return [name for name, kind in list_folder(folder).items() if kind == "folder" and name.lower() not in JUNK_NAMES]
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Whether subfolders hold images; a single one that holds class folders beside its images is no class."""
-    found = _image_folders(folder)
-    holds_images = len(found) > 1 or any(not _image_folders(folder / name) for name in found)
+    """Whether subfolders hold images, or all have them in a subfolder of one name."""
+    holds_images = any(_has_images(folder / name) for name in list_class_folders(folder)[:MOST])
     return holds_images or bool(find_common_subfolder(folder))
 
 
@@ -68,11 +78,6 @@ def find_common_subfolder(folder: Path) -> str:
     name = names.pop() if len(names) == 1 and len(classes) > 1 else ""
     holds = [_has_images(folder / one / name) and not _has_images(folder / one) for one in classes if name]
     return name if any(holds) and all(holds) else ""
-
-
-def _image_folders(folder: Path) -> list[str]:
-    """List the first two subfolders that hold images."""
-    return list(islice((name for name in list_class_folders(folder)[:MOST] if _has_images(folder / name)), 2))
 
 
 def _has_images(folder: Path) -> bool:
@@ -138,54 +143,47 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
     for split, prefix in splits.items():
         inner = find_common_subfolder(root / prefix)
         for name in list_class_folders(root / prefix):
-            images = _scan_class(root, posixpath.join(prefix, name, inner).rstrip("/"), left_out, strays)
+            folder = posixpath.join(prefix, name)
+            paths, others = _scan(root, posixpath.join(folder, inner).rstrip("/"), left_out)
             if inner:
-                _list_beside(root, posixpath.join(prefix, name), left_out)
-            found.items.extend(ListedImage(path, name, split) for path in images)
-            if not images and not strays:
-                where = root / prefix / name
-                found.problems.append(f"folder: {where} holds no image: remove the folder, or add its images")
+                _scan_beside(root, folder, left_out)
+            found.items.extend(ListedImage(path=path, label=name, split=split) for path in paths)
+            strays += others
+            if not paths and not others:
+                found.problems.append(f"folder: {root / folder} holds no image: remove the folder, or add its images")
     for folder in {"", *splits.values()}:
-        _list_beside(root, folder, left_out)
+        _scan_beside(root, folder, left_out)
     if not found.items and (roots := find_class_roots(root)):
         choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
         raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
     if strays:
-        what = "no image of a known kind" if len(strays) == 1 else f"{len(strays):,} of them no images of a known kind"
-        found.problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], f", {what}: move it away"))
-    for (one, several), names in sorted(left_out.items()):
-        what = f"left out: {len(names):,} {one if len(names) == 1 else several} ("
-        found.notes.append(Finding.make(what, [*map(ascii, names)], ")"))
+        end = f", {len(strays):,} in all, no images of a known kind: move them away"
+        found.problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))
+    for what, names in sorted(left_out.items()):
+        found.notes.append(Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")"))
     return found
 
 
-def _scan_class(root: Path, folder: str, left_out: LeftOut, strays: list[str]) -> list[str]:
-    """Return the paths of a class folder's images; other entries are added to `left_out` by kind, or to `strays`."""
-    images = []
-    for name, kind in list_folder(root / folder, hidden=True).items():
-        path = f"{folder}/{name}"
-        if reason := _why_left_out(name):
-            left_out.setdefault(reason, []).append(path)
-        elif kind == "file" and is_image_name(name) and not unsafe_path(name):
-            images.append(path)
-        else:
-            strays.append(path)
-    return images
-
-
-def _list_beside(root: Path, folder: str, left_out: LeftOut) -> None:
-    """Add the files beside class folders to `left_out`."""
+def _scan(root: Path, folder: str, left_out: LeftOut) -> tuple[list[str], list[str]]:
+    """Return the paths of a folder's images and of its other entries; what is known to be none goes to `left_out`."""
+    images: list[str] = []
+    others: list[str] = []
     for name, kind in list_folder(root / folder, hidden=True).items():
         path = posixpath.join(folder, name)
-        if reason := _why_left_out(name):
-            left_out.setdefault(reason, []).append(path)
-        elif kind != "folder":
-            left_out.setdefault(BESIDE if is_image_name(name) else OTHER, []).append(path)
+        is_image = is_image_name(name) and not unsafe_path(path)
+        if name.startswith("."):
+            left_out.setdefault("hidden images" if is_image else "hidden entries", []).append(path)
+        elif name.lower() in JUNK_NAMES or name.rpartition(".")[2].lower() in JUNK_EXTENSIONS:
+            left_out.setdefault("files that are no images", []).append(path)
+        else:
+            (images if kind == "file" and is_image else others).append(path)
+    return images, others
 
 
-def _why_left_out(name: str) -> tuple[str, str] | None:
-    """Return the kind of an entry that is left out wherever it lies; None for any other."""
-    if name.startswith("."):
-        return HIDDEN_IMAGE if is_image_name(name) else HIDDEN
-    is_junk = name.lower() in JUNK_FILES or name.rpartition(".")[2].lower() in JUNK_EXTENSIONS or name in JUNK_FOLDERS
-    return OTHER if is_junk else None
+def _scan_beside(root: Path, folder: str, left_out: LeftOut) -> None:
+    """Add the files beside class folders to `left_out`."""
+    images, others = _scan(root, folder, left_out)
+    files = [path for path in others if not (root / path).is_dir()]
+    for what, paths in (("images beside the class folders", images), ("files that are no images", files)):
+        if paths:
+            left_out.setdefault(what, []).extend(paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,12 +18,9 @@ from pydantic import (
 )
 
 from shards.catalogue import GROUPS, find_or_none, parse_name
-from shards.errors import DataError
-from shards.files import require_regular
+from shards.errors import DataError, describe_invalid, unknown_name
+from shards.files import read_file
 from shards.names import OWN_NAME, unfit_texts
-
-# Bytes; a description with the names of thousands of classes is a tenth of this.
-SIZE_LIMIT = 2**20
 
 SplitName = Literal["train", "val", "test"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -64,7 +60,6 @@ class Description(BaseModel):
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(default=None, description="instead: a CSV or JSON file of path, label and split")
     images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
-    shards: StrictStr | None = Field(default=None, description="instead: a folder or URL of WebDataset tars")
     splits: dict[SplitName, StrictStr] | None = Field(
         default=None, description="the folder of each split, `{train: training, test: valid}`, if not `train` etc."
     )
@@ -74,14 +69,12 @@ class Description(BaseModel):
 
     @model_validator(mode="after")
     def _check_keys(self) -> Description:
-        given = [kind for kind in ("folder", "table", "shards") if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of folder, table and shards, not {' and '.join(given) or 'none of them'}")
-        for key, kinds in (("images", ("table",)), ("splits", ("folder", "shards"))):
-            if getattr(self, key) is not None and given[0] not in kinds:
-                raise ValueError(f"{key} goes with {' and '.join(kinds)}, not with {given[0]}")
-        if self.shards and (self.split or isinstance(self.classes, dict)):
-            raise ValueError("shards define their own split and labels: leave out split, list the classes")
+        if (self.folder is None) == (self.table is None):
+            raise ValueError("give one of folder and table")
+        if self.images is not None and self.table is None:
+            raise ValueError("images goes with table, not with folder")
+        if self.splits is not None and self.folder is None:
+            raise ValueError("splits goes with folder, not with table")
         return self
 
     @field_validator("name")
@@ -123,14 +116,11 @@ class StrictLoader(yaml.SafeLoader):
 def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises DataError, on one line, with the key or line that is wrong."""
     try:
-        require_regular(file)
-        if file.stat().st_size > SIZE_LIMIT:
-            raise DataError(f"{file} is larger than the description of a data set ({SIZE_LIMIT // 1024} KB)")
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
-    except ValueError as error:
-        raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no YAML that can be read ({error})") from None
     return parse_description(text, file)
 
 
@@ -140,34 +130,14 @@ def parse_description(text: str, file: Path) -> Description:
         content = yaml.load(text, StrictLoader)  # a SafeLoader
         if not isinstance(content, dict):
             raise DataError(f"{file} holds no keys like name: and folder:")
+        for key in content:
+            if key not in Description.model_fields:
+                raise DataError(f"{file}: {unknown_name('key', str(key), Description.model_fields)}")
         return Description.model_validate(content)
     except ValidationError as error:
-        raise DataError(f"{file}: {_first_mistake(error)}") from None
+        raise DataError(f"{file}: {describe_invalid(error, root='')}") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise DataError(f"{file}{line}: {' '.join((error.problem or 'it is no YAML').split())}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
-
-
-def _first_mistake(error: ValidationError) -> str:
-    """Format the first mistake: the key, its value, and what would work."""
-    # Report a misspelt key before the key that is missing because of it.
-    first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
-    # For a key with a union type, pydantic puts the types that it tried, such as "tuple[str, ...]", into the location.
-    is_unknown = first["type"] == "extra_forbidden"
-    parts = [str(part) for part in first["loc"] if is_unknown or "[" not in str(part)]
-    path = [part if part.isprintable() else repr(part) for part in parts]
-    key, value = ".".join(path), first["input"]
-    if is_unknown:
-        choices = list((SplitRule if path[0] == "split" else Description).model_fields)
-        close = difflib.get_close_matches(path[-1], choices, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return f"unknown key '{path[-1]}': {hint}known: {', '.join(choices)}"
-    if first["type"] == "missing":
-        return f"{key} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    given = f" = {value!r:.60}" if isinstance(value, str | int | float) or value is None else ""
-    # YAML reads words such as no and 7 as other types than text.
-    quotes = "; put it in quotes" if first["type"] == "string_type" else ""
-    return f"{key}{given}: {message}{quotes}" if key else message

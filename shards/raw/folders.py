@@ -1,4 +1,4 @@
-"""Raw image folders: list images, find missing ones, and read them for packing.
+"""Raw image folders: list images, find missing ones, split them at random, and read them for packing.
 
 Nothing in `shards.raw` writes below a raw folder. Names in lists and on the disk are untrusted: see `shards.names`.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from shards.errors import DataError
@@ -27,15 +30,6 @@ SIZE_SAMPLE = 5_000
 FILE_LIMIT = 500_000_000
 
 
-class RawProblem(DataError):
-    """Something wrong with raw files: what and where, and what would work."""
-
-    def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what}; {remedy}" if remedy else what)
-        self.what = what
-        self.remedy = remedy
-
-
 @dataclass(frozen=True)
 class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
@@ -49,7 +43,7 @@ class Listing:
     splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
-    problems: tuple[RawProblem, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -119,8 +113,7 @@ def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:
             entries = [entry for entry in found if hidden or not entry.name.startswith(".")]
             return {entry.name: _kind(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
     except OSError as error:
-        what = f"{folder} cannot be read ({error.strerror or error})"
-        raise RawProblem(what, "make it a folder that you may read") from error
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}): it must be a readable folder") from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -137,25 +130,20 @@ def is_image_name(file: str) -> bool:
     return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
 
 
-def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
-    """List the paths that are no files below `root`; each folder is listed once. Raises RawProblem if it cannot be."""
+def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
+    """Divide images into those that are files below `root`, and the paths of the others; lists each folder once."""
     found: dict[str, dict[str, str]] = {}
-    missing = []
-    for path in paths:
+    present, missing = [], []
+    for path, label in images:
         folder, _, name = path.rpartition("/")
         if folder not in found:
             # A link that leads nowhere is reported by list_folder.
             found[folder] = list_folder(root / folder) if os.path.lexists(root / folder) else {}
-        if found[folder].get(name) != "file":
+        if found[folder].get(name) == "file":
+            present.append((path, label))
+        else:
             missing.append(path)
-    return missing
-
-
-def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
-    """Divide images into those that are files below `root`, and the paths of the others."""
-    missing = missing_files(root, (path for path, _ in images))
-    absent = set(missing)
-    return [image for image in images if image[0] not in absent], missing
+    return present, missing
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
@@ -170,3 +158,40 @@ def total_size(root: Path, paths: Sequence[str]) -> int:
     """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
     sizes = file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)])
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0
+
+
+def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
+    """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
+
+    CoOp's rule, with a random stream of its own instead of the global one.
+    """
+    draw = random.Random(seed)
+    by_class: dict[int, list[str]] = {}
+    for path, label in images:
+        by_class.setdefault(label, []).append(path)
+    splits: dict[str, Images] = {split: [] for split in fractions}
+    for label, paths in by_class.items():
+        draw.shuffle(paths)
+        rest = iter(paths)
+        for split, size in split_sizes(len(paths), fractions).items():
+            splits[split] += [(path, label) for path in islice(rest, size)]
+    return splits
+
+
+def small_classes(images: Images, classnames: Sequence[str], fractions: Mapping[str, float]) -> list[str]:
+    """Describe the classes with too few images for `fractions`."""
+    counts = Counter(label for _, label in images)
+    return [
+        f"class {name!r} has {counts[label]} image{'s' * (counts[label] != 1)}, too few for "
+        f"{', '.join(fractions)}: add images, or change the fractions"
+        for label, name in enumerate(classnames)
+        if not split_sizes(counts[label], fractions)
+    ]
+
+
+def split_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
+    """Divide `count` images by `fractions`, of which the last takes the rest; empty if one of them would get none."""
+    sizes = {split: round(fraction * count) for split, fraction in fractions.items()}
+    last = [*fractions][-1]
+    sizes[last] = count - sum(size for split, size in sizes.items() if split != last)
+    return sizes if min(sizes.values()) > 0 else {}

@@ -1,4 +1,4 @@
-"""Guess the YAML file of a folder of images: class folders, folders of splits, a table, or shards."""
+"""Guess the YAML file of a folder of images: class folders, folders of splits, or a table."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import Description, read_description
-from shards.raw.folders import is_image_name, list_folder
-from shards.raw.random_split import split_sizes
+from shards.raw.folders import list_folder, split_sizes
 from shards.raw.user_dataset import read_table
 
 HEADER = """\
@@ -43,7 +42,7 @@ def find_description(folder: Path) -> tuple[Path, str]:
     file = folder.with_name(f"{folder.name}.yaml")
     if file.exists():
         own = read_description(file)
-        images = (file.parent / text for text in (own.folder, own.images, own.table, own.shards) if text)
+        images = (file.parent / text for text in (own.folder, own.images, own.table) if text)
         if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
             raise DataUsageError(f"{file} is there already and describes other images than {folder}; {hint}")
@@ -65,11 +64,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     if len(tables) == 1:
         return _guess_table(folder, tables[0])
     if tables:
-        raise DataError(
-            f"{folder} holds several tables ({', '.join(tables)}): write a YAML file with table: one of them"
-        )
-    if any(name.endswith(".tar") for name in files):
-        return {"shards": base}, "shards of images"
+        raise DataError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
     roots = [""] if has_class_folders(folder) else find_class_roots(folder)
     if len(roots) == 1:
         root = folder / roots[0]
@@ -81,16 +76,9 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         return _guess_split(root, keys)
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
-        way = f"pack one alone ({choices}), or list the images of all in {base}/labels.csv as path,label (docs/data.md)"
-        raise DataError(f"{folder} holds class folders in several places: {way}")
-    if others := [name for name in files if name.lower().endswith(".csv")]:
-        header = (folder / others[0]).open(encoding="utf-8", errors="replace").readline().strip()
-        columns = "its columns must be called path,label, and split if there are splits"
-        raise DataError(f"{folder} holds no class folders, and {others[0]} begins with {header!r:.80}: {columns}")
-    if unlabelled := [name for name in files if is_image_name(name)]:
-        what = f"{folder} holds {len(unlabelled):,} images and no class folders"
-        raise DataError(f"{what}: put each class into a folder of its own, or add a table labels.csv of path,label")
-    raise DataError(f"{folder} holds no images: it needs a folder of images per class, or a table labels.csv")
+        raise DataError(f"{folder} holds class folders in several places: pack one alone ({choices})")
+    needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
+    raise DataError(f"{folder} holds no class folders with images: {needed}")
 
 
 def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""Read the official lists of the published data sets: split files, variant lists, class folders, train lists, labels.
+"""Find published data sets below a raw root, and read their official lists: split files, variant lists, class folders.
 
 The order of the lists is kept, because few-shot samples rest on it. The files are untrusted: they are read strictly and
 without building objects. Class folders have no order of their own: CoOp takes that of the file system, here files are
@@ -8,29 +8,95 @@ sorted by name, so that few-shot draws are reproducible.
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shards.catalogue import Dataset, RawLayout
+from shards.errors import DataError
 from shards.names import first_few, unsafe_path
-from shards.raw.classnames import published_classnames
-from shards.raw.folders import Images, Listing, RawProblem, is_image_name, list_folder
-from shards.raw.locations import RawLocation, class_folder_names
+from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.raw.folders import Images, Listing, is_image_name, list_folder, small_classes, split_classes
 
 SPLITS = ("train", "val", "test")
+FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}
+"""CoOp's random split."""
 UNCHANGED = "put an unchanged copy of the published file there"
 
 
+@dataclass(frozen=True)
+class RawLocation:
+    """Where a data set lies below a raw root.
+
+    images: what paths are relative to. lists: the folders where a list may lie, in the order they are looked at.
+    """
+
+    dataset: Dataset
+    raw: RawLayout
+    folder: Path
+    images: Path
+    lists: tuple[Path, ...]
+
+    def find_list(self, name: str) -> Path:
+        """Find a list; if it is nowhere, return the place where it belongs."""
+        places = [folder / name for folder in self.lists]
+        return next(filter(os.path.isfile, places), self.folder / name)
+
+
+def raw_layout(dataset: Dataset) -> RawLayout:
+    if dataset.raw is None:
+        raise ValueError(f"{dataset.name} has no raw files")
+    return dataset.raw
+
+
+def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
+    """Find the folder of a data set below a raw root: the first with a folder of images, else the first, else None."""
+    raw = raw_layout(dataset)
+    folders = [raw_root / name for name in raw.folders if os.path.isdir(raw_root / name)]
+    inner = [images for images in raw.images if images != "."]
+    holding = (folder for folder in folders if any(os.path.isdir(folder / images) for images in inner))
+    return next(holding, folders[0] if folders else None)
+
+
+def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
+    """Find the images of a data set. Raises DataError with the place where they belong."""
+    raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
+    # Report a folder without read permission, which otherwise looks empty.
+    list_folder(folder or raw_root)
+    place = (folder or raw_root / raw.folders[0]) / raw.images[0]
+    if folder is None:
+        what = f"there is no folder {raw.folders[0]} in {raw_root}"
+        raise DataError(f"{what}; get {raw.get}; the images belong into {place}")
+    images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
+    if images is None:
+        raise DataError(f"there is no folder {place}; get {raw.get}; the images belong there")
+    folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
+    return RawLocation(dataset, raw, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
+
+
+def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the class folders in label order; they can differ from the class names."""
+    raw = raw_layout(dataset)
+    if raw.layout == "numbered-folders":
+        return tuple(map(str, range(dataset.classes)))
+    if raw.layout in ("imagenet", "wnid-folders"):
+        wnids = imagenet_wnids()
+        return tuple(wnids[index] for index in raw.indices) or wnids
+    original = {new: old for old, new in raw.renamed.items()}
+    return tuple(original.get(name, name) for name in published_classnames(dataset))
+
+
 def read_published(location: RawLocation) -> Listing:
-    """Read the lists or class folders of a data set. Raises RawProblem if a list is missing or broken."""
+    """Read the lists or class folders of a data set. Raises DataError if a list is missing or broken."""
     layout = location.raw.layout
     if layout == "split-file":
         return _read_split_file(location)
     if layout == "variant-lists":
         return _read_variant_lists(location)
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
-    found = {split: scan_published_folders(location, prefix) for split, prefix in prefixes.items()}
+    found = {split: _scan_class_folders(location, prefix) for split, prefix in prefixes.items()}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
     return Listing(
         location.images,
@@ -42,7 +108,18 @@ def read_published(location: RawLocation) -> Listing:
     )
 
 
-def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
+def make_random_split(location: RawLocation, seed: int) -> Listing:
+    """Split the images of the class folders at random; class names and labels are the published ones."""
+    names = published_classnames(location.dataset)
+    images, problems = _scan_class_folders(location)
+    for problem in small_classes(images, names, FRACTIONS):
+        raise DataError(f"no random split can be made: {problem}")
+    splits = split_classes(images, FRACTIONS, seed)
+    origin = f"random split of the class folders, seed {seed}"
+    return Listing(location.images, names, splits, origin, True, tuple(problems))
+
+
+def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[str]]:
     """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
     root = location.images / prefix
     labels = {name: label for label, name in enumerate(class_folder_names(location.dataset))}
@@ -63,21 +140,14 @@ def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Ima
     problems = []
     if strays:
         what = f"{location.images} holds {first_few(strays)}, neither class folders nor images"
-        problems.append(RawProblem(what, "move them out of there"))
+        problems.append(f"{what}; move them out of there")
     if prefix and found and not folders:
-        what = f"{root} holds {len(found):,} files and no class folder"
-        sort = "unpack each archive into a folder of its name, or sort the validation images with valprep.sh of "
-        problems.append(RawProblem(what, f"{sort}https://github.com/soumith/imagenetloader.torch"))
+        problems.append(f"{root} holds {len(found):,} files and no class folder; sort them into class folders")
     return images, problems
 
 
 def _read_split_file(location: RawLocation) -> Listing:
-    name = location.raw.split_file
-    file = location.find_list(name)
-    if file is None:
-        own = "or split the images yourself with --random-split SEED, which no published figure compares with"
-        what = f"the official split file {location.folder / name} is missing"
-        raise RawProblem(what, f"get {location.raw.get}; {own}")
+    file = location.find_list(location.raw.split_file)
     try:
         document = json.loads(file.read_bytes(), object_pairs_hook=_refuse_repeated_keys)
         if not isinstance(document, dict) or sorted(document) != sorted(SPLITS):
@@ -85,11 +155,14 @@ def _read_split_file(location: RawLocation) -> Listing:
         if not document["train"] or not document["test"]:
             raise ValueError("its lists train and test should not be empty")
         classnames, splits = parse_split_lists(document)
+    except FileNotFoundError:
+        own = "; or split the images yourself with --random-split SEED" if location.raw.random_split else ""
+        raise DataError(f"the official split file {file} is missing; get {location.raw.get}{own}") from None
     except OSError as error:
-        raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
+        raise DataError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
     except (ValueError, RecursionError) as error:
-        raise RawProblem(f"{file}: {' '.join(str(error).split())[:300]}", UNCHANGED) from error
-    return Listing(location.images, classnames, splits, f"CoOp split {name}")
+        raise DataError(f"{file}: {' '.join(str(error).split())[:300]}; {UNCHANGED}") from error
+    return Listing(location.images, classnames, splits, f"CoOp split {location.raw.split_file}")
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -133,128 +206,35 @@ def parse_split_lists(document: dict[str, Any]) -> tuple[tuple[str, ...], dict[s
 
 def _read_variant_lists(location: RawLocation) -> Listing:
     """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`."""
-    names_file = location.require_list("variants.txt")
-    classnames = tuple(line.strip() for _, line in _read_lines(names_file))
+    classnames = tuple(name for _, _, name in _read_lines(location, "variants.txt"))
     labels = {name: label for label, name in enumerate(classnames)}
     if len(labels) != len(classnames):
-        raise RawProblem(f"{names_file} names a variant twice", UNCHANGED)
-    splits: dict[str, Images] = {}
+        raise DataError(f"{location.find_list('variants.txt')} names a variant twice; {UNCHANGED}")
+    splits: dict[str, Images] = {split: [] for split in SPLITS}
     listed: set[str] = set()
-    for split in SPLITS:
-        file, images = location.require_list(f"images_variant_{split}.txt"), []
-        for number, line in _read_lines(file):
-            image, _, name = line.strip().partition(" ")
-            images.append((f"{image}.jpg", _find_label(labels, name, file, number)))
-        splits[split] = _check_images(file, images, len(classnames), listed)
+    for split, images in splits.items():
+        for file, number, line in _read_lines(location, f"images_variant_{split}.txt"):
+            image, _, name = line.partition(" ")
+            path = f"{image}.jpg"
+            reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
+            reason = reason or ("" if name in labels else f"is of no class, but of {name[:80]!a}")
+            if reason:
+                raise DataError(f"{file}, line {number}: {path[:80]!a} {reason}; {UNCHANGED}")
+            listed.add(path)
+            images.append((path, labels[name]))
     return Listing(location.images, classnames, splits, "official variant lists")
 
 
-def read_labelled_images(location: RawLocation) -> Images:
-    """Read Flowers102's `imagelabels.mat`: the classes of `image_00001.jpg` and so on, counted from 1."""
-    file = location.require_list("imagelabels.mat")
-    try:
-        labels = [int(label) - 1 for label in _read_mat(file, "labels").ravel()]
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RawProblem(f"{file} holds no list of numbers", UNCHANGED) from error
-    images = [(f"image_{number:05d}.jpg", label) for number, label in enumerate(labels, 1)]
-    return _check_images(file, images, location.dataset.classes)
-
-
-def read_official_list(location: RawLocation, part: str) -> Images:
-    """Read the official training list (`part` "trainval") or test list of Pets, Cars, SUN397 or UCF101."""
-    train_list, test_list, read = OFFICIAL_LISTS[location.dataset.base]
-    file = location.require_list(train_list if part == "trainval" else test_list)
-    names = published_classnames(location.dataset)
-    images = _check_images(file, list(read(file, {name: label for label, name in enumerate(names)})), len(names))
-    if read is _pets:
-        for number, (path, label) in enumerate(images, 1):
-            if path.rpartition("_")[0].lower() != names[label]:
-                raise RawProblem(f"{file}, entry {number}: {path!a} is listed as class {label + 1}", UNCHANGED)
-    return images
-
-
-def _pets(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Read lines of image name, class number from 1, species and breed number."""
-    for number, line in _read_lines(file):
-        match = re.match(r"(\S+) ([0-9]{1,9})( |$)", line.strip())
-        if match is None:
-            raise RawProblem(f"{file}, line {number}: {line[:80]!a} has no class number", UNCHANGED)
-        yield f"{match[1]}.jpg", int(match[2]) - 1
-
-
-def _cars(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Read annotations with a file name and a class number from 1; `cars_train*` is of the images in cars_train/."""
-    folder = "cars_train" if file.name.startswith("cars_train") else "cars_test"
-    try:
-        for row in _read_mat(file, "annotations").ravel():
-            yield f"{folder}/{row['fname'].item()!s}", int(row["class"].item()) - 1
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
-        raise RawProblem(f"{file} holds no annotations with 'fname' and 'class'", UNCHANGED) from error
-
-
-def _scenes(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Read lines like `/a/apse/indoor/sun_x.jpg`; a class name lists its folders from the innermost outwards."""
-    for number, line in _read_lines(file):
-        path = line.strip().removeprefix("/")
-        yield path, _find_label(labels, " ".join(reversed(path.split("/")[1:-1])), file, number)
-
-
-def _actions(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Read lines like `YoYo/v_YoYo_g01_c01.avi 1`; the folder of its frame is the class name, `Yo_Yo`."""
-    for number, line in _read_lines(file):
-        action, _, video = line.split()[0].partition("/")
-        name = "_".join(re.findall("[A-Z][^A-Z]*", action))
-        yield f"{name}/{video.removesuffix('.avi')}.jpg", _find_label(labels, name, file, number)
-
-
-OFFICIAL_LISTS = {
-    "oxford-pets": ("annotations/trainval.txt", "annotations/test.txt", _pets),
-    "stanford-cars": ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", _cars),
-    "sun397": ("Training_01.txt", "Testing_01.txt", _scenes),
-    "ucf101": ("ucfTrainTestlist/trainlist01.txt", "ucfTrainTestlist/testlist01.txt", _actions),
-}
-"""Of each data set its list for training and validation, its list for testing, and the reader of both."""
-
-
-def _find_label(labels: dict[str, int], name: str, file: Path, number: int) -> int:
-    if name not in labels:
-        raise RawProblem(f"{file}, line {number}: there is no class {name[:80]!a}", UNCHANGED)
-    return labels[name]
-
-
-def _check_images(file: Path, images: Images, classes: int, listed: set[str] | None = None) -> Images:
-    """Check that a list names plain paths, each once, also in earlier lists (`listed`), with labels of the data set."""
-    listed = set() if listed is None else listed
-    for number, (path, label) in enumerate(images, 1):
-        reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
-        reason = reason or ("" if 0 <= label < classes else f"has the unknown class {label + 1}")
-        if reason:
-            raise RawProblem(f"{file}, entry {number}: {path[:80]!a} {reason}", UNCHANGED)
-        listed.add(path)
-    return images
-
-
-def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Read the non-empty lines of a text file with their numbers. Raises RawProblem if it is no text file."""
+def _read_lines(location: RawLocation, name: str) -> Iterator[tuple[Path, int, str]]:
+    """Yield the file and the number of each line of a list that is not empty, and the line without outer blanks."""
+    file = location.find_list(name)
     try:
         text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"{file} is missing; put it there: get {location.raw.get}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RawProblem(f"{file} cannot be read ({reason})", UNCHANGED) from error
+        raise DataError(f"{file} cannot be read ({reason}); {UNCHANGED}") from error
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, line.rstrip("\r")
-
-
-def _read_mat(file: Path, name: str) -> Any:
-    """Read one variable of a MATLAB file as a NumPy array. Raises RawProblem if file or variable is missing."""
-    from scipy.io import loadmat
-
-    try:
-        # Structures become arrays with named fields, so the file cannot select a Python class.
-        return loadmat(file, variable_names=[name], struct_as_record=True)[name]
-    except KeyError as error:
-        raise RawProblem(f"{file} holds no '{name}'", UNCHANGED) from error
-    except Exception as error:
-        # scipy's parser can raise any type of error for a damaged file.
-        raise RawProblem(f"{file} is not a readable MATLAB file", UNCHANGED) from error
+            yield file, number, line.strip()

@@ -6,47 +6,37 @@ A random split, a subset of the images, and smaller images are made on request, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from shards.catalogue import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.names import first_few, join_first
-from shards.process_pool import map_in_order
-from shards.raw.folders import Images, Listing, RawProblem, split_missing, total_size
-from shards.raw.lists import read_published
-from shards.raw.locations import find_folder, find_location, raw_layout
-from shards.raw.random_split import make_random_split
+from shards.names import first_few
+from shards.raw.folders import Listing, split_missing, total_size
+from shards.raw.lists import find_location, make_random_split, raw_layout, read_published
 from shards.records import Source
 
-# Undecodable images that a problem names.
-NAMED_IMAGES = 5
-CHUNK = 64
-# Below this many images a second process takes longer to start than it saves.
-FEW = 500
-# Called with the images decoded so far and all of them.
-CheckProgress = Callable[[int, int], None]
 
+def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Source:
+    """Make a source of a published data set, or one derived from it, as CoOp lists it: paths, labels, names, order.
 
-def raw_source(dataset: Dataset, raw_root: Path) -> Source:
-    """Make a source of a published data set, or one derived from it, as CoOp lists it: paths, labels, names, order."""
+    whole: raise DataError for the first difference from the published set; otherwise they are its `problems`.
+    """
     published, variant, seed = sum(dataset.counts.values()), dataset.variant, dataset.random_split
     try:
         location = find_location(dataset, raw_root)
         listing = read_published(location) if seed is None else make_random_split(location, seed)
         differences = [] if seed is not None else list(published_differences(dataset, listing))
-        splits, missing = existing_images(dataset, listing)
-        for problem in (*listing.problems, *([] if dataset.subset else [*differences, *missing])):
-            raise problem
-        splits = {split: images for split, images in splits.items() if images}
-        if "test" not in splits:
-            raise RawProblem(f"none of its test images is in {listing.root}", f"get {location.raw.get}")
-    except RawProblem as problem:
-        raise DataError(f"'{dataset.base}': {problem}") from problem
-    existing = replace(listing, splits=splits)
+        existing, missing = _existing_images(dataset, listing)
+        problems = (*listing.problems, *([] if dataset.subset else [*differences, *missing]))
+        if whole and "test" not in existing.splits:
+            problems += (f"none of its test images is in {listing.root}; get {location.raw.get}",)
+        for problem in problems if whole else ():
+            raise DataError(problem)
+    except DataError as error:
+        raise DataError(f"'{dataset.base}': {error}") from error
     count = len(existing.paths)
     if dataset.subset:
         counts = f"subset: {count:,} of {published:,} images"
@@ -65,10 +55,11 @@ def raw_source(dataset: Dataset, raw_root: Path) -> Source:
         size=total_size(listing.root, existing.paths),
         variant=variant,
         resize=dataset.resize,
+        problems=problems,
     )
 
 
-def published_differences(dataset: Dataset, listing: Listing) -> Iterator[RawProblem]:
+def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
     """List the differences of the lists from the published ones; does not look for the images on disk."""
     raw, counts = raw_layout(dataset), listing.counts
     wrong = {split: count for split, count in dataset.counts.items() if counts.get(split, 0) != count}
@@ -80,7 +71,7 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[RawPro
                 names = first_few([listing.classnames[label] for label in absent])
                 what += f"; {len(absent)} classes have none: {names}"
             much = "take out what was added, or pack all that is there with --subset"
-            yield RawProblem(what, much if counts[split] > count else _get_the_rest(dataset))
+            yield f"{what}; {much if counts[split] > count else _get_the_rest(dataset)}"
         return
     if wrong:
         split, count = next(iter(wrong.items()))
@@ -91,13 +82,12 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[RawPro
         difference = "the lists are others"
     else:
         return
-    if not raw.split_file:
-        what = f"{listing.origin} in {listing.root.parent} are not the published ones: {difference}"
-        yield RawProblem(what, f"get {raw.get}")
-        return
-    hint = "CoOp writes a private one under that name when it is missing"
-    remedy = f"get {raw.get}; or use --random-split SEED, or --subset when the file is a part of the published one"
-    yield RawProblem(f"{raw.split_file} is not the published split: {difference} ({hint})", remedy)
+    if raw.split_file:
+        remedy = "or use --subset when the file is a part of the published one"
+        hint = "CoOp writes a private one under that name when it is missing"
+        yield f"{raw.split_file} is not the published split: {difference} ({hint}); get {raw.get}; {remedy}"
+    else:
+        yield f"{listing.origin} in {listing.root.parent} are not the published ones: {difference}; get {raw.get}"
 
 
 def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
@@ -109,17 +99,15 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
     return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
 
 
-def existing_images(dataset: Dataset, listing: Listing) -> tuple[dict[str, Images], list[RawProblem]]:
-    """Return the listed images that are files, by split, and a problem for each split in which some are missing."""
-    if listing.scanned:
-        return dict(listing.splits), []
+def _existing_images(dataset: Dataset, listing: Listing) -> tuple[Listing, list[str]]:
+    """Return a listing of the images that are files, and a problem for each split in which some are missing."""
     splits, problems = {}, []
     for split, images in listing.splits.items():
-        splits[split], missing = split_missing(listing.root, images)
+        splits[split], missing = (images, []) if listing.scanned else split_missing(listing.root, images)
         if missing:
             what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
-            problems.append(RawProblem(what, _get_the_rest(dataset)))
-    return splits, problems
+            problems.append(f"{what}; {_get_the_rest(dataset)}")
+    return replace(listing, splits={split: images for split, images in splits.items() if images}), problems
 
 
 def _get_the_rest(dataset: Dataset) -> str:
@@ -135,81 +123,3 @@ def unverified_lists_note(dataset: Dataset) -> str:
         f"no digest of {raw.split_file} is known: it is held to the published class names and sizes, and a private "
         "split of the same sizes, as CoOp writes when the file is missing, cannot be recognised"
     )
-
-
-@dataclass(frozen=True)
-class RawSplit:
-    """How many images of one split were published, and how many of those in the lists are on the disk."""
-
-    name: str
-    expected: int
-    present: int
-
-
-@dataclass(frozen=True)
-class RawReport:
-    """One data set below a raw root; `ok` means that it can be packed as published.
-
-    folder: where it was found, None if nowhere. fixes: one line for each kind of problem.
-    """
-
-    dataset: str
-    folder: Path | None
-    splits: tuple[RawSplit, ...]
-    problems: tuple[str, ...]
-    fixes: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-
-def check_raw(
-    dataset: Dataset, raw_root: Path, *, decode: bool = True, workers: int = 1, on_progress: CheckProgress | None = None
-) -> RawReport:
-    """Check a published data set below `raw_root`, and with `decode` every image; faults are reported, not raised."""
-    problems: list[DataError] = []
-    splits: list[RawSplit] = []
-    try:
-        location = find_location(dataset, raw_root)
-        listing = read_published(location)
-        existing, missing = existing_images(dataset, listing)
-        problems += [*listing.problems, *published_differences(dataset, listing), *missing]
-        splits += [RawSplit(split, dataset.counts.get(split, 0), len(images)) for split, images in existing.items()]
-        paths = list(dict.fromkeys(path for images in existing.values() for path, _ in images))
-        chunks = [paths[start : start + CHUNK] for start in range(0, len(paths) if decode else 0, CHUNK)]
-        decoded = map_in_order(partial(_decode, listing.root), chunks, workers if len(paths) > FEW else 1)
-        broken: list[str] = []
-        for number, found in enumerate(decoded, 1):
-            broken += found
-            if on_progress:
-                on_progress(min(number * CHUNK, len(paths)), len(paths))
-        if broken:
-            count = "1 image" if len(broken) == 1 else f"{len(broken):,} images"
-            what = f"{count} in {listing.root} cannot be decoded: {join_first(broken, limit=NAMED_IMAGES)}"
-            problems.append(RawProblem(what, "get these files again from the source"))
-    except DataError as problem:
-        problems.append(problem)
-    raw_problems = [problem for problem in problems if isinstance(problem, RawProblem)]
-    return RawReport(
-        dataset=dataset.name,
-        folder=find_folder(dataset, raw_root),
-        splits=tuple(splits),
-        problems=tuple(getattr(problem, "what", str(problem)) for problem in problems),
-        fixes=tuple(dict.fromkeys(problem.remedy for problem in raw_problems if problem.remedy)),
-    )
-
-
-def _decode(root: Path, paths: Sequence[str]) -> list[str]:
-    """List the images among `paths` that do not decode, with reasons."""
-    from shards.images import ImageError, decode
-
-    broken = []
-    for path in paths:
-        try:
-            decode((root / path).read_bytes())
-        except OSError as error:
-            broken.append(f"{path}: it cannot be read ({error.strerror or error})")
-        except ImageError as error:
-            broken.append(f"{path}: {error}")
-    return broken

@@ -1,4 +1,4 @@
-"""Read data sets of a user: class folders, a table or shards, described by a short YAML file.
+"""Read data sets of a user: class folders or a table, described by a short YAML file.
 
 Labels: numbers are taken as given, 0..C-1; text is sorted by code point, unless `classes` lists another order. Paths in
 the YAML file are relative to it. Images are packed in the order of the table, or of folders by label and name. Names on
@@ -8,12 +8,10 @@ the disk and in tables are untrusted; paths must stay inside the folder of the i
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import json
 import os
-import random
 import re
 import statistics
 from collections import Counter
@@ -21,68 +19,49 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from pathlib import Path
 
-from shards.errors import DataError
-from shards.files import require_regular
-from shards.names import Finding, first_few, unfit_texts, unsafe_path
+from pydantic import ValidationError
+
+from shards.errors import DataError, describe_invalid
+from shards.files import read_file
+from shards.names import Finding, first_few, unfit_texts
 from shards.raw.class_folders import ImageList, ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
+from shards.raw.folders import (
+    Images,
+    Listing,
+    file_sizes,
+    is_image_name,
+    list_folder,
+    small_classes,
+    split_classes,
+    split_missing,
+)
 from shards.raw.lists import SPLITS, parse_split_lists
-from shards.raw.random_split import split_classes, split_sizes
 from shards.records import Source
 
-COLUMNS = ("path", "label", "split")
 UNEQUAL = 10
 """How many times as many images the largest class has if a note says so."""
-RARE = 4
-"""How many times fewer images a class has than the one whose name it may be a misspelling of."""
-MOST_RARE = 50
-"""Classes that are compared with all others."""
-SIMILARITY = 0.8
 AGREEMENT = 0.9
 """The share of images whose folder is called like their label, from which the others are likely mistakes."""
 
 
-def user_source(file: Path, cache: Path | None = None, text: str = "") -> Source:
-    """Make a source of the data set that a YAML file describes; shards from a URL are kept in `cache` until packed.
+def user_source(file: Path, text: str = "") -> Source:
+    """Make a source of the data set that a YAML file describes.
 
     text: the content of a file that is not written yet. What is wrong in single images or classes are its `problems`.
     """
     description = parse_description(text, file) if text else read_description(file)
     try:
-        if description.shards is not None:
-            return _shard_source(file, description, cache or file.parent)
         return _image_source(file, description)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
-
-
-def _shard_source(file: Path, description: Description, cache: Path) -> Source:
-    from shards.raw.tars import tar_source
-    from shards.urls import is_url, redact
-
-    location = description.shards or ""
-    assert not isinstance(description.classes, dict)
-    source = tar_source(
-        description.name,
-        location if is_url(location) else str(_resolve(file, location)),
-        splits=None if description.splits is None else dict(description.splits.items()),
-        classnames=description.classes,
-        template=description.template,
-        templates=description.prompts,
-        origin=f"own shards {redact(location)}",
-        cache=cache,
-    )
-    if "test" not in source.counts:
-        raise DataError(f"shards: {location} has no test images; splits: {{test: FOLDER}} says where they are")
-    return source
 
 
 def _image_source(file: Path, description: Description) -> Source:
     if description.table is not None:
         root, kind = _resolve(file, description.images or "."), "table"
         items = read_table(_resolve(file, description.table))
-        if missing := missing_files(root, [item.path for item in items]):
+        if missing := split_missing(root, [(item.path, 0) for item in items])[1]:
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
             raise DataError(f"{what}: {first_few(missing)}")
         found = ImageList(items, notes=compare_table(root, items))
@@ -120,8 +99,7 @@ def _resolve(file: Path, path: str) -> Path:
 def read_table(file: Path) -> list[ListedImage]:
     """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists."""
     try:
-        require_regular(file)
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file).decode("utf-8-sig")
         readers = {".csv": _read_csv, ".json": _read_json}
         if file.suffix.lower() not in readers:
             raise ValueError("it is neither .csv nor .json")
@@ -138,48 +116,35 @@ def read_table(file: Path) -> list[ListedImage]:
 
 
 def _read_csv(text: str) -> Iterator[ListedImage]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header = [name.strip() for name in next(reader, [])]
-    if sorted(header) not in (sorted(COLUMNS), sorted(COLUMNS[:2])):
-        raise ValueError(f"it begins with {','.join(header)!r:.80}, not with path,label or path,label,split")
-    rows = [row for row in reader if row]
-    if wrong := [number for number, row in enumerate(rows, 2) if len(row) != len(header)]:
-        raise ValueError(f"row {wrong[0]} has not {len(header)} columns")
-    table = [dict(zip(header, row, strict=True)) for row in rows]
-    numbers = all(row["label"].isascii() and row["label"].isdecimal() and len(row["label"]) < 10 for row in table)
-    for number, row in enumerate(table, 2):
-        label = int(row["label"]) if numbers else row["label"]
-        yield _make_image(f"row {number}", row["path"], label, row.get("split"))
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", strict=True)
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    rows: list[dict[str, object]] = [*reader]
+    labels = [str(row.get("label")) for row in rows]
+    if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
+        rows = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
+    return _read_rows(rows)
 
 
 def _read_json(text: str) -> Iterator[ListedImage]:
     document = json.loads(text)
     if isinstance(document, dict) and set(document) <= set(SPLITS):
         names, splits = parse_split_lists(document)
-        for split, images in splits.items():
-            yield from (ListedImage(path, label, split, names[label]) for path, label in images)
-        return
+        return _read_rows(
+            {"path": path, "label": label, "split": split, "classname": names[label]}
+            for split, images in splits.items()
+            for path, label in images
+        )
     if not isinstance(document, list):
         raise ValueError("it is neither a list of rows nor CoOp's lists of train, val and test")
-    for number, row in enumerate(document, 1):
-        if isinstance(row, dict) and set(row) <= set(COLUMNS):
-            row = [row[column] for column in COLUMNS if column in row] if {"path", "label"} <= set(row) else None
-        if not isinstance(row, list) or len(row) not in (2, 3):
-            raise ValueError(f"entry {number} is neither [path, label] nor [path, label, split]")
-        yield _make_image(f"entry {number}", *row)
+    return _read_rows(document)
 
 
-def _make_image(where: str, path: object, label: object, split: object = None) -> ListedImage:
-    if not isinstance(path, str) or unsafe_path(path):
-        reason = unsafe_path(path) if isinstance(path, str) else "is no text"
-        raise ValueError(f"{where}: path {path!r:.100} {reason}")
-    is_number = isinstance(label, int) and not isinstance(label, bool) and label >= 0
-    if not is_number and not (isinstance(label, str) and label):
-        raise ValueError(f"{where}: label {label!r:.60} is neither text nor a number of 0 or more")
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"{where}: split {split!r:.60} is none of train, val and test")
-    assert isinstance(label, int | str)
-    return ListedImage(path, label, "" if split is None else str(split))
+def _read_rows(rows: Iterable[object]) -> Iterator[ListedImage]:
+    for number, row in enumerate(rows, 1):
+        try:
+            yield ListedImage.model_validate(row)
+        except ValidationError as error:
+            raise ValueError(f"image {number}: {describe_invalid(error, 'it')}") from None
 
 
 def _number_classes(
@@ -191,29 +156,21 @@ def _number_classes(
     texts = sorted(label for label in found if isinstance(label, str))
     if texts and len(texts) < len(found):
         raise DataError(f"labels are text ({first_few(texts)}) and numbers: they must be all of one kind")
-    names: dict[str | int, str]
-    if given is None:
-        if not texts and not all(item.classname for item in items):
-            raise DataError("labels are numbers without names: list them under classes")
-        names = found
-    elif isinstance(given, dict):
+    names: dict[str | int, str] = found
+    if isinstance(given, dict):
         names = {str(key) if texts else key: name for key, name in given.items()}
-    else:
+    elif given is not None:
         names = {name if texts else number: name for number, name in enumerate(given)}
-        if len(names) < len(given):
-            raise DataError(f"classes: {first_few(_repeated(given))} is listed twice")
-    for label in found:
-        if label not in names:
-            raise DataError(f"classes: {label!r} has images and is not listed")
-    if empty := [str(label) for label in names if label not in found]:
-        raise DataError(f"classes: {first_few(empty)} has no images")
+    elif not texts and not all(item.classname for item in items):
+        raise DataError("labels are numbers without names: list them under classes")
+    if differing := sorted(map(str, names.keys() ^ found.keys())):
+        raise DataError(f"classes: {first_few(differing)} is not listed, or has no images")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
+    order: list[str | int] = [*range(len(names))]
     if texts:
-        order: list[str | int] = list(names) if isinstance(given, tuple) else [*texts]
-    else:
-        order = list(range(len(names)))
-        if absent := [label for label in order if label not in names]:
-            raise DataError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
+        order = list(names) if isinstance(given, tuple) else [*texts]
+    elif absent := [label for label in order if label not in names]:
+        raise DataError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
     classnames = tuple(names[label] for label in order)
     if texts and (repeated := _repeated(classnames)):
         raise DataError(f"classes: two labels are called {first_few(repeated)}: nothing could tell them apart")
@@ -250,32 +207,22 @@ def _assign_splits(
     else:
         fractions = {split: fraction for split in SPLITS if (fraction := getattr(rule, split))}
         by_name = sorted(unassigned, key=lambda image: (image[1], image[0]))
-        if few := _find_small_classes(by_name, names, fractions):
+        if few := small_classes(by_name, names, fractions):
             return {"": by_name}, few
-        images = split_classes(by_name, names, fractions, random.Random(rule.seed))
+        images = split_classes(by_name, fractions, rule.seed)
     if not images["test"]:
         raise DataError("there are no test images: nothing could be evaluated")
     if images.get("val") and not images["train"]:
         raise DataError("there are val images and no train images")
-    problems = []
-    for split in ("train", "test"):
-        present = {names[label] for _, label in images.get(split, [])}
-        for name in names if images.get(split) else ():
-            if name not in present:
-                close = difflib.get_close_matches(name, present, n=1, cutoff=0.7)
-                hint = f"; is it {close[0]!r} there?" if close else ": add some, or remove the class from all splits"
-                problems.append(f"class {name!r} has no {split} image{hint}")
-    return {split: found for split, found in images.items() if found}, problems
-
-
-def _find_small_classes(images: Images, names: Sequence[str], fractions: Mapping[str, float]) -> list[str]:
-    counts = Counter(label for _, label in images)
-    return [
-        f"split: class {names[label]!r} has {count} image{'s' * (count != 1)}, too few for {', '.join(fractions)}: "
-        f"add images, or change the fractions"
-        for label, count in sorted(counts.items())
-        if not split_sizes(count, fractions)
+    found = {split: rows for split, rows in images.items() if rows}
+    present = {split: {label for _, label in rows} for split, rows in found.items() if split != "val"}
+    problems = [
+        f"class {name!r} has no {split} image: add some, or remove the class from all splits"
+        for split, own in present.items()
+        for label, name in enumerate(names)
+        if label not in own
     ]
+    return found, problems
 
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:
@@ -289,34 +236,21 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
         extremes = f"{counts[least]:,} ({least!r}) to {counts[most]:,} images ({most!r})"
         notes.append(f"classes are unequal: {extremes}, median {middle:g}")
     if single := [name for name, count in counts.items() if count == 1]:
-        what = f"{len(single):,} {'class has' if len(single) == 1 else 'classes have'} 1 image: "
-        notes.append(Finding.make(what, [*map(ascii, single)]))
-    spellings: dict[str, list[str]] = {}
-    for name in counts:
-        spellings.setdefault(_normalize(name), []).append(name)
-    same = [names for names in spellings.values() if len(names) > 1]
-    notes += [f"classes {' and '.join(map(repr, names))} differ in case, blanks or dashes alone" for names in same]
-    notes += [
-        f"warning: class {name!r} ({counts[name]:,}) may be a misspelling of {other!r} ({counts[other]:,} images)"
-        for name, other in _find_misspellings(counts)
-    ]
-    return notes
-
-
-def _find_misspellings(counts: Mapping[str, int]) -> Iterable[tuple[str, str]]:
-    """Find names that are one slip apart, and similar ones of rare classes; each pair begins with the smaller class."""
-    ordered = sorted(counts, key=lambda name: counts[name])
+        notes.append(Finding.make(f"classes of 1 image: {len(single):,} (", [*map(ascii, single)], ")"))
     alike: dict[str, list[str]] = {}
-    for name in ordered:
-        for left_out in (place for place in range(len(name) + 1) if not name[place : place + 1].isdigit()):
-            alike.setdefault((name[:left_out] + name[left_out + 1 :]).casefold(), []).append(name)
-    found = {pair: None for names in alike.values() for pair in combinations(names, 2) if _is_slip(*pair)}
-    for name in ordered[:MOST_RARE]:
-        # Classes such as `scene 1` and `scene 2` are no misspellings.
-        digits = re.findall(r"\d", name)
-        larger = [one for one in counts if counts[one] >= RARE * counts[name] and re.findall(r"\d", one) == digits]
-        found |= dict.fromkeys((name, other) for other in difflib.get_close_matches(name, larger, 1, SIMILARITY))
-    return found
+    for name in sorted(counts, key=lambda name: counts[name]):
+        # Names that are equal but for one letter left out of either have an entry in common.
+        for place in range(len(name) + 1):
+            if not name[place : place + 1].isdigit():
+                alike.setdefault((name[:place] + name[place + 1 :]).casefold(), []).append(name)
+    pairs = dict.fromkeys(pair for names in alike.values() for pair in combinations(dict.fromkeys(names), 2))
+    for one, other in pairs:
+        if _normalize(one) == _normalize(other):
+            notes.append(f"classes {one!r} and {other!r} differ in case, blanks or dashes alone")
+        elif _is_slip(one, other):
+            what = f"warning: class {one!r} ({counts[one]:,}) may be a misspelling of"
+            notes.append(f"{what} {other!r} ({counts[other]:,} images)")
+    return notes
 
 
 def _is_slip(one: str, other: str) -> bool:
