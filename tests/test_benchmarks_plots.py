@@ -115,24 +115,6 @@ def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
     assert lines["MaPLe"] == near([tiles, petals, math.nan, tiles])
 
 
-def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_nothing(halves):
-    panels = {axes.get_title(loc="left"): lines_of(axes) for axes in halves.figure("learning-curves").axes}
-    assert set(panels) == set(SETS)
-    runs = halves.done.frame.drop_duplicates("path")
-    for name, lines in panels.items():
-        assert set(lines) == {"MaPLe", "ProCAP"}
-        own = runs[(runs.dataset == name) & (runs.method == "procap")].losses
-        assert lines["ProCAP"] == near([mean(column) for column in zip(*own, strict=True)])
-
-
-def test_accuracy_against_speed_shows_averages_of_complete_methods(halves):
-    axes = halves.figure("accuracy-speed").axes[0]
-    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if not line.get_label().startswith("_")]
-    zeroshot, _, procap = halves.done.variants
-    # Every evaluation of made results ran at 200 images a second.
-    assert points == [near((200.0, halves.hm(variant, *SETS))) for variant in (zeroshot, procap)]
-
-
 def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(tmp_path):
     made = make(
         tmp_path, "few-shot", quick=True, datasets=SETS, seeds=(1, 2), methods=("zeroshot", "coop", "procap"),
@@ -229,37 +211,7 @@ def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept
         assert lines[name] == near(values)
 
 
-def test_the_spread_is_drawn_around_the_mean_with_the_sample_deviation(tmp_path):
-    made = make(
-        tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3),
-        dropped=lambda entry: (entry.dataset, entry.seed) == ("petals", 3),
-    )  # fmt: skip
-    (variant,) = made.done.variants
-    base, _, hm = made.figure("seed-spread").axes
-    rows = [*SETS, "Average"]
-    assert [label.get_text() for label in base.get_yticklabels()] == rows
-    for panel, per_seed, middle in (
-        (base, lambda name: made.values(variant, name, "base"), lambda name: mean(made.values(variant, name, "base"))),
-        (hm, lambda name: list(map(harmonic_mean, *(made.values(variant, name, half) for half in ("base", "novel")))),
-         lambda name: made.hm(variant, name)),
-    ):  # fmt: skip
-        texts = {rows[text.get_position()[1]]: text.get_text() for text in panel.texts}
-        assert texts["petals"] == texts["Average"] == "–"
-        for row, name in enumerate(rows):
-            points = [x for seed in panel.collections for x, y in seed.get_offsets() if y == row]
-            bars = [bar for bar in panel.containers[0] if bar.get_y() + bar.get_height() / 2 == near(row)]
-            if name in ("petals", "Average"):
-                assert not points and not bars
-                continue
-            std = stdev(per_seed(name))
-            assert points == near([value - middle(name) for value in per_seed(name)])
-            assert [(bar.get_x(), bar.get_width()) for bar in bars] == [near((-std, 2 * std))]
-            assert texts[name] == f"{middle(name):.2f} ± {std:.2f}"
-
-
-def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
-    made = make(tmp_path / "one", "stability", datasets=SETS[:1], seeds=(1,))
-    assert made.figure("seed-spread") is None
+def test_without_results_there_is_no_figure(tmp_path):
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
         suite = load_suite(name)
         done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
@@ -289,12 +241,11 @@ def test_dollars_in_a_name_are_no_formula(halves):
         assert name + "ProCAP" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_limited_results_carry_the_dagger_and_say_what_it_means(tmp_path):
+def test_limited_results_are_named_in_the_title(tmp_path):
     small = {"quick": True, "datasets": ("tiles",), "seeds": (1,), "methods": ("procap",)}
     made = make(tmp_path, "base-to-novel", limited=True, **small)
     figure = made.figure("hm-bars")
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["tiles †"]
-    assert "† only the first images" in figure.get_suptitle()
+    assert "only the first images" in figure.get_suptitle()
 
 
 @pytest.mark.parametrize("form", [*style.FORMATS, "svg"])
@@ -337,6 +288,6 @@ def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path
     done = made(tmp_path, suite, datasets=SETS, methods=("coop",), seeds=(1,), quick=True)
     hms = {variant.name: done.halves(variant, "Average")[2].mean for variant in done.variants}
     best = sorted(hms, key=lambda name: hms[name])[-6:]
-    for name in ("hm-bars", "hm-radar", "learning-curves", "accuracy-speed"):
+    for name in ("hm-bars", "hm-radar"):
         *highlighted, last = [text.get_text() for text in suite.plots(done)[name]().legends[0].get_texts()]
         assert last == "other methods" and {*highlighted} - {"base", "novel"} == {*best}

@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -16,8 +15,6 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.plots import style
-from benchmarks.qualitative.pictures import describe_pictures
-from benchmarks.report.describe import describe_recipes
 from benchmarks.report.report import build_report, write_report
 from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.metrics import Metric
@@ -26,9 +23,6 @@ from runner.config import Target
 from runner.results import Progress, write_json
 from runner.run_collection import read_collections, write_collection
 from runner.run_folders import RunFolder
-from runner.tracking.store import TrackingStore
-
-SERVER = "http://someone:secret@mlflow.example:5000"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,8 +146,8 @@ def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree)
 def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results, capsys):
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
-    assert "3 of 16 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
-    assert "generated data, quick schedules" in notice
+    assert "3 of 16 runs unfinished: 1 failed, 1 broken, 1 not started." in notice
+    assert "they are of generated data sets" in notice and "quick schedules" in notice
     runs = find_started_suites(results)[0][0].results.runs
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
@@ -164,7 +158,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     assert line == f"failed: {config.path}: no room" and row["reason"] == "no room"
     assert (row["lr"], row["epochs"], row["options"]) == (config.recipe.lr, config.recipe.epochs, dict(config.options))
     assert "ablation" not in section(text, "missing")
-    assert "Generated data (all suites)" in section(text, "caveats")
+    assert "all suites: these results do not compare with published ones" in section(text, "caveats")
 
 
 def test_the_command_at_the_top_is_the_plan_again(page, results, capsys, tmp_path):
@@ -244,37 +238,13 @@ def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
-    assert build_report(root, shown="results").state == "All 1 run and 2 evaluations that were planned are finished."
+    assert build_report(root, shown="results")["state"] == "All 1 run and 2 evaluations that were planned are finished."
     broken = root / "collections/suite/duration/collection.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("[]")
     state = "All 1 run and 2 evaluations that were planned in the suites that could be read are finished."
-    assert build_report(root, shown="results").state == state
-    assert build_report(root, ["duration"], shown="results").state == "No suite could be read."
-
-
-def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path, monkeypatch):
-    root = tmp_path / "results"
-    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
-    put_entry(root, entries[0])
-    sent = {"tags.`procap.collection` = 'suite.ablation'": "p1", "tags.`suite.ablation` = 'yes'": "r1"}
-    found = {where: [SimpleNamespace(info=SimpleNamespace(run_id=run_id))] for where, run_id in sent.items()}
-    monkeypatch.setattr(TrackingStore, "open", lambda store: store)
-    monkeypatch.setattr(TrackingStore, "experiment_id", "7")
-    monkeypatch.setattr(TrackingStore, "search", lambda store, where: found[where])
-    plain = write_report(root).read_text()
-    assert "mlflow.example" not in plain and "procap ui --results" in Page(plain).root.text()
-    linked = write_report(root, tracking=SERVER).read_text()
-    addresses = [a.attributes["href"] for a in Page(linked).root.all("a") if a.attributes["href"][:4] == "http"]
-    assert "http://mlflow.example:5000/#/experiments/7/runs/p1" in addresses and len(addresses) == 2
-    assert "secret" not in linked
-
-
-def test_the_recipe_of_each_method_is_described(tmp_path):
-    begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("zeroshot", "maple", "procap"))
-    ((suite,), _) = find_started_suites(tmp_path)
-    recipes = ["MaPLe: adamw 0.01, 2 epochs, batch 16", "ProCAP: adamw 3.90625e-05, 2 epochs, batch 16"]
-    assert describe_recipes(suite) == recipes
+    assert build_report(root, shown="results")["state"] == state
+    assert build_report(root, ["duration"], shown="results")["state"] == "No suite could be read."
 
 
 def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path):
@@ -283,11 +253,8 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path):
     put_entry(root, entries[0])
     folder = root / "collections/suite/qualitative"
     Image.new("RGB", (3200, 900), "white").save(folder / "predictions.png")
-    pick = {"class": "red <tile>", "answers": {"ProCAP": "blue tile"}, "right": {"ProCAP": False}}
-    shown = {"target": "tiles:all:test", "pick_rule": "the first ones", "picks": [pick]}
-    shown |= {"methods": [{"title": "ProCAP"}], "prompts": {"order": "as they are", "methods": []}}
-    shown["eigencam"] = {"tokens": "patches", "sign": "so", "range": "0 to 1"}
-    record = {"runs": [entries[0].path], "pictures": {"predictions": describe_pictures(shown)["predictions"]}}
+    texts = {"caption": "Predictions", "alt": "Test images of red <tile> with the answers of ProCAP"}
+    record = {"runs": [entries[0].path], "pictures": {"predictions": texts}}
     (folder / "pictures.json").write_text(json.dumps(record))
     page = write_report(root)
     (image,) = Page(page.read_text()).root.all("img")

@@ -216,7 +216,7 @@ def test_time_and_cost_count_a_shared_run_once(tmp_path):
     assert "At 3600 an hour, of a GPU or a machine, that is 14.50." in text
     table = tables(Page(text).root)["Suites, their runs, and how long they took"]
     last = [words_of(cell) for cell in table.all("tr")[-1].all("td")]
-    assert last == ["1", "1", "2", "12.5", "2.0", "-"]
+    assert last == ["1", "1", "2", "0.21", "0.03", "0.00"]
 
 
 def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path):
@@ -235,9 +235,9 @@ def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path):
     assert "At 3600 an hour, of a GPU or a machine, that is 73.50." in text
     shown = tables(Page(text).root)
     rows = [row for row in shown["Suites, their runs, and how long they took"].all("tr") if row.all("td")]
-    assert [words_of(row.all("td")[5]) for row in rows] == ["51.0", "9.0", "60.0"]
+    assert [words_of(row.all("td")[5]) for row in rows] == ["0.85", "0.15", "1.00"]
     (busy,) = [row for row in shown["Machines"].all("tr") if "EPYC" in row.text()]
-    assert words_of(busy.all("td")[-1]) == "60.0" and "Python 3.12.1" in text
+    assert words_of(busy.all("td")[-1]) == "1.00" and "Python 3.12.1" in text
 
 
 def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
@@ -253,7 +253,7 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
     assert [[run.state for run in one.unfinished] for one in found] == [[], ["not evaluated"]]
     assert merge_unfinished(found) == merge_unfinished(found[::-1]) == list(found[1].unfinished)
     text = write_report(root).read_text()
-    assert "1 of 1 run unfinished: 1 trained, with evaluations missing." in text
+    assert "1 of 1 run unfinished: 1 not evaluated." in text
     rows = tables(Page(text).root)["Suites, their runs, and how long they took"].all("tr")
     evaluations = len(entries[0].spec.targets)
     assert [words_of(row.all("td")[2]) for row in rows[1:]] == [str(evaluations), "1", str(evaluations)]
@@ -277,6 +277,6 @@ def test_gpus_count_with_every_process_and_draw_power(tmp_path):
     assert "4.0 h of GPU time and 2 s of machine time without a GPU" in text and "drew 2.00 kWh." in text
     machine = next(row for row in Page(text).root.all("tr") if row.text().strip().startswith("NVIDIA"))
     assert [words_of(cell) for cell in machine.all("th", "td")][:5] == [
-        "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.0",
+        "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.00",
     ]  # fmt: skip
     assert "Python 3.12.1" in text

@@ -276,7 +276,7 @@ def test_a_missing_half_seed_or_data_set_leaves_the_rest(results):
 def test_other_images_are_never_compared(results, both):
     for method in ("maple", "procap")[: 1 + both]:
         edit(file_of(results, method, "dtd", 3, "base"), manifest_digest="e" * 16)
-    found, sentence = left_out(results, "other images" if both else "different images")
+    found, sentence = left_out(results, "other images than with most" if both else "MaPLe lacks")
     assert sentence.endswith("dtd (seed 3).")
     assert list(found.tasks.seeds) == [(1, 2), (1, 2, 3), (1, 2, 3)]
 

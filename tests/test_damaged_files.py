@@ -22,7 +22,7 @@ from made_results import put_run, put_score
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.report import describe, runs, started_suites
+from benchmarks.report import describe, started_suites
 from benchmarks.results import load
 from benchmarks.results.profiles import MINI
 from benchmarks.suites import load_suite
@@ -237,7 +237,7 @@ def put_sweep(results: Path, config: RunConfig) -> Path:
 
 
 def read_sweep(results: Path) -> None:
-    found, problems = runs.find_sweeps(results)
+    found, problems = started_suites.find_sweeps(results)
     if problems:
         raise UserError(problems[0][1])
     for one in found:

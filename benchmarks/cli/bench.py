@@ -333,7 +333,7 @@ def _show_outputs(
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.store else None
-            page = write_report(runtime.results, out, data=runtime.data, tracking=flags.tracking, shown=flags.results)
+            page = write_report(runtime.results, out, data=runtime.data, shown=flags.results)
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)

@@ -34,7 +34,7 @@ from shards.urls import is_url
     "procap report --results /shared/results --out page --open",
     "procap report base-to-novel ablation",
     "procap report --methods coop,procap --datasets pets --data shards",
-    "procap report --tracking http://127.0.0.1:5000 --price 2.5",
+    "procap report --price 2.5",
 )
 def report(
     selection: SelectionFlags,
@@ -46,7 +46,6 @@ def report(
     results: Results = "results",
     out: Annotated[Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report]")] = None,
     data: Data = "",
-    tracking: Annotated[str, flag("URI", "link the runs in this MLflow server, http://HOST:PORT")] = "",
     price: Price = None,
     open_browser: OpenBrowser = False,
 ) -> int:
@@ -57,8 +56,6 @@ def report(
     tables (md, csv, tex, json) and figures (pdf, png, svg) lie in folders beside it.
     """
     library_defaults()
-    if tracking and not tracking.startswith(("http://", "https://")):
-        raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
     given = command_line(selection)
     if given and suites:
         raise UsageError(f"name suites or select runs: {' '.join(suites)} or {given}")
@@ -73,7 +70,6 @@ def report(
         selected=selected,
         shown=results,
         data=data_root(data),
-        tracking=tracking,
         price=price,
     )
     show(str(page))

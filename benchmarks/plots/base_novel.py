@@ -1,27 +1,34 @@
-"""Plot base-to-novel results: harmonic means as bars and as a radar, training curves, accuracy against speed."""
+"""Plot base-to-novel results: harmonic means as bars and as a radar, and reliability diagrams."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.output import plural
 from benchmarks.plots import style
-from benchmarks.plots.calibration import reliability
 from benchmarks.plots.style import OTHER, Look, Plots, styled
-from benchmarks.results.frame import dataset_order
-from benchmarks.results.metrics import Halves, Metric
+from benchmarks.results.frame import order_in
+from benchmarks.results.metrics import Halves
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.base_novel import mean_speeds
+from benchmarks.tables.calibration import average_over_tests
+from runner.calibration import BINS
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BARS_IN_ROW = 27
 """Largest number of bars that still have room for their numbers."""
+SHOWN, FIRST = 5, ("procap", "zeroshot", "maple", "coop")
+"""Of more methods than SHOWN those of FIRST, and then the most accurate ones, have panels."""
+WIDTH = 21
+"""Letters of a title that fit above a panel."""
 
 
 def halves_plots(suite: SuiteResults) -> Plots:
@@ -29,8 +36,6 @@ def halves_plots(suite: SuiteResults) -> Plots:
     return {
         "hm-bars": partial(hm_bars, suite),
         "hm-radar": partial(hm_radar, suite),
-        "learning-curves": partial(learning_curves, suite),
-        "accuracy-speed": partial(accuracy_speed, suite),
         "reliability": partial(reliability, suite),
     }
 
@@ -41,6 +46,11 @@ def _assign_looks(suite: SuiteResults) -> dict[str, Look]:
     hms = {title: suite.halves(variant, AVERAGE)[2] for title, variant in variants.items()}
     methods = {title: variant.method for title, variant in variants.items()}
     return style.assign_looks(methods, {title: hm.mean for title, hm in hms.items() if hm})
+
+
+def stability_plots(suite: SuiteResults) -> Plots:
+    """Return the bars of stability, whose errors are the deviations over seeds."""
+    return {"hm-bars": partial(hm_bars, suite)}
 
 
 @styled
@@ -72,8 +82,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
         if AVERAGE in names:
             at = names.index(AVERAGE)
             panel.axvspan(at - 0.5, at + 0.5, color=style.GRID, alpha=0.55, zorder=0, linewidth=0)
-        ticks = [display_name(name) + style.dagger(own[name][2] for own in results.values()) for name in names]
-        panel.set_xticks(range(len(names)), ticks)
+        panel.set_xticks(range(len(names)), list(map(display_name, names)))
         panel.tick_params(axis="x", length=0)
         panel.set_xlim(-0.5, across - 0.5)
         panel.set_ylim(0, 100)
@@ -103,8 +112,7 @@ def _bars(axes: Axes, title: str, rows: Sequence[Halves], shift: float, width: f
         if cell is None:
             axes.text(place, 2, "–", ha="center", va="bottom", fontsize=7, color=style.FAINT)
             continue
-        number = f"{cell.mean:.0f}{style.dagger([cell]).strip()}"
-        text = axes.text(place, 2, number, ha="center", va="bottom", fontsize=7)
+        text = axes.text(place, 2, f"{cell.mean:.0f}", ha="center", va="bottom", fontsize=7)
         colour = fill["facecolor"]
         text.set(color=style.contrasting_ink(colour), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6}, zorder=5)
 
@@ -137,7 +145,7 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     axes.set_yticks(range(low + step, high + 1, step))
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
-    axes.set_xticks(angles, [display_name(name) + style.dagger(own[name] for own in hms.values()) for name in datasets])
+    axes.set_xticks(angles, list(map(display_name, datasets)))
     axes.set_rlabel_position(180 / len(datasets))
     axes.tick_params(axis="y", labelsize=6.5, labelcolor=style.FAINT)
     axes.tick_params(axis="x", pad=2, labelsize=8)
@@ -154,68 +162,53 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
 
 
 @styled
-def learning_curves(suite: SuiteResults) -> Figure | None:
-    """Plot cross-entropy per epoch on the training images: a panel per data set, a line per method, seeds averaged."""
+def reliability(suite: SuiteResults) -> Figure | None:
+    """Draw base above novel classes for up to SHOWN methods; None without evaluations that recorded calibration.
+
+    The bars of a panel pool the images of all data sets and seeds; its ECE is the mean over them, as in the table.
+    """
+    frame = suite.frame[suite.frame.nll.notna() & suite.frame.target_classes.isin(["base", "novel"])]
+    frames = {title: frame[frame.number == suite.variants.index(one)] for title, one in suite.by_title.items()}
+    recorded = {title: own for title, own in frames.items() if len(own)}
+    if not recorded:
+        return None
+    methods = {title: suite.by_title[title].method for title in recorded}
+    ranked = sorted(recorded, key=lambda title: (order_in(methods[title], FIRST)[0], -recorded[title].accuracy.mean()))
+    titles = [title for title in recorded if title in ranked[:SHOWN]]
+    looks = style.assign_looks({title: methods[title] for title in titles})
+    halves, across = sorted(frame.target_classes.unique()), len(titles)
+    figure, axes = style.panels(len(halves) * across, 1.35, "confidence", across=across, sharex=True, sharey=True)
+    figure.set_figwidth(min(style.PAGE, 0.8 + 1.22 * across))
+    cells = []
+    for number, panel in enumerate(axes):
+        half, title = halves[number // across], titles[number % across]
+        own = recorded[title][recorded[title].target_classes == half]
+        cells.append(ece := average_over_tests(own, "ece"))
+        words = f"ECE {ece.mean:.1f} %" if ece else "ECE -"
+        panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")
+        if not number % across:
+            panel.set_ylabel(f"{half} classes:\naccuracy")
+        _draw_bins(panel, own, looks[title])
+    over = plural(len(suite.options.datasets), "data set")
+    style.heading(figure, f"Confidence against accuracy, {over} ({style.describe_seeds(cells, std=False)})", cells)
+    style.legend(figure)
+    return figure
+
+
+def _draw_bins(panel: Axes, rows: pd.DataFrame, look: Look) -> None:
+    """Draw the accuracy of each bin of equal width, and the gap to the mean confidence of its images."""
     import numpy as np
-    from matplotlib.ticker import MaxNLocator
 
-    losses: dict[str, dict[str, list[Sequence[float]]]] = {}
-    for title, variant in suite.by_title.items():
-        for run in suite.rows(variant).drop_duplicates("path").itertuples():
-            if run.losses:
-                losses.setdefault(str(run.dataset), {}).setdefault(title, []).append(run.losses)
-    if not losses:
-        return None
-    looks = _assign_looks(suite)
-    figure, axes = style.panels(len(losses), 1.5 if len(losses) > 1 else 1.9, "epoch", "cross-entropy")
-    for panel, name in zip(axes, sorted(losses, key=dataset_order), strict=True):
-        for title, every in losses[name].items():
-            shortest = min(map(len, every))
-            runs = np.array([run[:shortest] for run in every])
-            epochs = np.arange(1, shortest + 1)
-            markers = {"markersize": 3.5, "markevery": max(1, shortest // 3)}
-            panel.plot(epochs, runs.mean(0), **looks[title].line(label=title, **markers))
-            if looks[title] is not OTHER:
-                panel.fill_between(epochs, runs.min(0), runs.max(0), color=looks[title].colour, alpha=0.18, linewidth=0)
-        panel.set_title(display_name(name))
-        panel.set_ylim(bottom=0)
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        style.grid(panel, "y")
-    most = max(len(runs) for own in losses.values() for runs in own.values())
-    seeds = f"mean of up to {most} seeds, band from lowest to highest" if most > 1 else "one seed"
-    style.heading(figure, f"Cross-entropy on the training images ({seeds})")
-    style.legend(figure)
-    return figure
-
-
-@styled
-def accuracy_speed(suite: SuiteResults) -> Figure | None:
-    """Plot average HM of the data sets against the mean of evaluated images per second; methods need results of all."""
-    points: dict[str, tuple[float, Metric]] = {}
-    for title, variant in suite.by_title.items():
-        hm, rate = suite.halves(variant, AVERAGE)[2], mean_speeds(suite, variant)[0]
-        if hm and rate:
-            points[title] = rate.mean, hm
-    if not points:
-        return None
-    looks = _assign_looks(suite)
-    cells = [hm for _, hm in points.values()]
-    x, y = "evaluated images per second, decoding included", f"harmonic mean, %{style.dagger(cells)}"
-    # The legend is below the axes, an entry in a row where titles are long.
-    figure, (axes,) = style.panels(1, 1.8 + 0.15 * min(len(points), style.MOST), x, y)
-    for title, (speed, hm) in points.items():
-        look = looks[title]
-        point = {"linestyle": "none", "markersize": 7, "markeredgecolor": "white", "clip_on": False, "zorder": 3}
-        axes.plot(speed, hm.mean, **look.line(label=title, **point))
-        if look is OTHER:
-            axes.annotate(title, (speed, hm.mean), (3, 0), textcoords="offset points", fontsize=5, color=style.FAINT)
-        elif hm.std is not None:
-            axes.errorbar(speed, hm.mean, hm.std, fmt="none", ecolor=look.colour, elinewidth=0.9)
-    axes.margins(0.15)
-    axes.set_xlim(0, 1.12 * max(speed for speed, _ in points.values()))
-    several = len(suite.options.datasets) > 1
-    over = f"average of {len(suite.options.datasets)} data sets" if several else display_name(suite.options.datasets[0])
-    style.heading(figure, f"Accuracy against speed, {over}\n({style.describe_seeds(cells)})", cells)
-    style.grid(axes, "both")
-    style.legend(figure)
-    return figure
+    bins = [one.equal_width for one in rows.calibration]
+    count, confidence, correct = (
+        np.sum([getattr(one, name) for one in bins], axis=0) for name in ("count", "confidence", "correct")
+    )
+    used = np.flatnonzero(count)
+    accuracy, mean = correct[used] / count[used], confidence[used] / count[used]
+    panel.plot([0, 1], [0, 1], color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 2)), label="accuracy = confidence")
+    place: dict[str, Any] = {"width": 1 / BINS, "align": "edge"}
+    gap: dict[str, Any] = {"facecolor": "none", "edgecolor": style.INK, "linewidth": 0.4, "hatch": "//////"}
+    panel.bar(used / BINS, accuracy, facecolor=look.colour, linewidth=0, label="accuracy", **place)
+    panel.bar(used / BINS, mean - accuracy, bottom=accuracy, label="gap to the mean confidence", **gap, **place)
+    panel.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")
+    style.grid(panel, "both")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,34 +88,35 @@ def assign_looks(
     the others get OTHER.
     """
 
+    plugins = {method: method_look(method)[1] for method in methods.values() if method not in LOOKS}
+
     def rank(title: str) -> tuple[int, float]:
-        first = ("procap", "zeroshot")
         method = methods[title]
-        plugin = method not in LOOKS and method_look(method)[1] != ""
-        place = first.index(method) if method in first else len(first) + (not plugin)
-        return place, -scores.get(title, -math.inf)
+        first = (
+            ("procap", "zeroshot").index(method) if method in ("procap", "zeroshot") else 3 - bool(plugins.get(method))
+        )
+        return first, -scores.get(title, -math.inf)
 
     highlighted = set(sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST])
     used = {look.colour for look in taken}
     own: dict[str, str] = {}
-    for title in (title for title in methods if title in highlighted):
+    for title in filter(highlighted.__contains__, methods):
         method = methods[title]
-        colour = LOOKS[method].colour if method in LOOKS else method_look(method)[1]
+        colour = LOOKS[method].colour if method in LOOKS else plugins[method]
         if colour and colour not in used:
             own[title] = colour
             used.add(colour)
     spare = [colour for colour in SPARE if colour not in used] or SPARE
+    looks = (_number_look(number, spare, 4) for number in itertools.count())
     found: dict[str, Look] = {}
-    number = 0
     for title, method in methods.items():
         if title not in highlighted:
             found[title] = OTHER
         elif method in LOOKS and title in own:
             found[title] = LOOKS[method]
         else:
-            look = _number_look(number, spare, 4)
+            look = next(looks)
             found[title] = replace(look, colour=own.get(title, look.colour))
-            number += 1
     return found
 
 
@@ -222,9 +224,9 @@ def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> N
 
 
 def heading(figure: Figure, title: str, cells: Iterable[Metric | None] = ()) -> None:
-    """Write the title above the figure from its left edge, and explain the dagger if one of `cells` is limited."""
-    limited = ";\n† only the first images of a test set" if dagger(cells) else ""
-    figure.suptitle(f"{title}{limited}", x=0.01, ha="left")
+    """Write the title above the figure from its left edge, with a note if one of `cells` is limited."""
+    limited = any(cell is not None and cell.limited for cell in cells)
+    figure.suptitle(title + ";\nonly the first images of a test set" * limited, x=0.01, ha="left")
 
 
 def legend(figure: Figure) -> None:
@@ -256,8 +258,3 @@ def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
         return "seeds differ" if seeds else ""
     (only,) = seeds
     return f"mean{' ± std' * std} of {len(only)} seeds" if len(only) > 1 else f"seed {only[0]}"
-
-
-def dagger(cells: Iterable[Metric | None]) -> str:
-    """Return a dagger if only the first images of a test set were evaluated."""
-    return " †" if any(cell is not None and cell.limited for cell in cells) else ""

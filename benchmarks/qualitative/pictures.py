@@ -16,22 +16,26 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import note
 from benchmarks.plots.style import save_plots
-from benchmarks.qualitative.plots import CAM_LOOK, draw_eigencam, draw_predictions, draw_prompts
+from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
 from benchmarks.tables.qualitative import pictured_accuracy
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError
-from procap.plan import Plan
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.environment import environment
 from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
 from runner.setup import clip_transform, label_space
-from shards.fewshot import Selection, evaluation_split
-from shards.reader import ShardSet, open_dataset
+from shards.fewshot import evaluation_split
+from shards.reader import open_dataset
+
+CAM_RULE = (
+    "patches after the last block, prompts and class token left out, float32 for every method, each map from its own "
+    "lowest value, 0, to its own highest, 1"
+)
 
 
 def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
@@ -44,22 +48,36 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
             runs[run.dataset][run.variant.name] = load_trained(run.spec.config, runtime)
     plots: dict[str, Any] = {}
     record: dict[str, Any] = {}
+    texts: dict[str, dict[str, str]] = {}
     if len(runs[first]) > 1:
         target = results.suite.targets(results.options, first)[0]
         record, pixels = compare(runs[first], target, runtime)
         plots["predictions"] = partial(draw_predictions, record, pixels)
         plots["eigencam"] = partial(draw_eigencam, record, pixels)
+        titles, classes = ", ".join(runs[first]), ", ".join(pick["class"] for pick in record["picks"])
+        texts["predictions"] = {
+            "caption": f"Predictions on {first}. Chosen: {SELECTION_RULE}.",
+            "alt": f"Test images of {classes} with the answers of {titles}",
+        }
+        texts["eigencam"] = {
+            "caption": f"EigenCAM of the same images: first principal component of {CAM_RULE}; {SIGN_RULE}.",
+            "alt": f"The same test images, each beside a map of where {titles} look, laid over it",
+        }
     else:
         note("one method alone: pictures of predictions and attention are left out")
     described = [read_prompts(title, run) for title, run in runs[last].items()]
     record["prompts"] = record_prompts(described, accuracy_texts(results, last))
     if record["prompts"]["random"]:
         plots["prompts"] = partial(draw_prompts, record["prompts"], last)
-    written = save_plots(results.folder, plots)
-    texts = describe_pictures(record)
+        texts["prompts"] = {
+            "caption": f"Learned text prompts of the first layer beside random ones; {record['prompts']['order']}.",
+            "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
+            f"training: {', '.join(runs[last])}",
+        }
+    save_plots(results.folder, plots)
     record |= {
         "runs": results.paths,
-        "pictures": {picture.stem: texts[picture.stem] for picture in written},
+        "pictures": texts,
         "seconds": time.perf_counter() - began,
         "environment": environment(next(iter(runs[last].values())).clip.device),
     }
@@ -81,7 +99,10 @@ def compare(
     predicted = _load_predictions(runs, target, runtime, selection.images.labels)
     count = predicted.shape[1]
     right = predicted == selection.images.labels[:count]
-    plans = {title: _make_plan(run, shards, selection) for title, run in runs.items()}
+    plans = {}
+    for title, run in runs.items():
+        with autocast(run.config.precision, run.clip.device):
+            plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
     as_seen = clip_transform(next(iter(runs.values())).clip)
     chosen = select_images(right, images)
     names = [name.replace("_", " ") for name in selection.classnames]
@@ -111,7 +132,6 @@ def compare(
     record = {
         "target": str(target),
         "images": {"seen": count, "of": len(selection.images)},
-        "classes": list(selection.classnames),
         "methods": [
             {
                 "title": title,
@@ -119,19 +139,13 @@ def compare(
                 "run": run.config.path,
                 "checkpoint_sha256": run.training.checkpoint_sha256,
                 "correct": int(row.sum()),
-                "prompts_in_image_tower": bool(plans[title]),
             }
             for (title, run), row in zip(runs.items(), right, strict=True)
         ],
         "agreement": count_kinds(right, list(runs)),
         "pick_rule": SELECTION_RULE,
         "picks": picks,
-        "eigencam": {
-            "tokens": "patches after the last block, prompts and class token left out, float32 for every method",
-            "sign": SIGN_RULE,
-            "range": "each map from its own lowest value, 0, to its own highest, 1",
-            **CAM_LOOK,
-        },
+        "eigencam": {"tokens": CAM_RULE, "sign": SIGN_RULE},
     }
     return record, pixels
 
@@ -151,12 +165,6 @@ def _load_predictions(
     return np.stack([predicted[: min(map(len, found))] for predicted in found])
 
 
-def _make_plan(run: TrainedRun, shards: ShardSet, selection: Selection) -> Plan:
-    """Make the plan by which a run reads images of a target."""
-    with autocast(run.config.precision, run.clip.device):
-        return run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
-
-
 def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:
     """Describe the accuracy of every variant on the classes trained on, by title, beside the published one."""
     [target] = results.suite.targets(results.options, dataset)
@@ -167,30 +175,4 @@ def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:
             paper = "" if metric.published is None else f" (published: {metric.published:.2f} %)"
             limited = " of the first images" * metric.limited
             found[variant.name] = f"{metric.mean:.2f} % on {target.classes} classes{limited}{paper}"
-    return found
-
-
-def describe_pictures(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return `caption` and `alt` of every picture in the record, by name."""
-    prompts = record["prompts"]
-    found = {
-        "prompts": {
-            "caption": f"Learned text prompts of the first layer beside random ones; {prompts['order']}.",
-            "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
-            f"training: {', '.join(method['title'] for method in prompts['methods'])}",
-        }
-    }
-    if "picks" not in record:
-        return found
-    target, maps = record["target"].partition(":")[0], record["eigencam"]
-    titles = ", ".join(method["title"] for method in record["methods"])
-    found["predictions"] = {
-        "caption": f"Predictions on {target}. Chosen: {record['pick_rule']}.",
-        "alt": f"Test images of {', '.join(pick['class'] for pick in record['picks'])} with the answers of {titles}",
-    }
-    found["eigencam"] = {
-        "caption": f"EigenCAM of the same images: first principal component of {maps['tokens']}; {maps['sign']}; "
-        f"{maps['range']}.",
-        "alt": f"The same test images, each beside a map of where {titles} look, laid over it",
-    }
     return found

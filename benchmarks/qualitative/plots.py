@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 RIGHT, WRONG = "#1a7f37", "#c62828"
 TICK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 
-CAM_LOOK: Mapping[str, Any] = {"colour_map": "inferno", "alpha": 0.55, "interpolation": "bicubic", "over": "luminance"}
-"""How every map is drawn, whatever the method; over the image without its colours, which would mix with the map's."""
-
 LUMINANCE = np.array([0.299, 0.587, 0.114])
+"""Maps are drawn over the image without its colours, which would mix with the map's."""
 
 
 @styled
@@ -41,15 +39,15 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     answers = [[_format_answer(pick, title, room) for title in pick["answers"]] for pick in picks]
     most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
     figure = Figure(figsize=(PAGE, down * (side + 0.36 + line * most_lines) + 0.7), layout="constrained")
-    disagree = any(len(set(pick["right"].values())) > 1 for pick in picks)
-    first = "The first images: no method is right where another is wrong"
-    # More than two methods disagree in too many ways to be listed.
-    listed = [kind for kind in counts if not kind.startswith("only") or (disagree and len(answers[0]) == 2)]
+    title = "The first images: no method is right where another is wrong"
     target, (seen, every) = Target.parse_unchecked(record["target"]), record["images"].values()
-    part = f"{seen:,} test images" if target.split == "test" else f"{seen:,} images of the {target.split} split"
-    what = f"{display_name(target.dataset)}, {'first ' * (seen < every)}{part}"
-    subtitle = ", ".join([what, *(f"{kind} {counts[kind]:,}" for kind in listed)])
-    heading(figure, "\n".join(["Where the methods disagree" if disagree else first, *textwrap.wrap(subtitle, 120)]))
+    subtitle = f"{display_name(target.dataset)}, {seen:,} of {every:,} images"
+    if any(len(set(pick["right"].values())) > 1 for pick in picks):
+        title = "Where the methods disagree"
+        # More than two methods disagree in too many ways to be listed.
+        listed = [f"{kind} {count:,}" for kind, count in counts.items()] if len(answers[0]) == 2 else []
+        subtitle = ", ".join([subtitle, *listed])
+    heading(figure, "\n".join([title, *textwrap.wrap(subtitle, 120)]))
     grid: Any = figure.subplots(down, across, squeeze=False)
     for panel in grid.flat:
         panel.set_axis_off()
@@ -98,9 +96,9 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
             panel.imshow(image @ LUMINANCE, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
             cam = panel.imshow(
                 pick["eigencam"][title]["map"],
-                cmap=CAM_LOOK["colour_map"],
-                alpha=CAM_LOOK["alpha"],
-                interpolation=CAM_LOOK["interpolation"],
+                cmap="inferno",
+                alpha=0.55,
+                interpolation="bicubic",
                 extent=(-0.5, wide - 0.5, high - 0.5, -0.5),
                 vmin=0,
                 vmax=1,

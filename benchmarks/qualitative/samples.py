@@ -5,6 +5,7 @@ Shapes: M methods, N images.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
@@ -29,16 +30,16 @@ def list_kinds(right: NDArray[np.bool_]) -> list[Kind]:
 def select_images(right: NDArray[np.bool_], count: int) -> list[int]:
     """Select positions of at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`."""
     kinds = list_kinds(right)
-    waiting: dict[Kind, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        if len(set(kind)) > 1:
-            waiting.setdefault(kind, []).append(place)
-    if not waiting:
+    mixed = [place for place, kind in enumerate(kinds) if len(set(kind)) > 1]
+    if not mixed:
         return list(range(len(kinds)))[:count]
-    order = sorted(waiting, key=_order)
-    rounds = range(max(map(len, waiting.values())))
-    in_turn = [waiting[kind][turn] for turn in rounds for kind in order if turn < len(waiting[kind])]
-    return sorted(in_turn[:count], key=lambda place: (order.index(kinds[place]), place))
+    seen: Counter[Kind] = Counter()
+    turns = {}
+    for place in mixed:
+        turns[place] = seen[kinds[place]]
+        seen[kinds[place]] += 1
+    chosen = sorted(mixed, key=lambda place: (turns[place], _order(kinds[place])))[:count]
+    return sorted(chosen, key=lambda place: (_order(kinds[place]), place))
 
 
 def describe_kind(right: Kind, titles: Sequence[str]) -> str:

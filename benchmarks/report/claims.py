@@ -8,16 +8,18 @@ from pathlib import Path
 
 from benchmarks.report.started_suites import StartedSuite
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import recorded_options
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.claims import claims_table, load_claims
 from benchmarks.tables.table import Table
+from procap.errors import UserError
 
-SHARED = ("recipe", "backbone", "pretrained", "precision", "overrides", "options")
-"""Settings of one suite with which the others are read."""
-OWN_DATA = "The paper's claims are of its data sets, or of generated ones in their place: own data tests none of them."
+
+def why_untested(started: Sequence[StartedSuite]) -> str:
+    """Explain why results test no claim; empty if they may."""
+    own = bool(started) and all(one.results.kinds == {"own"} for one in started)
+    why = "The paper's claims are of its data sets, or of generated ones in their place: own data tests none of them."
+    return why if own else ""
 
 
 def read_claims(
@@ -25,11 +27,11 @@ def read_claims(
 ) -> Table:
     """Make the table of claims. shown: the results as commands name them. only_started: no claims of other suites.
 
-    A suite that was not started is read with its defaults and the settings of the first one that was: its runs may
-    exist as those of other suites. Where all were on own data, the table has no row, but a note with the reason.
+    A suite that was not started is read with its defaults in the profile of the first one that was: its runs may exist
+    as those of other suites. Raises UserError if all suites were on own data.
     """
-    if started and all(one.results.kinds == {"own"} for one in started):
-        return Table("claims", "Claims of the paper", (), (), (), (OWN_DATA,))
+    if why := why_untested(started):
+        raise UserError(why)
     started = [one for one in started if one.results.kinds != {"own"}]
     existing = {one.name: one.results for one in started}
     suites, commands = {}, {}
@@ -39,7 +41,8 @@ def read_claims(
             suites[name] = existing[name]
         elif not only_started:
             first = started[0].options if started else recorded_options(suite, None, results, data)
-            suites[name] = SuiteResults.read(suite, _transfer_settings(suite, first, data), results)
+            options = suite.options(first.profile, quick=first.quick, data=data)
+            suites[name] = SuiteResults.read(suite, options, results)
         if name in suites:
             own = suites[name].options
             # Some claims need methods, seeds or numbers of shots that the recorded command left out.
@@ -49,15 +52,3 @@ def read_claims(
             more = replace(own, methods=methods, seeds=seeds, shots=() if curve else own.shots, data=data)
             commands[name] = suite.command(more, shown)
     return claims_table(suites, commands)
-
-
-def _transfer_settings(suite: Suite, like: SuiteOptions, data: Path | None) -> SuiteOptions:
-    """Return a suite's defaults with the settings of another one, but for options that all its variants set."""
-    settings = {field: getattr(like, field) for field in SHARED}
-    options = suite.options(like.profile, quick=like.quick, data=data, **settings)
-    taken = {(method, name) for method, name, always in suite.prescribed_options(options) if always}
-    kept = {
-        method: {name: value for name, value in own.items() if (method, name) not in taken}
-        for method, own in options.options.items()
-    }
-    return replace(options, options=kept)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,9 +33,8 @@ MAX_IMAGES, IMAGES_OF_CLASS, PIXELS = 24, 2, 96
 """Images of a test set, those of one class among them, and their longer side."""
 
 
-@dataclass(frozen=True)
-class WrongImage:
-    """An image that is classified wrongly. shown: a JPEG. answers: what was predicted, and how often."""
+class WrongImage(NamedTuple):
+    """An image that is classified wrongly. shown: a JPEG. answers: what was predicted, and by which methods."""
 
     path: str
     label: str
@@ -44,8 +42,7 @@ class WrongImage:
     shown: bytes
 
 
-@dataclass(frozen=True)
-class Mistakes:
+class Mistakes(NamedTuple):
     """The mistakes on one test set. text: how the images were chosen, or why none are shown."""
 
     title: str
@@ -61,45 +58,36 @@ def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes
     """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
     groups = [own for _, own in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
-    further = dict.fromkeys(str(own.dataset.iloc[0]) for own in groups[MAX_TARGETS:])
-    left = f"The first {MAX_TARGETS} of {len(groups)} test sets; for others: procap report --datasets"
-    return (
-        [_describe_target(own, data) for own in groups[:MAX_TARGETS]],
-        f"{left} {','.join(further)}" if further else "",
-    )
+    left = f"The first {MAX_TARGETS} of {len(groups)} test sets; for others: procap report --datasets NAME"
+    return [_describe_target(own, data) for own in groups[:MAX_TARGETS]], left if len(groups) > MAX_TARGETS else ""
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
     """Describe the mistakes on one test set. frame: its evaluations, of which limited ones count only if all are."""
     frame = frame if frame.limited.all() else frame[~frame.limited]
-    first = frame.iloc[0]
+    first, target = frame.iloc[0], Target.parse_unchecked(frame.target.iloc[0])
     titles = {str(title): own for title, own in frame.groupby("title", sort=False)}
     means = {title: float(own.correct.sum() / own.total.sum()) for title, own in titles.items()}
     chosen = choose_compared(means, {title: own.method.iloc[0] for title, own in titles.items()})
-    others = [title for title in titles if title not in chosen]
-    shown = {title: titles[title] for title in [*chosen, *others][:MAX_METHODS]}
-    target = Target.parse_unchecked(first.target)
+    shown = {title: titles[title] for title in list(dict.fromkeys([*chosen, *titles]))[:MAX_METHODS]}
     where = f"{display_name(target.dataset)}, {target.classes} classes"
     where += f", {target.split} split" if target.split != "test" else ""
-    where += f", trained on {display_name(first.dataset)}" if first.dataset != target.dataset else ""
-    if (first.classes, target.classes) not in (("base", "novel"), (target.classes, first.classes)):
-        where += f", trained on {first.classes} classes"
+    if (first.dataset, first.classes) != (target.dataset, "base" if target.classes == "novel" else target.classes):
+        where += f", trained on {display_name(first.dataset)}, {first.classes} classes"
     names = [name.replace("_", " ") for name in first.per_class.names or map(str, range(len(first.per_class.total)))]
     name = f"{target.dataset}-{target.classes}"
     tables = [_class_table(shown, names, where, name)]
-    stored = frame[frame.title.isin(list(shown))]
-    stored = stored[stored.wrong_images.notna() & stored.correct_bits.notna()]
-    wrong = _list_wrong(stored)
-    compared = {title: own for title in chosen if len(own := stored[stored.title == title]) == len(titles[title])}
-    if len(names) <= MAX_MATRIX:
-        tables += [_matrix(own, wrong, names, f"{title}: {where}", name) for title, own in compared.items()]
-    elif compared and len(wrong):
-        tables.append(_pair_table(compared, wrong, names, where, name))
     heading = f"{where}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in chosen)}"
-    if len(stored) < sum(map(len, shown.values())):
+    evaluations = frame[frame.title.isin(list(shown))]
+    if evaluations.wrong_images.isna().any():
         why = "Some evaluations were made by an older version, without the predictions of single images"
         return Mistakes(heading, tables, (), f"{why}: procap eval RUN --force adds them.")
-    return Mistakes(heading, tables, *_list_images(stored, wrong, names, target, data))
+    wrong = _list_wrong(evaluations)
+    if len(names) <= MAX_MATRIX:
+        tables += [_matrix(titles[title], wrong, names, f"{title}: {where}", name) for title in chosen]
+    elif len(wrong):
+        tables.append(_pair_table(wrong[wrong.title.isin(chosen)], names, where, name))
+    return Mistakes(heading, tables, *_list_images(evaluations, wrong, names, target, data))
 
 
 def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
@@ -117,27 +105,17 @@ def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
     """Make a row for each class, the one with the lowest accuracy of the first title first."""
-    from scipy.stats import binomtest
-
-    accuracies = {title: _average_classes(own) for title, own in titles.items()}
+    accuracies = zip(*map(_average_classes, titles.values()), strict=True)
     images = np.max([one.total for own in titles.values() for one in own.per_class], axis=0).tolist()
-    rows = []
-    for place, label in enumerate(names):
-        reference, *others = (metrics[place] for metrics in accuracies.values())
-        if reference is not None:
-            right = round(reference.mean / 100 * images[place])
-            low, high = binomtest(right, images[place]).proportion_ci(method="wilson")
-            interval = f"{100 * low:.1f} to {100 * high:.1f}"
-            rows.append(Row((label,), (Metric(images[place]), reference, interval, *others)))
-    rows.sort(key=lambda row: row.cells[1].mean if isinstance(row.cells[1], Metric) else 0.0)
-    first, *rest = titles
-    titled = [Column(title, "") for title in (first, "95 % interval", *rest)]
-    columns = (Column("Images", "", 0), *titled)
-    note = (
-        f"Accuracy in %, lowest first. The interval is Wilson's for {first}, over the images of the class: it does not "
-        "include other trainings."
-    )
-    return Table(f"classes-{name}", f"Accuracy by class: {where}", ("Class",), columns, tuple(rows), (note,))
+    rows = [
+        (cells[0].mean, Row((label,), (Metric(count), *cells)))
+        for label, count, cells in zip(names, images, accuracies, strict=True)
+        if cells[0]
+    ]
+    rows.sort(key=lambda row: row[0])
+    columns = (Column("Images", "", 0), *(Column(title, "") for title in titles))
+    title, note = f"Accuracy by class: {where}", f"Accuracy in %, the lowest of {next(iter(titles))} first."
+    return Table(f"classes-{name}", title, ("Class",), columns, tuple(row for _, row in rows), (note,))
 
 
 def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
@@ -156,50 +134,31 @@ def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], wher
     counts = np.diag(np.sum([one.correct for one in frame.per_class], axis=0))
     own = wrong[wrong.title == frame.title.iloc[0]]
     np.add.at(counts, (own.label, own.predicted), 1)
-    short = len(names) <= 6
     rows = tuple(
-        Row((label if short else f"{place} {label}",), tuple(Metric(count) for count in row.tolist()))
-        for place, (label, row) in enumerate(zip(names, counts, strict=True), 1)
+        Row((f"{place} {label}",), tuple(map(Metric, row)))
+        for place, (label, row) in enumerate(zip(names, counts.tolist(), strict=True), 1)
     )
-    columns = tuple(Column(label if short else str(place), "", 0) for place, label in enumerate(names, 1))
-    order = "" if short else ", numbered as the rows"
+    columns = tuple(Column(str(place), "", 0) for place in range(1, len(names) + 1))
     note = (
-        f"Rows: true classes; columns: predicted ones{order}. Number of images, {_count_text(frame)}; the shade is its "
-        "share of the row."
+        "Rows: true classes; columns: predicted ones, numbered as the rows. Number of images of "
+        f"{plural(len(frame), 'evaluation')}; the shade is its share of the row."
     )
-    return Table(
-        f"confusion-{name}", f"Confusion matrix of {where}", ("True class",), columns, rows, (note,), matrix=True
-    )
+    title = f"Confusion matrix of {where}"
+    return Table(f"confusion-{name}", title, ("True class",), columns, rows, (note,), matrix=True)
 
 
-def _pair_table(
-    titles: Mapping[str, pd.DataFrame], wrong: pd.DataFrame, names: Sequence[str], where: str, name: str
-) -> Table:
+def _pair_table(wrong: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
     """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
-    import pandas as pd
-
     counts = wrong.groupby(["label", "predicted", "title"]).size().unstack(fill_value=0)
-    labels = counts.index.get_level_values("label")
-    totals = {title: np.sum([one.total for one in own.per_class], axis=0)[labels] for title, own in titles.items()}
-    shares = pd.DataFrame({title: 100 * counts.get(title, 0) / own for title, own in totals.items()}, counts.index)
-    most = shares.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]
+    most = counts.loc[counts.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
     rows = tuple(
-        Row((names[true], names[other]), tuple(map(Metric, shares.loc[(true, other)].tolist()))) for true, other in most
+        Row((names[true], names[other]), tuple(map(Metric, own)))
+        for (true, other), own in zip(most.index, most.to_numpy().tolist(), strict=True)
     )
-    columns = tuple(Column(title, "", 1) for title in titles)
-    note = (
-        f"% of the images of the true class, {_count_text(next(iter(titles.values())))}. The {len(rows)} pairs with "
-        "the highest sum over the methods."
-    )
+    columns = tuple(Column(title, "", 0) for title in most.columns)
+    note = f"Number of images, over all seeds. The {len(rows)} pairs with the highest sum over the methods."
     heads = ("True class", "Predicted")
     return Table(f"confused-{name}", f"Most confused classes: {where}", heads, columns, rows, (note,))
-
-
-def _count_text(frame: pd.DataFrame) -> str:
-    """Describe what is counted: "n = 120", "n = 3 x 120 (seeds 1, 2, 3)"."""
-    if len(frame) == 1:
-        return f"n = {frame.total.iloc[0]:,}"
-    return f"n = {len(frame)} x {frame.total.max():,} (seeds {', '.join(map(str, sorted(set(frame.seed))))})"
 
 
 def _list_images(
@@ -209,32 +168,29 @@ def _list_images(
     images = wrong.groupby("place").agg(label=("label", "first"), times=("label", "size"))
     if images.empty:
         return [], "No image is classified wrongly."
-    images = images.sort_values("times", ascending=False, kind="stable")
-    by_class = images.groupby("label").times
-    images = images.assign(turn=by_class.cumcount(), mistakes=by_class.transform("sum"))
-    chosen = images[images.turn < IMAGES_OF_CLASS].sort_values(
-        ["turn", "mistakes"], ascending=[True, False], kind="stable"
-    )
+    # The images of a class that are wrong most often, first those of the class with most mistakes.
+    images["mistakes"] = images.groupby("label").times.transform("sum")
+    images["turn"] = images.groupby("label").times.rank(method="first", ascending=False)
+    order = images.sort_values(["turn", "mistakes"], ascending=[True, False], kind="stable")
+    chosen = order[order.turn <= IMAGES_OF_CLASS].head(MAX_IMAGES)
+    counted = f"{plural(len(images), 'image')} of {frame.total.max():,}"
     try:
-        found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.head(MAX_IMAGES).to_dict())
+        found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.to_dict())
     except (UserError, DataError, OSError) as error:
-        return [], f"{plural(len(images), 'image')} classified wrongly, not shown: {error}."
-    count, titles = len(frame), list(dict.fromkeys(frame.title))
+        return [], f"{counted} classified wrongly, not shown: {error}."
+    titles = list(dict.fromkeys(frame.title))
     shown = []
     for place, (path, jpeg) in found.items():
         own = wrong[wrong.place == place]
         texts = []
-        for other, times in own.predicted.value_counts().head(2).items():
+        for other in own.predicted.value_counts().index:
             gave = [title for title in titles if title in set(own.title[own.predicted == other])]
-            by = f"{', '.join(gave)}: " if len(titles) > 1 else ""
-            texts.append(f"{by}{names[other]}{f' ({times} of {count})' * (count > 1 and not by)}")
+            texts.append(f"{', '.join(gave)}: {names[other]}" if len(titles) > 1 else names[other])
         shown.append(WrongImage(path, names[images.label[place]], "; ".join(texts), jpeg))
-    by = f" by at least one of {count} evaluations ({', '.join(titles)})" if count > 1 else ""
-    who = ", and by which methods (with any seed)" if len(titles) > 1 else ""
     text = (
-        f"{len(shown)} of {plural(len(images), 'image')} that are classified wrongly{by}, out of "
-        f"{frame.total.max():,}: true class, then what was predicted{who}. Of each class at most {IMAGES_OF_CLASS}, "
-        f"{'those most often wrong, ' * (count > 1)}beginning with the class of most mistakes."
+        f"{len(shown)} of {counted} that at least one of {plural(len(frame), 'evaluation')} ({', '.join(titles)}) "
+        "classifies wrongly: true class, then what was predicted. Of each class at most "
+        f"{IMAGES_OF_CLASS}, those most often wrong, beginning with the class of most mistakes."
     )
     return shown, text
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import describe_seeds
-from benchmarks.report.mistakes import Mistakes
-from benchmarks.report.pictures import Picture
-from benchmarks.report.started_suites import Problem, UnfinishedRun
+from benchmarks.plots.style import DPI, FORMATS, describe_seeds, image_of
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.html import to_html
 from benchmarks.tables.render import SUFFIXES, render, write_tables
 from benchmarks.tables.table import Table, list_notes
 from runner.results import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_name("page.html")
 GENERATOR = "procap report"
@@ -30,58 +32,50 @@ WIDE_FROM = 10
 """Columns from which a table is set in smaller type."""
 PIXELS = 125
 """CSS pixels per printed inch of a picture: 1.3 times its size in print."""
+MAX_WIDTH = 1600
+"""Pixels of a recorded picture in the page; its file beside the page keeps the full size."""
 
 
 @dataclass(frozen=True)
-class Section:
-    """One suite, sweep, or the single runs. facts: how it was run, as terms and values.
-
-    command, ui: continue it ("" if no single command does), show its runs in MLflow. leads: its main table and plot are
-    the headline of the page. status: how its last command ended, if it failed.
-    """
+class Picture:
+    """A picture and its files, by suffix. alt: a description. shown: in the page, as SVG or PNG. width: in inches."""
 
     name: str
-    heading: str
-    text: str
-    paper: str
-    command: str
-    ui: str
-    facts: Sequence[tuple[str, str]]
-    links: Sequence[tuple[str, str]]
-    tables: Sequence[Table]
-    pictures: Sequence[Picture]
-    comparisons: Sequence[Table]
-    published: Sequence[Table]
-    state: str
-    status: str
-    unfinished: Sequence[UnfinishedRun]
-    mistakes: Sequence[Mistakes] = ()
-    mistakes_left: str = ""
-    leads: bool = False
-
-    @property
-    def is_finished(self) -> bool:
-        return not (self.unfinished or self.status)
+    caption: str
+    alt: str
+    shown: bytes
+    files: Mapping[str, bytes]
+    width: float
 
 
-@dataclass(frozen=True)
-class PageContents:
-    """The contents of the page. caveats: what a reader has to know before any number, and a short form or "".
+def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None:
+    """Draw a plot, and describe it by its titles; None if it has nothing to show."""
+    figure = draw()
+    if figure is None:
+        return None
+    files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
+    caption = figure.get_suptitle() or name.replace("-", " ").capitalize()
+    panels = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+    alt = ": ".join(filter(None, [caption, ", ".join(dict.fromkeys(filter(None, panels)))]))
+    # Formulas have dollar signs, and long texts line breaks.
+    caption, alt = (" ".join(text.replace("$", "").split()) for text in (caption, alt))
+    return Picture(name, caption, alt, files["svg"], files, figure.get_figwidth())
 
-    claims: a sentence and the table of the paper's claims; it has no rows on own data.
-    """
 
-    lead: str
-    state: str
-    shown: str
-    sections: Sequence[Section]
-    headline: tuple[Table, Picture | None] | None
-    claims: tuple[str, Table] | None
-    problems: Sequence[Problem]
-    caveats: Sequence[tuple[str, str]]
-    cost: Sequence[str]
-    work: Sequence[Table]
-    versions: Sequence[tuple[str, str]]
+def load_picture(results: SuiteResults, name: str) -> Picture:
+    """Load a recorded picture of a suite, such as attention maps, at most MAX_WIDTH pixels wide in the page."""
+    from PIL import Image
+
+    texts = results.pictures["pictures"][name]
+    paths = {form: results.folder / f"{name}.{form}" for form in FORMATS}
+    files = {form: path.read_bytes() for form, path in paths.items() if form == "png" or path.is_file()}
+    shown = io.BytesIO()
+    with Image.open(io.BytesIO(files["png"])) as image:
+        width = image.width / DPI
+        smaller = image.convert("RGB")
+        smaller.thumbnail((MAX_WIDTH, 100 * MAX_WIDTH), Image.Resampling.LANCZOS)
+        smaller.save(shown, "PNG", optimize=True)
+    return Picture(name, texts["caption"], texts["alt"], shown.getvalue(), files, width)
 
 
 class FileWriter:
@@ -108,12 +102,11 @@ class FileWriter:
         if rows > MAX_ROWS:
             note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
             table = replace(table, rows=table.rows[:MAX_ROWS], notes=(note, *table.notes))
+        seeds = describe_seeds(metric for metric in table.metrics if metric.seeds)
         return {
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",
-            "seeds": f", {seeds}"
-            if (seeds := describe_seeds(metric for metric in table.metrics if metric.seeds))
-            else "",
+            "seeds": seeds and f", {seeds}",
             "html": to_html(table, f"table-{name}-title"),
             "notes": list_notes(table),
             "rows": len(table.rows),
@@ -139,14 +132,14 @@ class FileWriter:
         }
 
 
-def write_page(contents: PageContents, folder: Path) -> None:
-    """Write index.html and the folders `tables` and `figures` into `folder`."""
+def write_page(contents: Mapping[str, Any], folder: Path) -> None:
+    """Write index.html and the folders `tables` and `figures` into `folder`. contents: see `build_report`."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"digest": _digest, "url": _to_url}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    page = template.render(vars(contents), writer=FileWriter(folder), generator=GENERATOR)
+    page = template.render(contents, writer=FileWriter(folder), generator=GENERATOR)
     write_bytes(folder / "index.html", page.encode())
 
 

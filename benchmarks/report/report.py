@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
-from benchmarks.report.claims import OWN_DATA, read_claims
+from benchmarks.report.claims import read_claims, why_untested
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
-from benchmarks.report.links import find_links
 from benchmarks.report.mistakes import Mistakes, list_mistakes
-from benchmarks.report.page import GENERATOR, PageContents, Section, write_page
-from benchmarks.report.pictures import Picture, draw_picture, load_picture
-from benchmarks.report.runs import find_sweeps, read_runs
-from benchmarks.report.started_suites import STATES, Problem, StartedSuite, find_started_suites, merge_unfinished
-from benchmarks.report.time_and_cost import describe_cost, list_versions, machines_table, read_jobs, suites_table
+from benchmarks.report.page import GENERATOR, draw_picture, load_picture, write_page
+from benchmarks.report.started_suites import (
+    Problem,
+    StartedSuite,
+    count_states,
+    find_started_suites,
+    find_sweeps,
+    merge_unfinished,
+    read_runs,
+)
+from benchmarks.report.time_and_cost import describe_cost, describe_versions, machines_table, read_jobs, suites_table
 from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
@@ -33,7 +36,6 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.failures import describe_failure
 
-T = TypeVar("T")
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
 """What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
 STATUS = {
@@ -51,7 +53,6 @@ def write_report(
     selected: Callable[[RunConfig], bool] | None = None,
     shown: str = "",
     data: Path | None = None,
-    tracking: str = "",
     price: float | None = None,
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
@@ -62,17 +63,15 @@ def write_report(
     """
     folder = out or results / "report"
     _check_replaceable(folder)
-    report = build_report(
-        results, wanted, selected, shown=shown or str(results), data=data, tracking=tracking, price=price
-    )
+    report = build_report(results, wanted, selected, shown=shown or str(results), data=data, price=price)
     try:
         _replace_folder(folder, report)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
-    for name, what in report.problems:
+    for name, what in report["problems"]:
         note(f"{name}: {what}")
-    if not all(section.is_finished for section in report.sections):
-        note(report.state)
+    if not all(section["is_finished"] for section in report["sections"]):
+        note(report["state"])
     return folder / "index.html"
 
 
@@ -87,21 +86,17 @@ def _check_replaceable(folder: Path) -> None:
         raise UsageError(f"{folder} is a file: name a folder with --out")
 
 
-def _replace_folder(folder: Path, report: PageContents) -> None:
+def _replace_folder(folder: Path, report: Mapping[str, Any]) -> None:
     """Write the report into a new folder, then rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
+    prefix = f".{folder.name}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
+        fresh = Path(place) / "new"
+        fresh.mkdir()
         write_page(report, fresh)
-        fresh.chmod(0o755)
         if folder.exists():
-            os.replace(folder, fresh.with_suffix(".old"))
+            os.replace(folder, Path(place) / "old")
         os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    # Includes folders left by a process that was killed at this point.
-    for replaced in folder.parent.glob(f".{folder.name}.*.old"):
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def build_report(
@@ -111,52 +106,55 @@ def build_report(
     *,
     shown: str,
     data: Path | None = None,
-    tracking: str = "",
     price: float | None = None,
-) -> PageContents:
-    """Collect the contents of the page, see `write_report`."""
+) -> dict[str, Any]:
+    """Collect what the template of the page shows, see `write_report`.
+
+    sections: one for each suite, sweep, and the single runs. headline: the main table and plot, moved from the section
+    that `leads`. claims: the table, or the reason why none is tested. problems: what of a suite could not be read or
+    made. caveats: what a reader has to know before any number.
+    """
     groups, problems = _find_groups(results, data, wanted, selected)
     if not groups and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
     suites = [one for one in groups if one.is_suite]
     state = _describe_runs(groups, all_read=not problems)
-    existing = [one for one in suites if len(one.results.frame)]
-    lead = next((one for one in existing if one.name == MAIN_SUITE), existing[0] if existing else None)
-    sections = []
+    leads = [one for one in suites if len(one.results.frame)]
+    lead = min(leads, key=lambda one: one.name != MAIN_SUITE, default=None)
+    sections, headline = [], None
     for one in groups:
         detailed = one.collection.kind == "suite" and (bool(wanted) or one is lead or not one.is_suite)
-        sections.append(_make_section(one, shown, data, tracking, problems, detailed=detailed))
-    with_tables = [part for part, one in zip(sections, groups, strict=True) if part.tables and one.is_suite]
-    main = next((one for one in with_tables if one.name == MAIN_SUITE), with_tables[0] if with_tables else None)
-    headline: tuple[Table, Picture | None] | None = None
-    if main:
-        plot = next((one for one in main.pictures if one.name == MAIN_PLOT), next(iter(main.pictures), None))
-        headline = main.tables[0], plot
-        pictures = [one for one in main.pictures if one is not plot]
-        rest = replace(main, tables=main.tables[1:], pictures=pictures, leads=True)
-        sections[sections.index(main)] = rest
-    read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
-    claims = _attempt(problems, "claims", "the table of claims", read, None) if suites else None
-    # Claims of which none was tested are shown only if runs of their suites are still to come.
-    unfinished = {one.name for one in suites if one.unfinished}
-    rows = [row for row in claims.rows if row.cells[0] != "not tested" or row.labels[0] in unfinished] if claims else []
-    if claims and not rows and claims.notes != (OWN_DATA,):
-        claims = None
+        section = _make_section(one, shown, data, problems, detailed=detailed)
+        if one is lead and section["tables"]:
+            plots = sorted(section["pictures"], key=lambda one: one.name != MAIN_PLOT)[:1]
+            headline = section["tables"].pop(0), plots
+            section["pictures"] = [one for one in section["pictures"] if one not in plots]
+            section["leads"] = True
+        sections.append(section)
+    claims: Table | None = None
+    if suites and not why_untested(suites):
+        read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
+        claims = _attempt(problems, "claims", "the table of claims", read, None)
+        # Claims of which none was tested are shown only if runs of their suites are still to come.
+        unfinished = {one.name for one in suites if one.unfinished}
+        if claims and all(row.cells[0] == "not tested" and row.labels[0] not in unfinished for row in claims.rows):
+            claims = None
     jobs = read_jobs(groups)
-    return PageContents(
-        lead=_describe_dates(groups),
-        state=state,
-        shown=shown,
-        sections=sections,
-        headline=headline,
-        claims=(claims.notes[0], replace(claims, notes=claims.notes[1:])) if claims else None,
-        problems=problems,
-        caveats=list_caveats(groups),
-        cost=describe_cost(jobs, price),
-        work=[suites_table(groups, jobs), machines_table(jobs)] if any(one.results.paths for one in groups) else [],
-        versions=list_versions(jobs),
-    )
+    return {
+        "lead": _describe_dates(groups),
+        "state": state,
+        "shown": shown,
+        "sections": sections,
+        "headline": headline,
+        "claims": claims,
+        "why_untested": why_untested(suites),
+        "problems": problems,
+        "caveats": list_caveats(groups),
+        "cost": describe_cost(jobs, price),
+        "work": [suites_table(groups, jobs), machines_table(jobs)] if any(one.results.paths for one in groups) else [],
+        "versions": describe_versions(jobs),
+    }
 
 
 def _find_groups(
@@ -198,17 +196,13 @@ def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
         return "No suite could be read."
     runs = plural(len({path for one in suites for path in one.results.paths}), "run")
     if unfinished := merge_unfinished(suites):
-        counts = Counter(run.state for run in unfinished)
-        listed = "; ".join(f"{counts[state]} {STATES[state]}" for state in STATES if counts[state])
-        return f"{len(unfinished)} of {runs} unfinished: {listed}."
-    evaluations = len({job for one in suites for job in one.results.planned})
-    if not any(one.is_suite for one in suites):
-        return f"All {runs} and {plural(evaluations, 'evaluation')} are finished."
+        return f"{len(unfinished)} of {runs} unfinished: {count_states(unfinished)}."
+    evaluations = plural(len({job for one in suites for job in one.results.planned}), "evaluation")
     where = "" if all_read else " in the suites that could be read"
-    return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
+    return f"All {runs} and {evaluations} that were planned{where} are finished."
 
 
-def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T], otherwise: T) -> T:
+def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], Any], otherwise: Any) -> Any:
     """Make a part of the page; an error becomes a problem, so that the others are still shown."""
     try:
         return make()
@@ -218,8 +212,8 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], T
 
 
 def _make_section(
-    started: StartedSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem], *, detailed: bool
-) -> Section:
+    started: StartedSuite, shown: str, data: Path | None, problems: list[Problem], *, detailed: bool
+) -> dict[str, Any]:
     """Make the section of a suite, sweep or single runs. detailed: with learned variances, classes and mistakes."""
     attempt = partial(_attempt, problems, started.name)
     suite, results = started.suite, started.results
@@ -233,33 +227,33 @@ def _make_section(
     for name in results.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
-    name = f"published-{started.name}"
-    published = [] if has_published else [table for table in published_tables() if table.name == name]
+    published = [] if has_published else published_tables()
     text, paper = describe_suite(started)
-    found: tuple[list[Mistakes], str] = ([], "")
+    mistakes: tuple[list[Mistakes], str] = ([], "")
     if detailed and len(results.frame):
-        found = attempt("where it is wrong", partial(_find_mistakes, started, data), found)
-    return Section(
-        name=started.name,
-        heading=started.name if started.is_suite else suite.heading,
-        text=text,
-        paper=paper,
-        command=suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
-        ui=shlex.join(["procap", "ui", "--results", shown, *(["--suite", started.name] if started.is_suite else [])])
-        if started.results.paths
-        else "",
-        facts=attempt("how it was run", lambda: list_facts(started), []),
-        links=attempt("its links", lambda: find_links(started.collection, results.results, tracking), []),
-        tables=[table for table in tables if not table.compares],
-        pictures=[picture for picture in pictures if picture],
-        comparisons=[table for table in tables if table.compares],
-        published=published,
-        state=describe_state(started),
-        status=STATUS.get(started.collection.status, ""),
-        unfinished=started.unfinished,
-        mistakes=found[0],
-        mistakes_left=found[1],
-    )
+        mistakes = attempt("where it is wrong", partial(_find_mistakes, started, data), mistakes)
+    ui = ["procap", "ui", "--results", shown, *(["--suite", started.name] if started.is_suite else [])]
+    status = STATUS.get(started.collection.status, "")
+    return {
+        "name": started.name,
+        "heading": started.name if started.is_suite else suite.heading,
+        "text": text,
+        "paper": paper,
+        "command": suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
+        "ui": shlex.join(ui) if results.paths else "",
+        "facts": attempt("how it was run", lambda: list_facts(started), []),
+        "tables": [table for table in tables if not table.compares],
+        "pictures": [picture for picture in pictures if picture],
+        "comparisons": [table for table in tables if table.compares],
+        "published": [table for table in published if table.name == f"published-{started.name}"],
+        "state": describe_state(started),
+        "status": status,
+        "unfinished": started.unfinished,
+        "is_finished": not (started.unfinished or status),
+        "mistakes": mistakes[0],
+        "mistakes_left": mistakes[1],
+        "leads": False,
+    }
 
 
 def _find_mistakes(started: StartedSuite, data: Path | None) -> tuple[list[Mistakes], str]:

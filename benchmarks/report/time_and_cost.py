@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts", "processes")
-KINDS = {"train": "Training", "eval": "Evaluation", "other": "Other"}
+TIMES = (
+    Column("Evaluations", "", 0),
+    *(Column(f"{name}, min", "", 2) for name in ("Training", "Evaluation", "Other")),
+)
 
 
 @explain_broken_report()
@@ -76,16 +79,17 @@ def suites_table(suites: Sequence[StartedSuite], jobs: pd.DataFrame) -> Table:
         paths = list(dict.fromkeys(path for one in suites for path in one.results.paths))
         groups.append(("All, shared runs once", paths, tuple(merge_unfinished(suites)), drop_shared(jobs)))
     rows = [
-        (name, (len(paths), len(paths) - len(unfinished), (own.kind == "eval").sum()), own)
-        for name, paths, unfinished, own in groups
+        _time_row(name, (len(paths), len(paths) - len(unfinished)), own, average=place == len(suites))
+        for place, (name, paths, unfinished, own) in enumerate(groups)
     ]
     note = (
         "Training: steps and checkpoints, summed over runs, without loading, tracking, and work that was lost and "
         "repeated. Evaluation: class features, warm-up and all images. Other: jobs that are not runs, such as the "
         "runtime comparison and the qualitative pictures."
     )
-    titles = ("Suite", "Runs", "Finished", "Evaluations")
-    return _time_table("report-suites", "Suites, their runs, and how long they took", titles, rows, len(suites), note)
+    columns = tuple(Column(title, "", 0) for title in ("Runs", "Finished"))
+    title = "Suites, their runs, and how long they took"
+    return Table("report-suites", title, ("Suite",), (*columns, *TIMES), tuple(rows), (note,), wide=True)
 
 
 def machines_table(jobs: pd.DataFrame) -> Table:
@@ -94,38 +98,17 @@ def machines_table(jobs: pd.DataFrame) -> Table:
     for name, own in drop_shared(jobs).groupby("machine"):
         trained = own[own.kind == "train"]
         most = trained.processes.max() if len(trained) else 0
-        rows.append((str(name), (len(trained), most, (own.kind == "eval").sum()), own))
+        rows.append(_time_row(str(name), (len(trained), most), own))
     note = "Most processes: of one training. Methods that train nothing have no training."
-    titles = ("Machine", "Trainings", "Most processes", "Evaluations")
-    return _time_table("report-machines", "Machines", titles, rows, len(rows), note)
+    columns = tuple(Column(title, "", 0) for title in ("Trainings", "Most processes"))
+    return Table("report-machines", "Machines", ("Machine",), (*columns, *TIMES), tuple(rows), (note,), wide=True)
 
 
-def _time_table(
-    name: str,
-    title: str,
-    titles: Sequence[str],
-    groups: Sequence[tuple[str, tuple[int, ...], pd.DataFrame]],
-    parts: int,
-    note: str,
-) -> Table:
-    """Make a row per group of jobs: its name, counts, and times, each column in the unit that fits its longest.
-
-    titles: of the name and the counts. parts: number of rows before one for all of them.
-    """
-    columns = [Column(count, "", 0) for count in titles[1:]]
-    cells: list[list[Metric | None]] = [[Metric(float(count)) for count in counts] for _, counts, _ in groups]
-    for kind, heading in KINDS.items():
-        seconds = [float(own.seconds[own.kind == kind].sum()) for *_, own in groups]
-        longest = max(seconds, default=0.0)
-        unit, size = ("h", HOUR) if longest >= 3 * HOUR else ("min", 60.0) if longest >= 180 else ("s", 1.0)
-        columns.append(Column(f"{heading}, {unit}", "", 1))
-        for row, one in zip(cells, seconds, strict=True):
-            row.append(Metric(one / size) if one or kind != "other" else None)
-    rows = [
-        Row((label,), tuple(row), average=number == parts)
-        for number, ((label, *_), row) in enumerate(zip(groups, cells, strict=True))
-    ]
-    return Table(name, title, (titles[0],), tuple(columns), tuple(rows), (note,), wide=True)
+def _time_row(name: str, counts: Iterable[int], jobs: pd.DataFrame, *, average: bool = False) -> Row:
+    """Make a row of a group of jobs: counts, the number of evaluations, and minutes of each kind of job."""
+    minutes = [jobs.seconds[jobs.kind == kind].sum() / 60 for kind in ("train", "eval", "other")]
+    numbers = *counts, (jobs.kind == "eval").sum(), *minutes
+    return Row((name,), tuple(Metric(float(number)) for number in numbers), average=average)
 
 
 def describe_cost(jobs: pd.DataFrame, price: float | None = None) -> list[str]:
@@ -147,19 +130,14 @@ def describe_cost(jobs: pd.DataFrame, price: float | None = None) -> list[str]:
     return sentences
 
 
-def list_versions(jobs: pd.DataFrame) -> list[tuple[str, str]]:
-    """List system, CUDA, source and library versions of all results, with several where they differ."""
-    versions: dict[str, set[str]] = {"System": set(), "CUDA": set(), "Source": set()}
-    libraries: dict[str, set[str]] = {}
+def describe_versions(jobs: pd.DataFrame) -> str:
+    """Describe system, CUDA, source and library versions of all results, several where they differ."""
+    found: dict[str, dict[str, None]] = {}
     for environment in filter(None, drop_shared(jobs).environment):
         git = environment.get("git")
         source = f"commit {git['commit'][:12]}{' with changes' * git['dirty']}" if git else "an installed copy"
-        own = {"System": environment.get("platform"), "CUDA": environment.get("cuda"), "Source": source}
-        for name, version in own.items():
-            versions[name] |= {str(version)} if version else set()
-        for name, version in {"Python": environment.get("python"), **(environment.get("packages") or {})}.items():
-            libraries.setdefault(name, set()).update({str(version)} if version else set())
-    texts = {name: " / ".join(sorted(numbers)) for name, numbers in versions.items()}
-    listed = [f"{name} {' / '.join(sorted(numbers))}" for name, numbers in libraries.items() if numbers]
-    texts["Versions"] = ", ".join(listed)
-    return [(name, text) for name, text in texts.items() if text]
+        own = {name: environment.get(name.lower()) for name in ("Platform", "CUDA", "Python")}
+        for name, version in {**own, "source": source, **(environment.get("packages") or {})}.items():
+            if version:
+                found.setdefault(name, {})[str(version)] = None
+    return ", ".join(f"{name} {' / '.join(sorted(versions))}" for name, versions in found.items())

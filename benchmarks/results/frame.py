@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,17 +295,15 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
 def _find_usual(method: str, name: str, values: Counter[str]) -> str:
     """Return the value of a setting that the method itself has, if it is among `values`, else the most frequent one."""
     place, _, field = name.partition(".")
-    # A plug-in may not be here any more, and a built-in method imports torch.
-    with suppress(Exception):
+    try:
         found = method_class(method)
-        usual = (
-            str(getattr(found.recipe(), field))
-            if place == "recipe"
-            else json.dumps(found.Options.model_fields[field].get_default(call_default_factory=True))
-        )
-        if usual in values:
-            return usual
-    return values.most_common(1)[0][0]
+    except UserError:
+        # The plug-in of these runs is not installed any more.
+        return values.most_common(1)[0][0]
+    option = found.Options.model_fields.get(field) if place == method else None
+    own = json.dumps(option.get_default(call_default_factory=True)) if option else ""
+    usual = str(getattr(found.recipe(), field, "")) if place == "recipe" else own
+    return usual if usual in values else values.most_common(1)[0][0]
 
 
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:

@@ -241,38 +241,35 @@ def pair_results(
         rows = variants[title]
         task = rows.target_dataset.where(rows.target_classes == "all", rows.target_dataset + ":" + rows.target_classes)
         rows = rows.assign(task=task.where(rows.split == "test", rows.target), part=rows.target_classes)
-        rows = keep(rows, rows.split == "test", f"{title} on images that are no test images")
+        rows["tested"] = rows.manifest + "/" + rows.images.astype(str) + "/" + rows.total.astype(str)
         if measure == "hm":
-            rows = keep(rows, is_half(rows), f"{title} on targets other than its own base and novel classes")
+            rows = keep(rows, is_half(rows), f"{title} on targets other than its own base and novel test images")
             rows = rows.assign(task=rows.dataset)
-        elif away:
-            rows = keep(rows, _is_away(rows), "The data set trained on is no target here")
-        if measure == "hm":
-            both = rows.groupby(PAIR).part.transform("size") == 2
-            rows = keep(rows, both, f"{title} with only one of base and novel classes")
-        images = rows.manifest + "/" + rows.images.astype(str) + "/" + rows.total.astype(str)
-        rows = rows.assign(tested=images).set_index([*PAIR, "part"])
-        return rows[["accuracy", "total", "limited", "tested", "correct_bits"]]
+        else:
+            rows = keep(rows, rows.split == "test", f"{title} on images that are no test images")
+            rows = keep(rows, _is_away(rows), "The data set trained on is no target here") if away else rows
+        return rows.set_index([*PAIR, "part", "tested"])[["accuracy", "total", "limited", "correct_bits"]]
 
     away = measure == "accuracy" and any(_is_away(rows).any() for rows in variants.values())
     first, second = select(a), select(b)
     for title, own, rival, other in ((a, first, b, second), (b, second, a, first)):
-        keep(own.reset_index(), own.index.isin(other.index), f"{rival} lacks results that {title} has")
+        reason = f"{rival} lacks results that {title} has, or has them of other images"
+        keep(own.reset_index(), own.index.isin(other.index), reason)
     paired = first.join(second, how="inner", lsuffix="_a", rsuffix="_b").reset_index()
     paired["order"] = [dataset_order(task) for task in paired.task]
     paired = paired.sort_values(["order", *PAIR, "part"], kind="stable", ignore_index=True)
-    # Base and novel classes of one seed count together.
-    of_pair = paired.assign(same=paired.tested_a == paired.tested_b).groupby(PAIR, sort=False)
-    paired["same"] = of_pair.same.transform("all")
-    paired["limited"] = of_pair.limited_a.transform("any")
-    paired["tested"] = of_pair.tested_a.transform("|".join)
-    paired = keep(paired, paired.same, f"{a} and {b} were tested on different images (another packing, or a limit)")
+    if measure == "hm":
+        both = paired.groupby(PAIR).part.transform("size") == 2
+        paired = keep(paired, both, f"{a} and {b} with only one of base and novel classes")
+    # Base and novel classes of one seed count together, and all seeds of a task are of the same images.
+    of_pair = paired.groupby(PAIR, sort=False)
+    paired = paired.assign(limited=of_pair.limited_a.transform("any"), tested=of_pair.tested.transform("|".join))
     seeds = paired.groupby([*TASK, "tested"]).seed.transform("size") - len(paired) * paired.limited
     usual = seeds.groupby([paired.dataset, paired.task]).transform("idxmax")
     is_usual = paired.tested.to_numpy() == paired.tested.loc[usual].to_numpy()
-    paired = keep(paired, is_usual, f"{a} and {b} were tested on other images than with most seeds")
     whole = ~paired.limited | paired.limited.all()
-    paired = keep(paired, whole, f"{a} and {b}, limited to the first images beside whole results")
+    reason = f"{a} and {b} on other images than with most seeds, or limited to the first images beside whole results"
+    paired = keep(paired, is_usual & whole, reason)
     for title, side in ((a, "a"), (b, "b")):
         unknown = paired[paired[f"correct_bits_{side}"].isna()]
         if len(unknown):

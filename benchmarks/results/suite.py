@@ -123,14 +123,6 @@ class SuiteResults:
         return [evaluation for evaluation in self.planned if evaluation not in existing]
 
     @cached_property
-    def shorter(self) -> list[tuple[str, str]]:
-        """Evaluations with a limited result whose other seeds have an unlimited one."""
-        cells = self.frame.groupby(["dataset", "number", "target"]).limited
-        shorter = self.frame[self.frame.limited & ~cells.transform("all").astype(bool)]
-        found = set(zip(shorter.path, shorter.target, strict=True))
-        return [evaluation for evaluation in self.planned if evaluation in found]
-
-    @cached_property
     def changed_sets(self) -> dict[str, str]:
         """The data sets that differ from the published ones, and how; without own ones if there are no others."""
         kinds = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}

@@ -12,7 +12,7 @@ Published: a figure only.
 
 from __future__ import annotations
 
-from benchmarks.plots.sensitivity import sensitivity_plots
+from benchmarks.plots.curves import sensitivity_plots
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.grid import paper_weights, sensitivity_tables

@@ -11,7 +11,7 @@ the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of 
 
 from __future__ import annotations
 
-from benchmarks.plots.spread import spread_plots
+from benchmarks.plots.base_novel import stability_plots
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import stability_tables
 
@@ -20,6 +20,6 @@ SUITE = Suite(
     title="stability over seeds",
     methods=("procap",),
     tables=stability_tables,
-    plots=spread_plots,
+    plots=stability_plots,
     published="seed_stability",
 )

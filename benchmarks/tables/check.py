@@ -17,7 +17,6 @@ from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables import runtime
 from benchmarks.tables.base_novel import pair_halves, printed_halves
 from benchmarks.tables.qualitative import pictured_accuracy
-from benchmarks.tables.runtime_notes import list_warnings
 from benchmarks.tables.table import Cell, Column, Row, Table, format_number
 from benchmarks.tables.targets import TARGET_MEAN, list_targets, pair_accuracies
 from procap.errors import UserError
@@ -139,7 +138,7 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
             "tables: methods with their defaults in Table 1, and on all classes of ImageNet in the transfer tables."
         )
     report = runtime.newest_measurement(suite) if suite.suite.published == "runtime" else None
-    notes += list_warnings(report) if report else []
+    notes += runtime.list_runtime_notes(report) if report else []
     columns = tuple(Column(title, "") for title in ("Ours", "Published", "Difference", "Allowed", "Verdict"))
     title, labels = f"{suite.suite.heading}: ours against published", ("Where", "Method", "Metric")
     return Table(f"{suite.name}-check", title, labels, columns, tuple(rows), tuple(notes))

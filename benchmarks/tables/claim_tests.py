@@ -1,4 +1,4 @@
-"""Test a claim of the paper on results, or on the numbers that the paper prints, both read into one kind of frame.
+"""Test a claim of the paper on results.
 
 `Scores`: a row per task (tested data set) and seed, a column per variant and metric. A variant is called by its method
 and the values of its key: "procap", "procap 4", "procap w/o KL".
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from benchmarks.results.frame import title_method
-from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.runtime import explain_broken_report
 from benchmarks.results.statistics import sign_flip_p, student_test
 from benchmarks.results.suite import SuiteResults
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 HALVES = ("base", "novel", "hm")
 MEASURED = {"train_seconds": "step_seconds", "images_per_second": "end_to_end_fps"}
-"""Columns of the paper's runtime table, by the measurement in a runtime report."""
+"""Metrics, by the measurement in a runtime report."""
 SHOWN = 5
 """Number of contrasts that a result lists; of more it lists the lowest and the highest."""
 Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
@@ -61,14 +59,12 @@ class ClaimTest:
     """How a claim is tested.
 
     contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: on
-    how many of n data sets all contrasts must be above it; then means over sets do not count. printed: other contrasts
-    for the paper's own table. unit: of the differences.
+    how many of n data sets all contrasts must be above it; then means over sets do not count. unit: of the differences.
     """
 
     contrasts: Callable[[pd.DataFrame], Contrasts] | None
     above: float = 0.0
     wins: Callable[[int], int] | None = None
-    printed: Callable[[pd.DataFrame], Contrasts] | None = None
     unit: str = "points"
 
 
@@ -148,33 +144,6 @@ def _read_runtime(suite: SuiteResults) -> pd.DataFrame:
                 numbered = {(dataset, place): value for place, value in enumerate(values or ())}
                 cells.setdefault((row["method"], metric), {}).update(numbered)
     return _make_frame({column: own for column, own in cells.items() if own})
-
-
-def read_printed(suite: str) -> pd.DataFrame:
-    """Read the paper's table of a suite, with 0 as seed; empty if it has none. "mean hm" is the printed average."""
-    cells: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
-
-    def put(label: object, metric: str, values: Mapping[str, float]) -> None:
-        own = cells.setdefault((str(label), metric), {})
-        own.update({(task, 0): value for task, value in values.items()})
-
-    table = {"stability": "seed_stability", "duration": "training_duration"}.get(suite, suite.replace("-", "_"))
-    for row in published.halves_rows(table):
-        label = row.key or row.method
-        for metric in HALVES:
-            mean = "mean " * (row.dataset == AVERAGE and not row.epochs)
-            put(f"{label} {row.epochs}" if row.epochs else label, mean + metric, {row.dataset: getattr(row, metric)})
-            if suite == "stability":
-                put(label, f"{mean}{metric} sd", {row.dataset: getattr(row, f"{metric}_std")})
-    for row in getattr(published, table)() if table in ("cross_dataset", "domain_generalization") else ():
-        put(row.key or row.method, "source", {"imagenet": row.source})
-        put(row.key or row.method, "accuracy", row.targets)
-    for row in published.ablation() if suite == "ablation" else ():
-        put(f"procap {row.variant}", "hm", row.hm)
-    for row in published.runtime() if suite == "runtime" else ():
-        for metric in (*MEASURED, "accuracy"):
-            put(row.key, metric, {row.dataset: getattr(row, metric)})
-    return _make_frame(cells)
 
 
 def _make_frame(cells: Mapping[tuple[str, str], Mapping[tuple[str, int], float]]) -> pd.DataFrame:
@@ -269,25 +238,3 @@ def _judge_wins(claim: Claim, won: pd.Series, variants: int, needed: Callable[[i
     verdict: Verdict = "holds" if p <= 0.05 else "undecided"
     interval = f"{100 * own.low:.0f} to {100 * own.high:.0f} % of data sets"
     return Outcome(verdict if wins >= needed(n) else "does not hold", result, interval, test, own)
-
-
-def describe_printed(claim: Claim, scores: pd.DataFrame) -> str | None:
-    """Describe whether a claim is true of the numbers that the paper prints: yes, no, or partly; None without any."""
-    make = claim.test.printed or claim.test.contrasts
-    if make is None or scores.empty:
-        return None
-    try:
-        found = make(scores)
-    except UntestedError:
-        return None
-    if claim.test.wins:
-        won = find_wins(found, claim.test.above)
-        return f"{'yes' if won.sum() >= claim.test.wins(len(won)) else 'no'}: {won.sum()} of {len(won)}"
-    means = {
-        name: one.mean if isinstance(one, Estimate) else one.groupby("task").mean().mean()
-        for name, one in found.items()
-    }
-    lowest = min(means, key=lambda name: means[name])
-    true = [round(mean, 6) > claim.test.above for mean in means.values()]
-    named = f" ({lowest}, lowest of {len(means)})" if len(means) > 1 else ""
-    return f"{'yes' if all(true) else 'partly' if any(true) else 'no'}: {format_number(means[lowest], 2, '+')}{named}"

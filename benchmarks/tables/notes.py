@@ -50,16 +50,11 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
     found += note_schedules(suite)
-    command = suite.suite.command(suite.options, suite.results)
     if suite.missing:
+        named = join_first([f"{path} on {target}" for path, target in suite.missing])
         found.append(
-            f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({_name_first(suite.missing)}). A dash "
-            f"is printed for every metric that needs them; `{command}` runs them."
-        )
-    if suite.shorter:
-        found.append(
-            f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_name_first(suite.shorter)}) are of the first "
-            f"images, those of other seeds of all. A dash is printed for their mean; `{command}` evaluates all."
+            f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({named}). A dash is printed for every "
+            f"metric that needs them; `{suite.suite.command(suite.options, suite.results)}` runs them."
         )
     if label := suite.options.eval_settings.label:
         found.append(f"Evaluated otherwise than by default: {label}.")
@@ -183,10 +178,6 @@ def note_code(frame: pd.DataFrame) -> list[str]:
             title = title_method(str(method))
             found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found
-
-
-def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:
-    return join_first([f"{path} on {target}" for path, target in evaluations])
 
 
 def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:

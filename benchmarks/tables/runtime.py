@@ -1,4 +1,4 @@
-"""Make the tables of the runtime benchmark: of a whole report, and of the suite beside the paper's with ratios."""
+"""Make the tables and notes of the runtime benchmark: of a report, and of the suite beside the paper's with ratios."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.runtime import explain_broken_report, load_runtime_reports
 from benchmarks.results.suite import BACKBONE, SuiteResults
+from benchmarks.tables.notes import note_options
 from benchmarks.tables.render import render
 from benchmarks.tables.rows import published_title
-from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_runtime_notes
 from benchmarks.tables.table import Column, Row, Table
 from runner.results import write_bytes
 
+EXTRAPOLATED = "≈"
+BUSY = 0.25
+"""Load of other programs on each core above which a warning is written under the table."""
 # Extrapolated times have a separate column, so that they cannot be marked the best.
 SUITE_COLUMNS = (
     Column("training s", "low", digits=1),
@@ -42,7 +45,6 @@ SIZE_COLUMNS = tuple(
     Column(title, "", digits)
     for title, digits in (("reference ms", 1), ("fast ms", 1), ("ratio", 2), ("counted", 2), ("reached %", 0))
 )
-PHASES = ("load", "start", "data", "forward", "backward", "optimizer", "evaluation")
 TITLE, LABELS = "Training time and speed of inference", ("Data set", "Method", "Mode")
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
 
@@ -52,8 +54,8 @@ Measurement = dict[str, Any]
 
 def write_report(report: Measurement, folder: Path) -> str:
     """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
-    speed, *others = report_tables(report)
-    text = "\n\n".join(render(table, "md") for table in (*others, speed))
+    *sizes, speed = report_tables(report)
+    text = "\n\n".join(render(table, "md") for table in (*sizes, speed))
     files = {
         "md": text,
         "csv": render(speed, "csv"),
@@ -66,29 +68,28 @@ def write_report(report: Measurement, folder: Path) -> str:
 
 
 def report_tables(report: Measurement) -> list[Table]:
-    """Make the table of speed with its notes, and those of sizes and phases."""
-    datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
-    rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
-    rows += [row for dataset in {one.dataset: None for one in published.runtime()} for row in _published_rows(dataset)]
-    tables = [
-        Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_runtime_notes(report)), wide=True)
+    """Make the table of sizes, if any were measured, and that of speed with its notes."""
+    rows = [
+        row for dataset in {row["dataset"]: None for row in report["rows"]} for row in _measured_rows(report, dataset)
     ]
-    if report["scaling"]:
-        sizes = []
-        for one in report["scaling"]:
-            point, seconds = one["point"], one["seconds"]
-            work = {"train": "training step", "eval": "evaluation"}[point["kind"]]
-            labels = work, str(point["classes"]), str(point["batch"]), point["precision"]
-            milliseconds = (_metric(seconds[mode]["median"], 1e3) for mode in ("reference", "fast"))
-            ratios = _metric(one["ratio"]), _metric(one["counted"]), _metric(one["reached"], 100)
-            sizes.append(Row(labels, (*milliseconds, *ratios), group=f"{labels}"))
-        labels = "Work", "Classes", "Batch", "Precision"
-        tables.append(Table("sizes", "Time against classes and images", labels, SIZE_COLUMNS, tuple(sizes)))
-    phases = tuple(
-        Row((describe_case(row),), tuple(_metric(row["phases"][name]) for name in PHASES)) for row in report["rows"]
+    peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in report["matmul_peak"].items())
+    notes = (
+        *list_runtime_notes(report),
+        "GFLOP/s and counted: operations as torch's FlopCounterMode counts them in eager code; the peak is that of "
+        f"matrix products, measured in this run: {peaks}.",
+        "MB: most memory of tensors alive at once, beyond weights and data.",
     )
-    columns = tuple(Column(name, "") for name in PHASES)
-    return [*tables, Table("phases", "Seconds of the measured steps", ("Case",), columns, phases)]
+    sizes = []
+    for one in report["scaling"]:
+        point, seconds = one["point"], one["seconds"]
+        work = {"train": "training step", "eval": "evaluation"}[point["kind"]]
+        labels = work, str(point["classes"]), str(point["batch"]), point["precision"]
+        milliseconds = (_metric(seconds[mode]["median"], 1e3) for mode in ("reference", "fast"))
+        ratios = _metric(one["ratio"]), _metric(one["counted"]), _metric(one["reached"], 100)
+        sizes.append(Row(labels, (*milliseconds, *ratios), group=f"{labels}"))
+    title, labels = "Time against classes and images", ("Work", "Classes", "Batch", "Precision")
+    tables = [Table("sizes", title, labels, SIZE_COLUMNS, tuple(sizes))] if sizes else []
+    return [*tables, Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), notes, wide=True)]
 
 
 @explain_broken_report()
@@ -101,12 +102,17 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     for dataset in suite.options.datasets:
         rows += _published_rows(dataset) if suite.in_paper else ()
         rows += _measured_rows(report, dataset, printed_accuracies(suite, report, dataset))
-    others = ("GFLOP/s", "MB:", "Phases:", *(() if suite.in_paper else ("published:",)))
-    notes = tuple(note for note in list_runtime_notes(report) if not note.startswith(others))
-    if suite.in_paper and (why := suite.why_incomparable or why_unlike(report)):
-        notes += (f"These results do not compare with published ones, which are rows of their own: {why}.",)
+    notes = list_runtime_notes(report)
+    if suite.in_paper:
+        notes.append(
+            "published: the paper's rows, measured by its authors on an A100 with mixed precision, ViT-B/16, and their "
+            "own code; it names neither the classes nor whether its FPS includes decoding."
+        )
+        if why := suite.why_incomparable or why_unlike(report):
+            notes.append(f"These results do not compare with published ones, which are rows of their own: {why}.")
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
-    tables = [Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True).without_empty_columns()]
+    table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, tuple(notes), wide=True)
+    tables = [table.without_empty_columns()]
     if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
         remarks = [
             "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
@@ -204,9 +210,7 @@ def _published_rows(dataset: str) -> Iterator[Row]:
     for one in published.runtime():
         if one.dataset == dataset:
             cells = Metric(one.train_seconds), None, None, Metric(one.images_per_second), Metric(one.accuracy)
-            rest = [None] * (len(REPORT_COLUMNS) - len(cells))
-            title = published_title(one.method)
-            yield Row((name, title, "-"), (*cells, *rest), "published", f"{name} {one.method}")
+            yield Row((name, published_title(one.method), "-"), (*cells, None), "published", f"{name} {one.method}")
 
 
 def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
@@ -252,3 +256,84 @@ def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Itera
 
 def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:
     return None if number is None else Metric(factor * number, published=published)
+
+
+def list_runtime_notes(report: dict[str, Any]) -> list[str]:
+    """List what the numbers are of, and how they were measured."""
+    settings, machine, rows = report["settings"], report["environment"], report["rows"]
+    where = machine["gpu"] or f"{machine['cpu']['name']}, {machine['cpu']['threads']} threads"
+    before, after = report["load_average"]
+    weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
+    plain = any(row["method"] == "procap-off" for row in rows)
+    tokens = settings.get("options", {}).get("maple", {}).get("n_ctx", 4)
+    notes = [
+        f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {where}; torch "
+        f"{machine['packages'].get('torch', '?')}; load of the machine before and after: {before} and {after}.",
+        f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
+        f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
+        f"same order; MaPLe-style has {tokens} tokens{', as ProCAP has by default' * (tokens == 4)}."
+        + (
+            " ProCAP, all off: without its components, with tokens of its own for each layer or one set for all."
+            if plain
+            else ""
+        ),
+        *note_options(settings.get("options", {})),
+        "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
+        "images decoded in every epoch. fast: the same numbers up to rounding without that work.",
+        "FPS encoder: batches that are on the device already; end to end: all test images from packed bytes, class "
+        "features and decoding included. Medians of rounds in turns, without warm-up; spreads are in runtime.json.",
+    ]
+    if report["device"]["type"] == "cpu":
+        notes.append(
+            "Threads: all cores, but one for small steps and batches of fast mode (`OMP_NUM_THREADS` sets them all)."
+        )
+    notes.append(_describe_accelerations(settings, rows))
+    if before > BUSY * machine["cpu"]["cores"]:
+        notes.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
+    if (difference := _loss_difference(rows)) is not None:
+        notes.append(f"The first losses of reference and fast differ by {difference:.0e} of their value at most.")
+    parts = [f"{describe_case(row)}: {row['steps_measured']} of {row['steps']}" for row in rows if row["extrapolated"]]
+    if parts:
+        notes.append(f"{EXTRAPOLATED} EXTRAPOLATED from the steps that were run: {'; '.join(parts)}.")
+    for why in dict.fromkeys(row["accuracy_note"] for row in rows if row["accuracy_note"]):
+        notes.append(f"Accuracy is left out where it means nothing: {why}.")
+    if any(row["test_images"] < row["test_images_all"] for row in rows):
+        notes.append("† limited: the first images of the test set only.")
+    notes += [f"FAILED and left out: {name} ({reason})." for name, reason in report["failed"].items()]
+    return notes
+
+
+def describe_case(row: dict[str, Any]) -> str:
+    """Describe a row: `digits ProCAP fast fp32`."""
+    return f"{row['dataset']} {row['title']} {row['mode']} {row['precision']}"
+
+
+def _describe_classes(rows: Sequence[dict[str, Any]]) -> str:
+    """Describe the classes trained and tested on, by data set if they differ; older reports are of all classes."""
+    chosen: dict[str, dict[str, None]] = {}
+    for row in rows:
+        chosen.setdefault(f"{row.get('class_choice', 'all')} classes", {})[row["dataset"]] = None
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return " and ".join(f"{classes} ({', '.join(datasets)})" for classes, datasets in chosen.items())
+
+
+def _describe_accelerations(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Describe the accelerations of fast mode, and the seconds of its starts."""
+    on = [name for name, chosen in settings["accelerations"].items() if chosen]
+    text = f"Accelerations of fast mode: {', '.join(on) or 'none'} (`--accelerate`); of reference mode: none."
+    starts = [
+        f"{describe_case(row)} {' + '.join(f'{one:.1f}' for one in row['start_seconds'].values() if one)}"
+        for row in rows
+        if row["mode"] == "fast"
+    ]
+    return text + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
+
+
+def _loss_difference(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Compute the largest relative difference between the modes in the loss of the first batch."""
+    losses: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        if row["first_loss"] is not None:
+            losses.setdefault((row["dataset"], row["method"], row["precision"]), []).append(row["first_loss"])
+    return max(((max(pair) - min(pair)) / abs(max(pair)) for pair in losses.values() if len(pair) == 2), default=None)
