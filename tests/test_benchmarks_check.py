@@ -297,7 +297,7 @@ def test_runtime_of_all_classes_is_another_reading_and_not_compared(tmp_path):
     assert not done.suite.tables(done), "the suite is of base classes unless --classes says otherwise"
     every = replace(done, options=replace(done.options, classes="all"))
     [note] = [note for note in table_of(every, "runtime").notes if "published ones" in note]
-    assert "of all classes, another reading of the paper" in note
+    assert "all classes instead of base" in note
     with pytest.raises(UserError, match=r"runtime: nothing to check, .* of all classes"):
         check_metrics(every)
 

@@ -73,7 +73,7 @@ def test_the_picture_of_prompts_prints_accuracies_beside_those_of_the_paper(tmp_
                       (("MaPLe-style", 96.86), ("ProCAP", 98.43))}  # fmt: skip
     every = made(tmp_path, "qualitative", PAPER, classes="all")
     assert not any("published" in text for text in accuracy_texts(every, "eurosat").values())
-    assert any("of all classes, another reading" in note for note in table_of(every, "qualitative-accuracy").notes)
+    assert any("all classes instead of base" in note for note in table_of(every, "qualitative-accuracy").notes)
 
 
 @pytest.fixture(scope="module")

@@ -199,8 +199,8 @@ def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_
 
 @pytest.mark.parametrize(("chosen", "why"), [
     ({"backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
-    ({"quick": True}, "short ones of --quick"),
-    ({"overrides": {"epochs": 3}}, "the recipes are changed: epochs 3"),
+    ({"quick": True}, "short schedules of --quick"),
+    ({"overrides": {"epochs": 3}}, "run otherwise than published: epochs 3"),
 ])  # fmt: skip
 def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path, chosen, why):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), **chosen)

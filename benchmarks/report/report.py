@@ -38,11 +38,6 @@ from runner.failures import describe_failure
 
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
 """What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
-STATUS = {
-    "running": "Its command is running, or was killed.",
-    "failed": "Its last command ended with failures.",
-    "interrupted": "Its last command was interrupted.",
-}
 
 
 def write_report(
@@ -233,7 +228,8 @@ def _make_section(
     if detailed and len(results.frame):
         mistakes = attempt("where it is wrong", partial(_find_mistakes, started, data), mistakes)
     ui = ["procap", "ui", "--results", shown, *(["--suite", started.name] if started.is_suite else [])]
-    status = STATUS.get(started.collection.status, "")
+    ended = started.collection.status
+    status = "" if ended == "finished" else f"Its last command is recorded as {ended}."
     return {
         "name": started.name,
         "heading": started.name if started.is_suite else suite.heading,

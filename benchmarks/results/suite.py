@@ -153,25 +153,20 @@ class SuiteResults:
         others = sorted(f"{one} with {weights or 'its own'} weights" for one, weights in backbones - {(BACKBONE, None)})
         if others:
             return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
-        if self.options.quick:
-            return "the schedules are the short ones of --quick"
-        if self.options.classes not in ("", self.suite.classes):
-            return f"they are of {self.options.classes} classes, another reading of the paper than the default"
-        if self.options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
-            return f"the shots are {self.options.shots[0] or 'all'}, not {SHOTS}"
-        if self.options.eval_settings.samples:
-            return "Gaussian tokens are sampled in the evaluation, and the paper's inference has their means"
-        if self.options.overrides:
-            changed = ", ".join(f"{name} {value}" for name, value in self.options.overrides.items())
-            return f"the recipes are changed: {changed}"
-        # A file of sentences is data that the published recipe of CoPrompt needs as well.
-        options = [
-            f"{method}.{name} {value}"
-            for method, own in self.options.options.items()
-            for name, value in own.items()
-            if name != "sentences" or value == "templates"
-        ]
-        return f"the options of methods are changed: {', '.join(options)}" if options else ""
+        chosen = self.options
+        changes = [f"{name} {value}" for name, value in chosen.overrides.items()]
+        for method, own in chosen.options.items():
+            # A file of sentences is data that the published recipe of CoPrompt needs as well.
+            named = {name: value for name, value in own.items() if name != "sentences" or value == "templates"}
+            changes += [f"{method}.{name} {value}" for name, value in named.items()]
+        changes += ["the short schedules of --quick"] if chosen.quick else []
+        if chosen.classes not in ("", self.suite.classes):
+            changes.append(f"{chosen.classes} classes instead of {self.suite.classes}")
+        if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
+            changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
+        if chosen.eval_settings.samples:
+            changes.append("samples of Gaussian tokens, of which the paper's inference has the means")
+        return f"they were run otherwise than published: {', '.join(changes)}" if changes else ""
 
     def is_control(self, variant: Variant) -> bool:
         """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""

@@ -195,11 +195,6 @@ def without(part: str, metric: str = "hm") -> Make:
     return versus(f"procap w/o {part}", metric=metric, own=FULL)
 
 
-def over_maple_style(scores: pd.DataFrame) -> Differences:
-    labels = [label for label, _ in scores if label.endswith(" MaPLe-style")]
-    return versus(*(labels or ["procap MaPLe-style"])[:1], own=FULL)(scores)
-
-
 def order_of_drops(scores: pd.DataFrame) -> Differences:
     """Subtract HM without the first component of a pair from that without the second, whose loss is to be smaller."""
     pairs = (("Gaussian", "InfoNCE"), ("InfoNCE", "Cross-Attn"), ("Cross-Attn", "KL"), ("Cross-Attn", "L2"))
@@ -290,7 +285,7 @@ TESTS: Mapping[str, ClaimTest] = {
     "l2": ClaimTest(without("L2")),
     "infonce": ClaimTest(without("InfoNCE")),
     "largest-drop": ClaimTest(order_of_drops),
-    "maple-style": ClaimTest(over_maple_style),
+    "maple-style": ClaimTest(versus("procap MaPLe-style", own=FULL)),
     "overfitting": ClaimTest(without("Gaussian", "novel")),
     "steadier": ClaimTest(
         lambda scores: {"HM": deviation(scores, "procap w/o Gaussian", "hm") - deviation(scores, FULL, "hm")}

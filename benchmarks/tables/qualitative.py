@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.results.frame import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import PROMPT_PICTURE, display_name
+from benchmarks.results.runtime import explain_broken_report
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.notes import suite_notes
@@ -14,14 +15,11 @@ from benchmarks.tables.rows import mark_reproduced, published_group, published_r
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
+@explain_broken_report()
 def qualitative_tables(suite: SuiteResults) -> list[Table]:
-    """Make the tables from the data saved with the pictures; none if no pictures were made of these runs."""
+    """Make the tables from the data saved with the pictures; without them if none were made of these runs."""
     record = suite.pictures
-    try:
-        tables = [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
-    except (KeyError, TypeError):
-        # Written by another version of this program; running the suite again replaces it.
-        tables = []
+    tables = [*_words(record, suite.name), *_agreement(record, suite.name)] if "prompts" in record else []
     return [*tables, *_accuracies(suite)]
 
 
