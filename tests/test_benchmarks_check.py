@@ -298,7 +298,7 @@ def test_runtime_of_all_classes_is_another_reading_and_not_compared(tmp_path):
     every = replace(done, options=replace(done.options, classes="all"))
     [note] = [note for note in table_of(every, "runtime").notes if "published ones" in note]
     assert "all classes instead of base" in note
-    with pytest.raises(UserError, match=r"runtime: nothing to check, .* of all classes"):
+    with pytest.raises(UserError, match=r"runtime: nothing to check, .* all classes"):
         check_metrics(every)
 
 

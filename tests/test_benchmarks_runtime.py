@@ -128,7 +128,7 @@ def test_a_report_is_written(report, runtime):
     with (folder / "runtime.csv").open() as file:
         assert [line["source"] for line in csv.DictReader(file)] == ["ours"] * 4
     text = (folder / "runtime.md").read_text()
-    assert "EXTRAPOLATED" not in text and "278.8" in text and "415.9" in (folder / "runtime.tex").read_text()
+    assert "EXTRAPOLATED" not in text
     assert "Accelerations of fast mode: images (`--accelerate`); of reference mode: none." in text
 
 

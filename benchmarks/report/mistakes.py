@@ -138,7 +138,7 @@ def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], wher
         Row((f"{place} {label}",), tuple(map(Metric, row)))
         for place, (label, row) in enumerate(zip(names, counts.tolist(), strict=True), 1)
     )
-    columns = tuple(Column(str(place), "", 0) for place in range(1, len(names) + 1))
+    columns = [Column(str(place), "", 0) for place in range(1, len(names) + 1)]
     note = (
         "Rows: true classes; columns: predicted ones, numbered as the rows. Number of images of "
         f"{plural(len(frame), 'evaluation')}; the shade is its share of the row."
@@ -155,7 +155,7 @@ def _pair_table(wrong: pd.DataFrame, names: Sequence[str], where: str, name: str
         Row((names[true], names[other]), tuple(map(Metric, own)))
         for (true, other), own in zip(most.index, most.to_numpy().tolist(), strict=True)
     )
-    columns = tuple(Column(title, "", 0) for title in most.columns)
+    columns = [Column(title, "", 0) for title in most.columns]
     note = f"Number of images, over all seeds. The {len(rows)} pairs with the highest sum over the methods."
     heads = ("True class", "Predicted")
     return Table(f"confused-{name}", f"Most confused classes: {where}", heads, columns, rows, (note,))

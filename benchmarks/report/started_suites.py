@@ -177,7 +177,7 @@ def _runs_table(done: SuiteResults) -> Table:
         *(Column(name, "", number) for name, number in digits.items()),
         Column("Tested on", ""),
     )
-    return Table("runs", "Runs", ("Run",), columns, tuple(rows), ("Shots: images per class, 0 for all.",), wide=True)
+    return Table("runs", "Runs", ("Run",), columns, rows, ("Shots: images per class, 0 for all.",), wide=True)
 
 
 def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:

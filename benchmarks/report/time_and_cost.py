@@ -87,9 +87,9 @@ def suites_table(suites: Sequence[StartedSuite], jobs: pd.DataFrame) -> Table:
         "repeated. Evaluation: class features, warm-up and all images. Other: jobs that are not runs, such as the "
         "runtime comparison and the qualitative pictures."
     )
-    columns = tuple(Column(title, "", 0) for title in ("Runs", "Finished"))
+    columns = [Column(title, "", 0) for title in ("Runs", "Finished")]
     title = "Suites, their runs, and how long they took"
-    return Table("report-suites", title, ("Suite",), (*columns, *TIMES), tuple(rows), (note,), wide=True)
+    return Table("report-suites", title, ("Suite",), (*columns, *TIMES), rows, (note,), wide=True)
 
 
 def machines_table(jobs: pd.DataFrame) -> Table:
@@ -100,8 +100,8 @@ def machines_table(jobs: pd.DataFrame) -> Table:
         most = trained.processes.max() if len(trained) else 0
         rows.append(_time_row(str(name), (len(trained), most), own))
     note = "Most processes: of one training. Methods that train nothing have no training."
-    columns = tuple(Column(title, "", 0) for title in ("Trainings", "Most processes"))
-    return Table("report-machines", "Machines", ("Machine",), (*columns, *TIMES), tuple(rows), (note,), wide=True)
+    columns = [Column(title, "", 0) for title in ("Trainings", "Most processes")]
+    return Table("report-machines", "Machines", ("Machine",), (*columns, *TIMES), rows, (note,), wide=True)
 
 
 def _time_row(name: str, counts: Iterable[int], jobs: pd.DataFrame, *, average: bool = False) -> Row:

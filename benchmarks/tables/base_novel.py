@@ -74,8 +74,8 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
     notes = suite_notes(suite, note, halves=True)
     if any(variant.key.get("variant") != title for title, variant in suite.by_title.items()):
         notes = (*notes, NOTE_ON_TOKEN_SETS)
-    columns = tuple(Column(display_name(name)) for name in sets)
-    main = Table(suite.name, suite.suite.heading, ("Variant",), columns, tuple(rows), notes, wide=True)
+    columns = [Column(display_name(name)) for name in sets]
+    main = Table(suite.name, suite.suite.heading, ("Variant",), columns, rows, notes, wide=True)
     title, labels = f"{suite.suite.heading}: both halves", ("Data set", "Variant")
     halves = _halves_table(suite, f"{suite.name}-halves", title, labels=labels)
     return [main, halves, *comparison_tables(suite, reference="Full ProCAP")]
@@ -104,7 +104,7 @@ def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") 
     """Make the averages if there are several data sets, beside the paper's, and the table of every data set."""
     title, tables = suite.suite.heading, []
     if len(suite.options.datasets) > 1:
-        rows = tuple(_rows(suite, AVERAGE, suite.suite.published, key, alone=True))
+        rows = _rows(suite, AVERAGE, suite.suite.published, key, alone=True)
         notes = suite_notes(suite, note_average(suite), halves=True)
         main = f"{title}, on average over {len(suite.options.datasets)} data sets"
         tables = [Table(suite.name, main, labels, HALVES, rows, notes, suite.in_paper)]
@@ -157,7 +157,7 @@ def _halves_table(
     rows = [row for dataset in suite.datasets_and_average for row in _rows(suite, dataset, printed, key)]
     notes = suite_notes(suite, note_average(suite) if note is None else note, halves=True)
     wide = bool(key) or (bool(printed) and suite.in_paper)
-    return Table(name, heading, labels, HALVES, tuple(rows), notes, wide)
+    return Table(name, heading, labels, HALVES, rows, notes, wide)
 
 
 def _rows(suite: SuiteResults, dataset: str, printed: str, key: str = "", *, alone: bool = False) -> list[Row]:
@@ -199,12 +199,12 @@ def _averages(suite: SuiteResults, title: str) -> Table:
     )
     name, title = f"{suite.name}-average", f"{title}, on average over {len(suite.options.datasets)} data sets"
     columns, notes = (*HALVES, Column("mean of HMs")), suite_notes(suite, rule, halves=True)
-    return add_delta_column(suite, Table(name, title, ("Method",), columns, tuple(rows), notes, wide=True), "HM")
+    return add_delta_column(suite, Table(name, title, ("Method",), columns, rows, notes, wide=True), "HM")
 
 
 def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     """Make the table of training and evaluation speeds; no table if no method has all of them."""
-    rows = tuple(Row((name,), mean_speeds(suite, variant)) for name, variant in suite.by_title.items())
+    rows = [Row((name,), mean_speeds(suite, variant)) for name, variant in suite.by_title.items()]
     if not any(cell for row in rows for cell in row.cells):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
@@ -216,7 +216,7 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     if untimed := ", ".join(name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()):
         cached = f"No FPS where an evaluation had image features from the cache ({untimed})"
         notes.append(f"{cached}: procap eval --force times it.")
-    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, rows, tuple(notes))]
+    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, rows, notes)]
 
 
 def mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Metric | None, ...]:

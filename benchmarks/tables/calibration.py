@@ -52,7 +52,7 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], suite: str = "", no
     runs = every.drop_duplicates("path")
     shared = (*note_settings(zip(runs.method, runs.settings, strict=True)), *notes, *note_sources(every))
     prefix = f"{suite}-" if suite else ""
-    labels, columns, rows = ("Test images", "Method"), tuple(MEASURES.values()), tuple(_calibration_rows(recorded))
+    labels, columns, rows = ("Test images", "Method"), tuple(MEASURES.values()), _calibration_rows(recorded)
     table = Table(f"{prefix}calibration", "Calibration", labels, columns, rows, (*NOTES, *shared), wide=True)
     return [table, *_worst_classes(recorded, f"{prefix}worst-classes", shared)]
 
@@ -99,7 +99,7 @@ def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple
     beside = f", beside {' and '.join(compared)}" if compared else ""
     also = " (the best of the others on average)" if compared and methods[compared[-1]] != "zeroshot" else ""
     title, labels = f"Classes with the lowest accuracies of {reference}", ("Class", "Data set", "Tested on")
-    return [Table(name, title, labels, columns, tuple(rows), (f"{rule}{beside}{also}.", *notes))]
+    return [Table(name, title, labels, columns, rows, (f"{rule}{beside}{also}.", *notes))]
 
 
 def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:

@@ -139,9 +139,9 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
         )
     report = runtime.newest_measurement(suite) if suite.suite.published == "runtime" else None
     notes += runtime.list_runtime_notes(report) if report else []
-    columns = tuple(Column(title, "") for title in ("Ours", "Published", "Difference", "Allowed", "Verdict"))
+    columns = [Column(title, "") for title in ("Ours", "Published", "Difference", "Allowed", "Verdict")]
     title, labels = f"{suite.suite.heading}: ours against published", ("Where", "Method", "Metric")
-    return Table(f"{suite.name}-check", title, labels, columns, tuple(rows), tuple(notes))
+    return Table(f"{suite.name}-check", title, labels, columns, rows, notes)
 
 
 def _halves(suite: SuiteResults) -> Iterator[Pair]:

@@ -347,7 +347,7 @@ def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]
     if any(frame.limited.any() for frame in frames):
         notes.append("LIMITED: some results are of the first images of a test set only.")
     notes += dict.fromkeys(sentence for frame in frames for sentence in note_sources(frame))
-    return Table("claims", title, ("Suite", "Claim"), tuple(columns), tuple(rows), tuple(notes), wide=True)
+    return Table("claims", title, ("Suite", "Claim"), columns, rows, notes, wide=True)
 
 
 NOTES = (

@@ -75,7 +75,7 @@ def comparison_table(
         labels=("Against", f"Pairs ({tasks})"),
         columns=tuple(Column(column, "") for column in (*titles, *tests)),
         rows=tuple(_row(each, [p[number] for p in corrected]) for number, each in enumerate(found)),
-        notes=tuple(_notes(reference, measure, found, draws)),
+        notes=_notes(reference, measure, found, draws),
         wide=True,
         compares=True,
     )

@@ -50,4 +50,4 @@ def gaussian_token_tables(suite: SuiteResults) -> list[Table]:
     )
     labels = "Data set", "Method", "Tokens"
     title = f"{suite.suite.heading}: standard deviation of Gaussian tokens"
-    return [Table(f"{suite.name}-sigma", title, labels, COLUMNS, tuple(rows), notes, wide=True)]
+    return [Table(f"{suite.name}-sigma", title, labels, COLUMNS, rows, notes, wide=True)]

@@ -31,7 +31,7 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
         "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. The paper "
         "publishes these curves without numbers.",
     )
-    columns = tuple(Column(plural(count, "shot")) for count in shots)
+    columns = [Column(plural(count, "shot")) for count in shots]
     labels, title = ("Data set", "Method"), "Few-shot learning on all classes"
     most = {
         f"{title}, {plural(variant.key['shots'], 'shot')}": variant
@@ -39,7 +39,7 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
         for variant in variants
         if variant.key["shots"] in (0, shots[-1])
     }
-    main = Table(suite.name, title, labels, columns, tuple(rows), notes, wide=True)
+    main = Table(suite.name, title, labels, columns, rows, notes, wide=True)
     return [main, *comparison_tables(suite, variants=most)]
 
 
@@ -79,7 +79,7 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
     (weight, beta), temperature = paper_weights()
     grid, _ = sensitivity_variants(suite)
     lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
-    columns = tuple(Column(f"β = {_format(other)}", "") for other in betas)
+    columns = [Column(f"β = {_format(other)}", "") for other in betas]
     paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
     rule = f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
     sets = plural(len(suite.options.datasets), "data set")
@@ -108,13 +108,13 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
             also = f" The paper's values give {paper_mean.mean:.2f}." if paper_mean else ""
             best = f"Highest: {highest:.2f} at {named}.{also}"
         notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
-        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, tuple(rows(AVERAGE)), notes))
+        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, rows(AVERAGE), notes))
     tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
     if grid and len(suite.options.datasets) > 1:
         every = [row for dataset in suite.options.datasets for row in rows(dataset, display_name(dataset))]
         notes = suite_notes(suite, rule, halves=True)
         labels = ("Data set", "λ")
-        tables.append(Table(f"{name}-datasets", f"{title}, by data set", labels, columns, tuple(every), notes))
+        tables.append(Table(f"{name}-datasets", f"{title}, by data set", labels, columns, every, notes))
     return tables
 
 
@@ -127,10 +127,10 @@ def _temperatures(suite: SuiteResults, rule: str) -> Table:
         cells += [suite.mean_of_hms(variant)] if len(cells) > 1 else []
         label = _format(variant.key["nce_temperature"]) if variant.key else "-"
         rows.append(Row((variant.name, label), tuple(cells)))
-    columns = tuple(Column(display_name(name)) for name in suite.datasets_and_average)
+    columns = [Column(display_name(name)) for name in suite.datasets_and_average]
     notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
-    return Table(name, title, ("Method", "initial τ"), columns, tuple(rows), notes, wide=len(columns) > 4)
+    return Table(name, title, ("Method", "initial τ"), columns, rows, notes, wide=len(columns) > 4)
 
 
 def _format(number: float) -> str:

@@ -95,11 +95,11 @@ def _table(
     name: str,
     title: str,
     labels: tuple[str, ...],
-    columns: Iterable[Column],
+    columns: Sequence[Column],
     rows: Iterable[Row],
     *notes: str,
     wide: bool = False,
 ) -> Table:
     title = f"Published: {title}"
-    rows = tuple(replace(row, average=row.labels[0] == AVERAGE) for row in rows)
-    return Table(f"published-{name}", title, labels, tuple(columns), rows, (SOURCE, *notes), wide)
+    rows = [replace(row, average=row.labels[0] == AVERAGE) for row in rows]
+    return Table(f"published-{name}", title, labels, columns, rows, (SOURCE, *notes), wide)

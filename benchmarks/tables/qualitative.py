@@ -46,7 +46,7 @@ def _accuracies(suite: SuiteResults) -> list[Table]:
     classes = suite.suite.trained_classes(suite.options)
     title = f"Accuracy of the pictured runs on {classes} classes"
     columns = (Column(f"{classes.capitalize()} classes"),)
-    return [Table(f"{suite.name}-accuracy", title, ("Data set", "Method"), columns, tuple(rows), suite_notes(suite))]
+    return [Table(f"{suite.name}-accuracy", title, ("Data set", "Method"), columns, rows, suite_notes(suite))]
 
 
 def _words(record: dict[str, Any], name: str) -> list[Table]:
@@ -62,7 +62,7 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
                 group = f"{method['title']} {stage['name']}"
                 rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
     titles = ("Nearest at the start", "Moved, %", "Nearest by cosine", "Nearest by distance")
-    columns = tuple(Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2, 2), strict=True))
+    columns = [Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2, 2), strict=True)]
     runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
     notes = (
         f"Words: {prompts['word_rule']}.",
@@ -72,7 +72,7 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
     )
     title = "Words of the vocabulary nearest to learned text prompts of the first layer"
     labels = ("Method", "Tokens", "No.")
-    return [Table(name, title, labels, columns, tuple(rows), notes, wide=True)] if rows else []
+    return [Table(name, title, labels, columns, rows, notes, wide=True)] if rows else []
 
 
 def _agreement(record: dict[str, Any], name: str) -> list[Table]:

@@ -45,15 +45,13 @@ def readings_tables(suite: SuiteResults) -> list[Table]:
     )
     columns, title = tuple(Column(name, "") for name in MEASURES), suite.suite.heading
     return [
-        Table(
-            suite.name, title, ("Reading",), columns, tuple(differences), suite_notes(suite, rule, interval), wide=True
-        ),
+        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval), wide=True),
         Table(
             f"{suite.name}-accuracy",
             f"{title}: means over {over}",
             ("Reading",),
             tuple(map(Column, MEASURES)),
-            tuple(numbers),
+            numbers,
             suite_notes(suite, rule, "HM: mean of the data sets' HMs."),
         ),
     ]

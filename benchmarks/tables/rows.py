@@ -59,4 +59,4 @@ def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
     added = Column(DELTA, "", detail=len(table.columns) > WIDEST)
     where = " (in CSV and JSON alone)" if added.detail else ""
     note = f"{DELTA}{where}: {column} of our ProCAP minus that of the row."
-    return replace(table, columns=(*table.columns, added), rows=tuple(rows), notes=(*table.notes, note))
+    return replace(table, columns=(*table.columns, added), rows=rows, notes=(*table.notes, note))

@@ -108,7 +108,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         notes.append(f"{cached}: procap eval --force times them.")
     notes += note_sources(frame)
     labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
-    return Table("table", "Base and novel classes", labels, columns, tuple(rows), tuple(notes), wide=True)
+    return Table("table", "Base and novel classes", labels, columns, rows, notes, wide=True)
 
 
 def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Table:
@@ -132,7 +132,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Ta
         *note_sources(frame),
     )
     labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
-    return Table("table-targets", heading, labels, columns, tuple(rows), notes, wide=True)
+    return Table("table-targets", heading, labels, columns, rows, notes, wide=True)
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:

@@ -88,8 +88,8 @@ def report_tables(report: Measurement) -> list[Table]:
         ratios = _metric(one["ratio"]), _metric(one["counted"]), _metric(one["reached"], 100)
         sizes.append(Row(labels, (*milliseconds, *ratios), group=f"{labels}"))
     title, labels = "Time against classes and images", ("Work", "Classes", "Batch", "Precision")
-    tables = [Table("sizes", title, labels, SIZE_COLUMNS, tuple(sizes))] if sizes else []
-    return [*tables, Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), notes, wide=True)]
+    tables = [Table("sizes", title, labels, SIZE_COLUMNS, sizes)] if sizes else []
+    return [*tables, Table("runtime", TITLE, LABELS, REPORT_COLUMNS, rows, notes, wide=True)]
 
 
 @explain_broken_report()
@@ -110,8 +110,8 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         )
         if why := suite.why_incomparable or why_unlike(report):
             notes.append(f"These results do not compare with published ones, which are rows of their own: {why}.")
-    own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
-    table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, tuple(notes), wide=True)
+    own_rows = [replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows]
+    table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True)
     tables = [table.without_empty_columns()]
     if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
         remarks = [
@@ -121,7 +121,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
             remarks.append(f"{EXTRAPOLATED} of trainings that were not run to their end.")
         if any(row.source == "published" for row in ratios) and (why := why_unlike(report)):
             remarks.append(f"These ratios do not compare with published ones: {why}.")
-        table = Table(f"{suite.name}-ratios", RATIO_TITLE, LABELS[::2], RATIO_COLUMNS, tuple(ratios), tuple(remarks))
+        table = Table(f"{suite.name}-ratios", RATIO_TITLE, LABELS[::2], RATIO_COLUMNS, ratios, remarks)
         tables.append(table.without_empty_columns())
     return tables
 

@@ -55,9 +55,9 @@ class Table:
     name: str
     title: str
     labels: tuple[str, ...]
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
     wide: bool = False
     compares: bool = False
     matrix: bool = False
@@ -94,8 +94,8 @@ class Table:
         return self._with_columns([any(cell is not None for cell in column) for column in cells])
 
     def _with_columns(self, mask: Sequence[bool]) -> Table:
-        rows = (replace(row, cells=tuple(compress(row.cells, mask))) for row in self.rows)
-        return replace(self, columns=tuple(compress(self.columns, mask)), rows=tuple(rows))
+        rows = [replace(row, cells=tuple(compress(row.cells, mask))) for row in self.rows]
+        return replace(self, columns=list(compress(self.columns, mask)), rows=rows)
 
     def has_text(self, column: int) -> bool:
         return any(isinstance(row.cells[column], str) for row in self.rows)

@@ -83,5 +83,5 @@ def _table(suite: SuiteResults, name: str, heading: str, source: str) -> Table:
         rows.append(Row((mark_reproduced(title, cells),), cells))
     mean_note = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
     notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean_note)
-    table = Table(name, heading, ("Method",), tuple(columns), tuple(rows), notes, wide=True)
+    table = Table(name, heading, ("Method",), columns, rows, notes, wide=True)
     return add_delta_column(suite, table, columns[-1].title)
