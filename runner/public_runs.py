@@ -7,8 +7,7 @@ from pathlib import Path
 
 from procap.errors import UserError
 from procap.methods.method import Method
-from procap.methods.public import layout_of, load_public_state, public_state
-from procap.weights.public import PublicFile, pack_public, read_public
+from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
 from runner.card import CheckpointCard
 from runner.checkpoint import check_finite, save_checkpoint

@@ -16,7 +16,7 @@ from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load
 from benchmarks.suites.progress import RunProgress
 from cluster.run import RunSpec, TrialReport
 from procap.methods import METHODS
-from procap.weights.mini import load_mini
+from procap.weights.loading import load_clip
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
 from runner.run_folders import RunFolder
@@ -48,7 +48,7 @@ def finish(runtime: RuntimeConfig, one: RunConfig, *targets: str) -> None:
 
 
 def test_the_installed_operations_are_those_of_a_training_step():
-    clip = load_mini()
+    clip = load_clip()
     for method, kind, count in (("procap", "step", count_step), ("coop", "eval", count_evaluation)):
         assert bilinear(clip, method, count) == pytest.approx(load_flops()["mini"][method][kind], rel=1e-3)
     # ViT-B/16 has 35 billion operations an image forward, and about as many backward where the weights are frozen.

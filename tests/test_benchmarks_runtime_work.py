@@ -14,7 +14,7 @@ from benchmarks.runtime import data, flops, measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
 from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
-from procap.weights.mini import load_mini
+from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 
@@ -143,7 +143,7 @@ def test_only_the_fast_model_is_compiled(tiny_clip):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["maple", "procap"])
 def test_recorded_steps_on_a_gpu_are_plain_steps(name, caplog):
-    clip = load_mini().to("cuda")
+    clip = load_clip().to("cuda")
     recorded, images, labels = make_training(clip, GRAPHS, name=name)
     plain, *_ = make_training(clip, PLAIN, name=name)
     for each in (recorded, plain):

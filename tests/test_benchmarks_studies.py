@@ -18,7 +18,7 @@ from benchmarks.studies.chaos.damage import damage_files, list_files
 from benchmarks.studies.cluster_simulation import Conditions, SimulatedRun, simulate
 from benchmarks.suites.cost import makespan
 from procap.errors import UsageError
-from procap.weights.mini import load_mini
+from procap.weights.loading import load_clip
 from runner.run_folders import find_runs
 
 CALM = Conditions(mtbf_hours=None)
@@ -130,7 +130,7 @@ def test_a_seed_ends_as_an_undisturbed_run_and_is_not_repeated(tmp_path, capsys)
 
 
 def test_the_ways_to_make_patches_give_the_same_rows():
-    ways, setting = dict(cpu_settings._patch_ways(load_mini(), 2)), cpu_settings.Setting("", 1, bf16=False)
+    ways, setting = dict(cpu_settings._patch_ways(load_clip(), 2)), cpu_settings.Setting("", 1, bf16=False)
     wanted = ways.pop("convolution")(setting)
     assert wanted.shape == (2, 36, 128) and len(ways) == 2
     for name, way in ways.items():
@@ -213,5 +213,5 @@ def test_every_variant_takes_the_step_of_one_process_and_counts_what_it_sends(tm
         assert 0 < row["communication"] < 1
         # Of two processes each sends half of what is gathered (9 classes are padded to 10), and its gradients once.
         features = 2 + (5 if row is sharded else 0)
-        assert row["sent_bytes"] == 4 * row["learnables"] + 4 * load_mini().geometry.embed_dim * features
+        assert row["sent_bytes"] == 4 * row["learnables"] + 4 * load_clip().geometry.embed_dim * features
     assert sharded["tensor_bytes"] < whole["tensor_bytes"] < alone["tensor_bytes"]

@@ -17,8 +17,8 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
-from procap.weights.loading import list_backbones, load_clip
-from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
+from procap.weights.files import VOCABULARY, expand_vocabulary
+from procap.weights.loading import EMBEDDED, list_backbones, load_clip
 from runner.setup import warn_of_unknown_names
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
@@ -76,7 +76,6 @@ FORMATS = {
     "openai.pt": lambda clip, path: torch.save(
         openai_names(clip) | {k: torch.tensor(v) for k, v in BOOKKEEPING.items()}, path
     ),
-    "legacy.pt": lambda clip, path: torch.save(openai_names(clip), path, _use_new_zipfile_serialization=False),
     "torchscript.pt": torchscript_archive,
 }
 HALF = {"half.pt", "torchscript.pt"}
@@ -159,7 +158,6 @@ class Bomb:
 def code_in_torchscript(path: Path, marker: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Bomb(marker), protocol=2))
-        archive.writestr("archive/constants.pkl", b"")
 
 
 @pytest.mark.parametrize(
@@ -184,25 +182,17 @@ def cut(path: Path, file: str, clip: CLIP) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def put_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "model.safetensors").write_bytes(b"x")
-
-
-LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
-    "folder": (lambda path, clip: put_folder(path), r"is a folder.*model\.safetensors"),
+    "folder": (lambda path, clip: path.mkdir(), "no weights file at"),
     "missing.pt": (lambda path, clip: None, "no weights file at"),
-    "empty.pt": (lambda path, clip: path.write_bytes(b""), "is empty"),
-    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "is no checkpoint"),
-    "lfs.pt": (lambda path, clip: path.write_text(LFS), "Git LFS pointer"),
+    "empty.pt": (lambda path, clip: path.write_bytes(b""), "no readable checkpoint"),
+    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "no readable checkpoint"),
     "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "cut short"),
     "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "cut short"),
-    "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds a list, not a state dict"),
+    "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),
     "transformers.pt": (
         lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),
-        "transformers' CLIPModel"),
-    "resnet.pt": (lambda path, clip: torch.save({"visual.layer1.0.conv1.weight": torch.zeros(2)}, path), "ResNet"),
+        "is no ViT CLIP checkpoint"),
     "prompts-only.pt": (
         lambda path, clip: torch.save({"context": torch.zeros(4, 64)}, path), "is no ViT CLIP checkpoint"),
     "one-missing.pt": (
@@ -231,16 +221,15 @@ def test_another_architectures_weights_are_refused_with_what_differs(tiny_checkp
 @pytest.mark.parametrize(("name", "pretrained", "message"), [
     ("ViT-B-61", None, "unknown backbone .ViT-B-61.: did you mean ViT-B-16 .*procap ls backbones"),
     ("ViT-B/16", "opnai", "did you mean openai"),
-    ("ViT-B-16", "metaclip_400m", "name the backbone ViT-B-16-quickgelu"),
-    ("ViT-B-16-quickgelu", "laion400m_e32", "name the backbone ViT-B-16"),
-    ("ViT-H-14-quickgelu", "dfn5b", "squashed"),
-    ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
-    ("ViT-S-16", None, "no published weights"),
-    ("ViT-B-16-SigLIP", None, "timm.*such as mini, ViT-B-16"),
-    ("RN50", None, "ResNet.*such as mini, ViT-B-16"),
-    ("coca_ViT-B-32", None, "CoCa"),
-    ("ViT-H-14-CLIPA", None, "tokenizer"),
-    ("roberta-ViT-B-32", None, "transformers"),
+    ("ViT-B-16", "metaclip_400m", "unknown weights of ViT-B-16 .metaclip_400m"),
+    ("ViT-H-14-quickgelu", "dfn5b", "unknown weights of ViT-H-14-quickgelu .dfn5b"),
+    ("ViT-H-14", None, "no OpenAI weights: name laion2b_s32b_b79k"),
+    ("ViT-S-16", None, "no OpenAI weights: name a checkpoint"),
+    ("ViT-B-16-SigLIP", None, "timm_model_name.*such as mini, ViT-B-16"),
+    ("RN50", None, "layers.*such as mini, ViT-B-16"),
+    ("coca_ViT-B-32", None, "multimodal_cfg"),
+    ("ViT-H-14-CLIPA", None, "hf_tokenizer_name"),
+    ("roberta-ViT-B-32", None, "hf_model_name"),
     ("ViT-M-16-alt", None, "differs from CLIP in ls_init_value"),
     ("mini", "openai", "weights of mini 'openai'"),
     ("weights.safetensors", "openai", "is a file already"),

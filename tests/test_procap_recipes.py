@@ -19,8 +19,8 @@ from procap import errors, teacher, text
 from procap.clip import CLIP
 from procap.methods import ADDED_OPTIONS, METHODS, build_method, method_class, promptsrc, public
 from procap.methods.method import TASKS
+from procap.methods.public import PublicFile, pack_public, read_public
 from procap.recipe import Recipe, learning_rate, step_rate
-from procap.weights.public import PublicFile, pack_public, read_public
 from runner.config import plan_run
 
 DASSL = {"optimizer": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "warmup": "constant", "warmup_lr": 1e-5}
@@ -336,33 +336,30 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
-def test_files_of_dassl_are_read_with_live_objects_in_them(tmp_path, is_zip):
+def test_files_of_dassl_are_read_with_live_objects_in_them(tmp_path):
     module, content = trained_module()
     file = tmp_path / "model.pth.tar-5"
-    torch.save(content, file, _use_new_zipfile_serialization=is_zip)
+    torch.save(content, file)
     found = read_public(file)
     assert found.epoch == 5 and found.tensors.keys() == module.state_dict().keys()
     assert all(torch.equal(found.tensors[name], value) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
-def test_code_in_a_file_does_not_run(tmp_path, is_zip):
+def test_code_in_a_file_does_not_run(tmp_path):
     module, content = trained_module()
     file, trace = tmp_path / "model.pth.tar-5", tmp_path / "it-ran"
-    torch.save(content | {"scheduler": Hostile(trace)}, file, _use_new_zipfile_serialization=is_zip)
+    torch.save(content | {"scheduler": Hostile(trace)}, file)
     assert read_public(file).tensors.keys() == module.state_dict().keys()
-    torch.save({"state_dict": {"ctx": Hostile(trace)}}, file, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(errors.UserError, match="ctx in it is something else"):
+    torch.save({"state_dict": {"ctx": Hostile(trace)}}, file)
+    with pytest.raises(errors.UserError, match="ctx is something else"):
         read_public(file)
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
-def test_a_damaged_file_is_an_error_of_one_line(tmp_path, is_zip, share):
+def test_a_damaged_file_is_an_error_of_one_line(tmp_path, share):
     file = tmp_path / "model.pth.tar-5"
-    torch.save(trained_module()[1], file, _use_new_zipfile_serialization=is_zip)
+    torch.save(trained_module()[1], file)
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
     with pytest.raises(errors.UserError, match="no readable checkpoint") as raised:
         read_public(file)
@@ -376,7 +373,9 @@ def test_a_file_without_tensors_is_refused(tmp_path, content):
     if content is None:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("notes.txt", "no pickle")
-    with pytest.raises(errors.UserError, match=r"not one of torch\.save" if content is None else "holds no state dict"):
+    with pytest.raises(
+        errors.UserError, match=r"no zip file of torch\.save" if content is None else "holds no state dict"
+    ):
         read_public(file)
 
 

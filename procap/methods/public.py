@@ -1,4 +1,4 @@
-"""Translate a method's tensors to and from the state dicts that its public code saves.
+"""Read and write checkpoints of public trainers, and translate their tensors to and from those of a method.
 
 A state dict of public code holds more than what was learned: the frozen towers, the embedded words around the learned
 tokens, and modules that only training needs. An import checks the former two against this machine's backbone and
@@ -7,16 +7,19 @@ classes, and drops all three.
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from procap.clip import CLIP, describe_differences
 from procap.errors import UserError
-from procap.methods import load_public
 from procap.methods.method import Method, PublicLayout
+from procap.weights.files import read_tensors
 
 FROZEN_TOLERANCE = 0.01
 """Largest difference of frozen tensors, relative to the largest element: half precision, and PromptSRC's averages."""
@@ -25,16 +28,40 @@ WORDS = ("token_prefix", "token_suffix", "token_midfix", "token_embedding", "tok
 """Buffers of the words of the class prompts, at the end of a name; the public loaders drop them."""
 
 
+@dataclass(frozen=True)
+class PublicFile:
+    """The tensors of a file under the names of the public code; epoch: how many were trained, None if not recorded."""
+
+    tensors: dict[str, Tensor]
+    epoch: int | None
+
+
+def read_public(path: Path) -> PublicFile:
+    """Read a checkpoint of Dassl, or safetensors, without executing anything in it. UserError for any other file."""
+    tensors, others = read_tensors(path)
+    epoch = str(others.get("epoch"))
+    return PublicFile(tensors, int(epoch) if epoch.isdecimal() else None)
+
+
+def pack_public(file: PublicFile, format: str) -> bytes:
+    """Encode a checkpoint as Dassl writes it ("dassl", plain values and tensors only) or as "safetensors"."""
+    if format == "safetensors":
+        from safetensors.torch import save
+
+        return save(file.tensors, {"epoch": str(file.epoch)})
+    content = {"state_dict": file.tensors, "epoch": file.epoch}
+    buffer = io.BytesIO()
+    torch.save(content | {"optimizer": None, "scheduler": None, "val_result": None}, buffer)
+    return buffer.getvalue()
+
+
 def public_state(method: Method) -> dict[str, Tensor]:
     """Return what the public code of `method` loads: the learned tensors, and the frozen ones if it demands them.
 
     Raises UserError for a method without public code.
     """
-    layout, parameters = layout_of(method), dict(method.named_parameters())
-    names = {ours: _name_in_file(theirs, layout) for ours, theirs in method.public_names().items()}
-    learned = {theirs: parameters[ours].detach().cpu().contiguous() for ours, theirs in names.items()}
-    frozen = frozen_state(method.clip) if layout.strict else {}
-    return {name: tensor.cpu().contiguous() for name, tensor in frozen.items()} | learned
+    frozen = frozen_state(method.clip) if layout_of(method).strict else {}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in (frozen | _learned(method)).items()}
 
 
 def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
@@ -43,10 +70,7 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     Raises UserError if that is of another method, of other options, of another backbone, or of other classes than
     `method` has. Other words for the same classes are a warning.
     """
-    layout = layout_of(method)
-    parameters = dict(method.named_parameters())
-    learned = {_name_in_file(theirs, layout): theirs for theirs in method.public_names().values()}
-    wanted = {_name_in_file(theirs, layout): parameters[ours] for ours, theirs in method.public_names().items()}
+    layout, learned = layout_of(method), _learned(method)
     towers = {} if layout.module else frozen_state(method.clip) | {"logit_scale": method.clip.logit_scale}
     frozen = {name: tensor for name, tensor in towers.items() if name not in learned}
 
@@ -54,13 +78,15 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
         return name in frozen or name.rpartition(".")[2] in WORDS or name.startswith(layout.unused)
 
     found = {name: tensor for name, tensor in state.items() if name in learned or not is_dropped(name)}
-    if problems := describe_differences(wanted, found):
+    if problems := describe_differences(learned, found):
         raise UserError(f"no checkpoint of {type(method).__name__} with these options: " + "; ".join(problems))
     for name, ours in frozen.items():
         if name in state and not _is_close(state[name], ours):
             raise UserError(f"trained on other weights than those of {method.clip.name}: {name} differs")
     _check_classes(method, state)
-    load_public(method, {theirs: found[name] for name, theirs in learned.items()})
+    with torch.no_grad():
+        for name, parameter in learned.items():
+            parameter.copy_(found[name])
 
 
 def layout_of(method: Method) -> PublicLayout:
@@ -81,8 +107,10 @@ def frozen_state(clip: CLIP) -> dict[str, Tensor]:
     }
 
 
-def _name_in_file(name: str, layout: PublicLayout) -> str:
-    return name.removeprefix(f"{layout.module}.") if layout.module else name
+def _learned(method: Method) -> dict[str, Tensor]:
+    """Return the parameters by their names in a file of the public code."""
+    module, parameters = f"{layout_of(method).module}.", dict(method.named_parameters())
+    return {theirs.removeprefix(module): parameters[ours] for ours, theirs in method.public_names().items()}
 
 
 def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
@@ -94,16 +122,14 @@ def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
     classnames = method.space.classnames
     if len(words) != len(classnames):
         raise UserError(f"trained on {len(words)} classes, while there are {len(classnames)} here")
-    # A context that is not in front of the class name moves the words.
-    if method.class_slots is None:
-        ours = method.clip.token_embedding(method.class_ids)[:, -words.shape[1] :]
-        others = [name for name, a, b in zip(classnames, words, ours, strict=True) if not _is_close(a, b)]
-        if others:
-            warnings.warn(
-                f"the checkpoint was trained with other words for {len(others)} of {len(classnames)} classes, "
-                f"such as {others[0]!r}; was it another data set?",
-                stacklevel=2,
-            )
+    ours = method.clip.token_embedding(method.class_ids)[:, -words.shape[1] :]
+    others = [name for name, a, b in zip(classnames, words, ours, strict=True) if not _is_close(a, b)]
+    if others:
+        warnings.warn(
+            f"the checkpoint was trained with other words for {len(others)} of {len(classnames)} classes, "
+            f"such as {others[0]!r}; was it another data set?",
+            stacklevel=2,
+        )
 
 
 def _is_close(theirs: Tensor, ours: Tensor) -> bool:

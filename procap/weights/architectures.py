@@ -37,7 +37,7 @@ def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str |
 
 def supported_architectures() -> list[str]:
     """List the architectures of open_clip whose two towers are plain CLIP transformers."""
-    return [name for name, config in model_configs().items() if _obstacle(config) is None]
+    return [name for name, config in model_configs().items() if not _differences(config)]
 
 
 def check_backbone(name: str, pretrained: str) -> None:
@@ -48,24 +48,19 @@ def check_backbone(name: str, pretrained: str) -> None:
 
 def named_architecture(name: str, pretrained: str | None) -> str | None:
     """Return the architecture, or None if `name` is a file that has its own; UsageError for neither, or for both."""
-    architecture = None if _is_path(name) else _architecture(name)
+    architecture = None if _is_path(name) else _spelling(name, model_configs())
     if architecture is None and not names_file(name):
         raise unknown_name(
             "backbone", name, ["mini", *supported_architectures()], listing="list them with `procap ls backbones`"
         )
     if architecture is None and pretrained is not None:
         raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
+    if architecture and (other := _differences(model_configs()[architecture])):
+        raise UsageError(
+            f"backbone '{architecture}' differs from CLIP in {', '.join(other)}: prompts go into plain ViT CLIPs, such "
+            f"as {EXAMPLES}"
+        )
     return architecture
-
-
-def _architecture(name: str) -> str | None:
-    """Return open_clip's spelling of `name`; None if it has no such model, UsageError for one that does not fit."""
-    found = _spelling(name, model_configs())
-    if found is None:
-        return None
-    if obstacle := _obstacle(model_configs()[found]):
-        raise UsageError(f"backbone '{found}' {obstacle}: prompts go into plain ViT CLIPs, such as {EXAMPLES}")
-    return found
 
 
 @functools.cache
@@ -98,23 +93,14 @@ def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
     )
 
 
-def _obstacle(config: Mapping[str, Any]) -> str | None:
-    """Explain why an open_clip architecture is not two plain CLIP transformers; None if it is."""
+def _differences(config: Mapping[str, Any]) -> list[str]:
+    """List the settings in which an open_clip architecture is not two plain CLIP transformers."""
     vision, text = config["vision_cfg"], config["text_cfg"]
     plain_vision = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
     plain_text = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
-    if "multimodal_cfg" in config:
-        return "is a captioning model (CoCa)"
-    if "timm_model_name" in vision:
-        return "has an image tower from timm"
-    if "patch_size" not in vision or not isinstance(vision["layers"], int):
-        return "has a ResNet image tower"
-    if "hf_model_name" in text:
-        return "has a text tower from transformers"
-    if "hf_tokenizer_name" in text:
-        return "has another tokenizer than CLIP's"
-    other = sorted((vision.keys() - plain_vision) | (text.keys() - plain_text))
-    return f"differs from CLIP in {', '.join(other)}" if other else None
+    # CoCa's captioning tower; the stages of a ResNet.
+    odd = (config.keys() & {"multimodal_cfg"}) | {key for key in ("layers",) if isinstance(vision.get(key), list)}
+    return sorted(odd | (vision.keys() - plain_vision) | (text.keys() - plain_text))
 
 
 def _spelling(name: str, known: Iterable[str]) -> str | None:

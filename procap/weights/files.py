@@ -2,41 +2,35 @@
 
 Takes safetensors, `torch.save` files of tensors and OpenAI's TorchScript archives; gives open_clip's CustomTextCLIP
 names.
+
+Shapes: R stored vocabulary rows, V vocabulary, D text width.
 """
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from procap.errors import UserError
 from procap.geometry import Geometry
-from procap.weights.architectures import SUFFIXES
-from procap.weights.torchscript import is_torchscript, read_torchscript
+from procap.weights.pickles import Inert, read_pickle
 
 OPENAI_KEYS = ("input_resolution", "context_length", "vocab_size")
 # Top-level names of CLIP's text side before open_clip's CustomTextCLIP put them under `text.`.
 TEXT_KEYS = ("positional_embedding", "text_projection", "token_embedding.", "transformer.", "ln_final.")
 DERIVED_KEYS = ("attn_mask", "text.attn_mask", *OPENAI_KEYS)
-FOREIGN_KEYS = {
-    "vision_model.": "has the names of transformers' CLIPModel",
-    "visual.trunk.": "has an image tower from timm",
-    "visual.layer1.": "has a ResNet image tower",
-    "visual.attn_pool": "has an attention pooler (CoCa)",
-    "text.transformer.embeddings.": "has a text tower from transformers",
-    "logit_bias": "is a SigLIP model",
-    "visual.head.": "has an image tower from timm",
-}
+
+VOCABULARY = 49408
+"""The number of tokens that CLIP's tokenizer knows."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A state dict with CustomTextCLIP names, and the metadata of its file.
+    """A state dict with CustomTextCLIP names.
 
     quick_gelu: whether the model uses QuickGELU; None if the file does not determine it.
     openai_format: OpenAI's own file, or one with its bookkeeping entries.
@@ -47,19 +41,48 @@ class Weights:
     openai_format: bool
 
 
-def read_weights(path: Path) -> Weights:
-    """Read a checkpoint file. Raises UserError, one line, for a file that does not hold a ViT CLIP's weights."""
+def check_file(path: Path) -> None:
+    """Raise UserError if the path is not a file."""
+    if not path.is_file():
+        raise UserError(f"no weights file at {path}")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """Read a checkpoint: its tensors by name, and the other entries of its dict or the metadata of safetensors.
+
+    Raises UserError, one line, for any other file.
+    """
+    from safetensors import safe_open
+
     check_file(path)
-    metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors":
-        state, metadata = read_safetensors(path)
-    elif is_torchscript(path):
-        state = read_torchscript(path)
-    else:
-        state = _read_torch(path)
+    content: Any
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, file.metadata() or {}
+        content = read_pickle(path)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(f"{path} is no readable checkpoint, perhaps cut short: {reason}") from error
+    others = content if isinstance(content, dict) else {}
+    state = content.tensors() if isinstance(content, Inert) else others.get("state_dict", content)
+    if not isinstance(state, dict) or not state:
+        raise UserError(f"{path} holds no state dict")
+    odd = [
+        str(name)[:100] for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
+    if odd:
+        raise UserError(f"{path} is refused: it holds no state dict of tensors, {', '.join(odd[:3])} is something else")
+    return dict(state), others
+
+
+def read_weights(path: Path) -> Weights:
+    """Read the weights of a CLIP. Raises UserError, one line, for a file that holds no state dict of tensors."""
+    state, metadata = read_tensors(path)
     openai = any(key in state for key in OPENAI_KEYS)
-    declared = {"true": True, "false": False}.get(metadata.get("quick_gelu", "").lower())
-    return Weights(_custom_text_names(state, path), True if openai else declared, openai)
+    declared = {"true": True, "false": False}.get(str(metadata.get("quick_gelu")).lower())
+    return Weights(_custom_text_names(state), True if openai else declared, openai)
 
 
 def geometry_of(weights: Weights, quick_gelu: bool, path: Path) -> Geometry:
@@ -98,68 +121,30 @@ def _layers(state: dict[str, Tensor], tower: str) -> int:
     return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
 
 
-def check_file(path: Path) -> None:
-    """Raise UserError if the path is not a file with content."""
-    if path.is_dir():
-        inside = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES)
-        hint = f"name one of its files: {', '.join(inside[:5])}" if inside else "it holds no weights file"
-        raise UserError(f"{path} is a folder, not a weights file; {hint}")
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}")
-    with path.open("rb") as file:
-        head = file.read(64)
-    if not head:
-        raise UserError(f"{path} is empty: fetch the weights again")
-    if head.startswith(b"version https://git-lfs"):
-        raise UserError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` where it came from")
-
-
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"{path} is no readable safetensors file, perhaps cut short: {error}") from error
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        what = "holds Python objects, and loading those can run code" if _is_pickle(path) else "is no checkpoint"
-        raise UserError(f"{path} {what}: refused; save a plain state dict or safetensors") from error
-    except Exception as error:
-        # torch reports a damaged file as anything from EOFError to RuntimeError, with its own advice over many lines.
-        reason = str(error).strip().split("\n")[0][:160] or type(error).__name__
-        raise UserError(f"{path} is no readable checkpoint, perhaps cut short: {reason}") from error
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not content:
-        raise UserError(f"{path} holds a {type(content).__name__}, not a state dict")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor) and name not in OPENAI_KEYS]
-    if others:
-        raise UserError(f"{path} is no state dict: {', '.join(others[:3])} hold no tensor")
-    return content
-
-
-def _is_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-
-
-def _custom_text_names(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Rename to CustomTextCLIP names, without wrappers' prefixes; UserError for models known not to fit."""
+def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename to CustomTextCLIP names, without wrappers' prefixes, and complete the vocabulary of `mini`."""
     for wrapper in ("module.", "_orig_mod."):
         if all(name.startswith(wrapper) for name in state):
             state = {name.removeprefix(wrapper): value for name, value in state.items()}
-    for start, what in FOREIGN_KEYS.items():
-        if any(name.startswith(start) for name in state):
-            raise UserError(f"{path} {what}; this project takes ViT CLIPs with open_clip's or OpenAI's weight names")
     state = {("text." + name if name.startswith(TEXT_KEYS) else name): value for name, value in state.items()}
     for key in DERIVED_KEYS:
         state.pop(key, None)
     if "logit_scale" in state and state["logit_scale"].numel() == 1:
         state["logit_scale"] = state["logit_scale"].reshape(())
+    table = "text.token_embedding.weight"
+    if table in state and "token_rows" in state:
+        state[table] = expand_vocabulary(state[table], state.pop("token_rows"))
     return state
+
+
+def expand_vocabulary(table: Tensor, rows: Tensor) -> Tensor:
+    """Expand the rows [R, D] that training `mini` has used to the full table [V, D], float32.
+
+    Rows that are not stored get the stored mean, so that any class name can be tokenized and none is random.
+    """
+    stored = table.float()
+    if len(rows) != len(stored) or not 0 <= int(rows.min()) <= int(rows.max()) < VOCABULARY:
+        raise UserError(f"mini's token_rows do not match its embedding: {len(rows)} row numbers for {len(stored)} rows")
+    full = stored.mean(dim=0).repeat(VOCABULARY, 1)
+    full[rows] = stored
+    return full

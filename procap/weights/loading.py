@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,52 @@ from procap.weights.architectures import (
     supported_architectures,
     tag_spelling,
 )
-from procap.weights.files import Weights, check_file, geometry_of, read_weights
-from procap.weights.mini import load_mini
+from procap.weights.files import check_file, geometry_of, read_weights
+
+EMBEDDED = Path(__file__).with_name("mini.safetensors")
+"""The weights of `mini`, a tiny ViT CLIP trained on generated images: only the vocabulary that its training used."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights of a backbone come from.
+
+    pretrained: a tag, a path, "embedded" or "random".
+    file: None for random weights.
+    geometry: that of the architecture, with the activation of the tag; None if the file alone decides.
+    """
+
+    name: str
+    pretrained: str
+    file: Path | None
+    geometry: Geometry | None = None
+    mean: tuple[float, ...] = OPENAI_MEAN
+    std: tuple[float, ...] = OPENAI_STD
+
+
+def find_source(name: str, pretrained: str | None) -> Source:
+    """Find the weights that `load_clip` takes; reads none. UserError, or UsageError for an unknown name."""
+    if name.lower() == "mini":
+        if pretrained in (None, "embedded", "random"):
+            return Source("mini", pretrained or "embedded", None if pretrained == "random" else EMBEDDED)
+        if not names_file(str(pretrained)):
+            raise unknown_name("weights of mini", str(pretrained), ["embedded", "random", "or a file's path"])
+        return Source("mini", str(pretrained), Path(str(pretrained)).expanduser())
+    architecture = named_architecture(name, pretrained)
+    if architecture is None:
+        file = Path(name).expanduser()
+        return Source(file.stem, str(file), file)
+    geometry = geometry_from_config(model_configs()[architecture])
+    if pretrained == "random":
+        return Source(architecture, "random", None, geometry)
+    if tag := _tag(architecture, pretrained):
+        from open_clip.pretrained import get_pretrained_cfg
+
+        entry = get_pretrained_cfg(architecture, tag)
+        geometry = replace(geometry, quick_gelu=bool(entry.get("quick_gelu", False)))
+        return Source(architecture, tag, _find_file(architecture, tag, entry), geometry, entry["mean"], entry["std"])
+    file = Path(str(pretrained)).expanduser()
+    return Source(architecture, str(file), file, geometry)
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
@@ -38,58 +82,44 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     and name must agree, and for a plain state dict the name alone decides.
     Raises UsageError for names and files that do not fit each other, UserError for weights that are absent or broken.
     """
-    if name.lower() == "mini":
-        return _load_mini(pretrained, seed)
-    from open_clip.pretrained import get_pretrained_cfg
-
-    architecture = named_architecture(name, pretrained)
-    if architecture is None:
-        path = Path(name).expanduser()
-        weights = read_weights(path)
-        if weights.quick_gelu is None:
-            raise UsageError(
-                f"{path} does not say which activation it was trained with: name the architecture beside the file, "
-                f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
-            )
-        return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path)
-    geometry = geometry_from_config(model_configs()[architecture])
-    if pretrained == "random":
-        return CLIP.random(geometry, seed, name=architecture, pretrained="random")
-    if tag := _tag(architecture, pretrained):
-        entry = get_pretrained_cfg(architecture, tag)
-        path = _find_weights(architecture, tag, entry)
-        geometry = replace(geometry, quick_gelu=bool(entry.get("quick_gelu", False)))
-        return _build(read_weights(path), geometry, architecture, path, tag, entry["mean"], entry["std"])
-    path = Path(str(pretrained)).expanduser()
-    weights = read_weights(path)
-    if weights.openai_format:
-        geometry = replace(geometry, quick_gelu=True)
-    elif weights.quick_gelu not in (None, geometry.quick_gelu):
-        raise UsageError(f"{path} was trained with the other activation: name the backbone {_twin(architecture)}")
-    return _build(weights, geometry, architecture, path)
+    source = find_source(name, pretrained)
+    file, geometry = source.file, source.geometry
+    if file is None:
+        return CLIP.random(geometry or load_clip("mini").geometry, seed, name=source.name, pretrained="random")
+    weights = read_weights(file)
+    quick_gelu = geometry.quick_gelu if geometry and not weights.openai_format else weights.quick_gelu
+    if quick_gelu is None:
+        raise UsageError(
+            f"{file} does not say which activation it was trained with: name the architecture beside the file, "
+            f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
+        )
+    if weights.quick_gelu not in (None, quick_gelu):
+        raise UsageError(f"{file} was trained with the other activation: name the backbone {_twin(source.name)}")
+    found = geometry_of(weights, quick_gelu, file)
+    geometry = replace(geometry, quick_gelu=quick_gelu) if geometry else found
+    # The shapes of weights do not tell the number of heads.
+    sizes = {key: (size, vars(geometry)[key]) for key, size in vars(found).items() if not key.endswith("_heads")}
+    differ = [f"{key} {size} instead of {wanted}" for key, (size, wanted) in sizes.items() if size != wanted]
+    if differ:
+        raise UsageError(f"{file} does not fit {source.name}: it has {', '.join(differ)}")
+    about = {"name": source.name, "pretrained": source.pretrained, "image_mean": source.mean, "image_std": source.std}
+    try:
+        return CLIP.from_state(weights.state, geometry, **about)
+    except ValueError as error:
+        raise UserError(f"{file} does not fit {source.name}: it {error}") from None
 
 
 def weights_file(name: str, pretrained: str | None = None) -> Path | None:
-    """Return the file that `load_clip` would read, or None if it needs none.
+    """Return the file that `load_clip` would read, or None if it needs none beside the package.
 
     Raises UserError if the weights are not on this machine, naming the places that were searched, UsageError for an
     unknown name. Does not read the file.
     """
-    if pretrained == "random" or (name.lower() == "mini" and pretrained in (None, "embedded")):
+    file = find_source(name, pretrained).file
+    if file in (None, EMBEDDED):
         return None
-    if name.lower() == "mini":
-        file = _mini_file(str(pretrained))
-        check_file(file)
-        return file
-    architecture = named_architecture(name, pretrained)
-    tag = None if architecture is None else _tag(architecture, pretrained)
-    if architecture is None or tag is None:
-        file = Path(name if architecture is None else str(pretrained)).expanduser()
-        check_file(file)
-        return file
-    from open_clip.pretrained import get_pretrained_cfg
-
-    return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
+    check_file(file)
+    return file
 
 
 def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
@@ -107,43 +137,6 @@ def procap_home() -> Path:
     if home := os.environ.get("PROCAP_HOME"):
         return Path(home).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "procap"
-
-
-def _load_mini(pretrained: str | None, seed: int) -> CLIP:
-    if pretrained in (None, "embedded"):
-        return load_mini()
-    if pretrained == "random":
-        return CLIP.random(load_mini().geometry, seed, name="mini", pretrained="random")
-    return load_mini(_mini_file(pretrained))
-
-
-def _mini_file(pretrained: str) -> Path:
-    if not names_file(pretrained):
-        raise unknown_name("weights of mini", pretrained, ["embedded", "random", "or a file's path"])
-    return Path(pretrained).expanduser()
-
-
-def _build(
-    weights: Weights,
-    geometry: Geometry,
-    name: str,
-    path: Path,
-    tag: str | None = None,
-    mean: tuple[float, ...] = OPENAI_MEAN,
-    std: tuple[float, ...] = OPENAI_STD,
-) -> CLIP:
-    found = geometry_of(weights, geometry.quick_gelu, path)
-    # The shapes of weights do not tell the number of heads.
-    sizes = {key: (size, vars(geometry)[key]) for key, size in vars(found).items() if not key.endswith("_heads")}
-    differ = [f"{key} {size} instead of {wanted}" for key, (size, wanted) in sizes.items() if size != wanted]
-    if differ:
-        raise UsageError(f"{path} does not fit {name}: it has {', '.join(differ)}")
-    try:
-        return CLIP.from_state(
-            weights.state, geometry, name=name, pretrained=tag or str(path), image_mean=mean, image_std=std
-        )
-    except ValueError as error:
-        raise UserError(f"{path} does not fit {name}: it {error}") from None
 
 
 def _twin(architecture: str) -> str:
@@ -168,27 +161,22 @@ def _tags(architecture: str) -> tuple[str, ...]:
 
 def _tag(architecture: str, pretrained: str | None) -> str | None:
     """Return the tag that `pretrained` names, None if it is a path."""
-    from open_clip.pretrained import list_pretrained_tags_by_model
-
     tags = _tags(architecture)
     if pretrained is None:
         if "openai" in tags:
             return "openai"
-        have = f"no OpenAI weights: name one of {', '.join(tags)}," if tags else "no published weights: name"
-        raise UsageError(f"backbone '{architecture}' has {have} a checkpoint's path, or 'random'")
+        known = ", ".join([*tags, "a checkpoint's path", "or 'random'"])
+        raise UsageError(f"backbone '{architecture}' has no OpenAI weights: name {known}")
     tag = tag_spelling(pretrained)
     if tag in tags:
         return tag
     if names_file(pretrained):
         return None
-    if tag in list_pretrained_tags_by_model(_twin(architecture)) and tag in _tags(_twin(architecture)):
-        raise UsageError(f"weights '{tag}' need the other activation: name the backbone {_twin(architecture)}")
-    if tag in list_pretrained_tags_by_model(architecture):
-        raise UsageError(f"weights '{tag}' of {architecture} need images squashed to a square; here they are cropped")
+    # Tags of the other activation, and of images squashed to a square, do not fit.
     raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random", "or a checkpoint's path"])
 
 
-def _find_weights(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
+def _find_file(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
     """Find a tag's file in the cache of this program, OpenAI's or Hugging Face's. UserError names the caches."""
     folder = procap_home() / "weights"
     candidates = [folder / f"{architecture}-{tag}{suffix}" for suffix in SUFFIXES]

@@ -1,11 +1,17 @@
-"""Restore tensors and plain values from the pickles of torch, without running any code that they name."""
+"""Read the tensors of `torch.save` files and TorchScript archives without running any code that they name.
+
+Both are zip files of a pickle and raw storages. Tensors and plain values are restored; an object of any other class and
+the result of any function become an object without behaviour. `torch.load` and `torch.jit.load` would refuse or run
+what OpenAI (TorchScript) and the public trainers (schedulers that hold live objects) have saved beside the tensors.
+"""
 
 from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import IO, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +26,30 @@ STORAGES: Mapping[str, torch.dtype] = {
     "BoolStorage": torch.bool,
 }
 
-Load = Callable[[str, torch.dtype, int], Tensor]
-"""Returns the storage of a key as a flat tensor of so many elements."""
-
 
 class Inert:
-    """A placeholder for an object of any other class or the result of a function; all operations on it do nothing."""
+    """A placeholder for an object of any other class or the result of a function: it keeps fields, and does nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        pass
+        self.fields: Mapping[Any, Any] = {}
+
+    def __setstate__(self, state: object) -> None:
+        self.fields = state if isinstance(state, Mapping) else {}
 
     def _ignore(self, *_: object) -> None:
         pass
 
-    __setstate__ = __setitem__ = append = extend = add = update = _ignore
+    __setitem__ = append = extend = add = update = _ignore
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the tensors in the fields of this object and of those that it holds, by their dotted names."""
+        found: dict[str, Tensor] = {}
+        for name, field in self.fields.items():
+            if isinstance(field, Tensor):
+                found[f"{prefix}{name}"] = field
+            elif isinstance(field, Inert):
+                found |= field.tensors(f"{prefix}{name}.")
+        return found
 
 
 class _Dict(dict[Any, Any]):
@@ -50,46 +66,40 @@ def _rebuild_tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride:
 
 GLOBALS: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _Dict,
-    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
 }
 """What names in a pickle are resolved to, beside storages."""
 
 
-class TensorUnpickler(pickle.Unpickler):
-    """Restore tensors whose storages `load_storage` returns, plain values, and what `find` returns for other names."""
-
-    def __init__(
-        self, file: IO[bytes], load_storage: Load | None = None, find: Callable[[str, str], Any] = lambda *_: Inert
-    ) -> None:
-        super().__init__(file, encoding="latin1")
-        self._load_storage, self._find = load_storage, find
+class _TensorUnpickler(pickle.Unpickler):
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        index = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+        if index is None:
+            raise ValueError("it is no zip file of torch.save")
+        super().__init__(archive.open(index), encoding="latin1")
+        self._archive, self._folder = archive, index.removesuffix("data.pkl")
+        self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("torch", "torch.cuda") and name in STORAGES:
             return STORAGES[name]
-        return GLOBALS.get((module, name)) or self._find(module, name)
+        return GLOBALS.get((module, name), Inert)
 
-    def persistent_load(self, pid: Any) -> Any:
-        kind, dtype, key, *rest = pid
-        if kind != "storage" or self._load_storage is None:
-            return Inert()
+    def persistent_load(self, pid: Any) -> Tensor:
+        _, dtype, key, *_ = pid
         if not isinstance(dtype, torch.dtype):
-            raise ValueError("a tensor of an unknown type")
-        if len(rest) > 2 and rest[2] is not None:
-            raise ValueError("a view of a storage")
-        return self._load_storage(key, dtype, rest[1])
+            raise ValueError("it has a tensor of an unknown type")
+        if key not in self._storages:
+            data = bytearray(self._archive.read(f"{self._folder}data/{key}"))
+            self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return self._storages[key]
 
 
-def zip_storages(archive: zipfile.ZipFile, folder: str) -> Load:
-    """Return a function that reads each storage in `folder` of an archive once."""
-    storages: dict[str, Tensor] = {}
+def read_pickle(path: Path) -> Any:
+    """Return the content of a file of `torch.save` (1.6 or newer) or a TorchScript archive, whose root is an `Inert`.
 
-    def load_storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
-        if key not in storages:
-            data = archive.read(f"{folder}data/{key}")
-            storages[key] = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        return storages[key]
-
-    return load_storage
+    A damaged or crafted file can raise any type of error.
+    """
+    with zipfile.ZipFile(path) as archive:
+        return _TensorUnpickler(archive).load()
