@@ -7,12 +7,11 @@ Shapes: V token ids, W words, P learned tokens, D text width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,8 +52,9 @@ class Words:
     def of(cls, clip: CLIP) -> Words:
         """Collect the words of `clip` that `WORD_RULE` keeps."""
         table = clip.text.token_embedding.weight.detach().cpu().float()
-        alone = _unshared(table)
-        chosen = {token: text for token, text in vocabulary().items() if token < len(table) and alone[token]}
+        rows = [row.tobytes() for row in table.numpy()]
+        uses = Counter(rows)
+        chosen = {token: text for token, text in vocabulary().items() if token < len(rows) and uses[rows[token]] == 1}
         ids = torch.tensor(list(chosen), dtype=torch.long)
         return cls(ids, tuple(chosen.values()), table[ids].double())
 
@@ -96,20 +96,14 @@ def first_text_tokens(method: Method) -> Tensor | None:
     class has its own tokens, or if several operations act on the input.
     """
     with torch.no_grad():
-        prompts = method.prompts
-        _, plan = method.plans(prompts)
+        _, plan = method.plans(method.prompts)
     first = [op.tokens for op in plan.tokens if op.layer == INPUT]
     if len(first) != 1:
         return None
     [tokens] = first
     if tokens.dim() == 2:
         return tokens.detach()
-    if prompts.slots is not None:
-        # The operation of such prompts also holds the words between the learned tokens.
-        rows = (prompts.slots - 1)[..., None].expand(-1, -1, tokens.shape[-1])
-        tokens = tokens.expand(len(rows), -1, -1).gather(1, rows)
-    same = tokens.dim() == 3 and bool((tokens == tokens[:1]).all())
-    return tokens[0].detach() if same else None
+    return None
 
 
 def text_means(method: Method) -> Tensor | None:
@@ -119,11 +113,3 @@ def text_means(method: Method) -> Tensor | None:
     """
     means = getattr(method, "text_mu", None)
     return means[0].detach() if isinstance(means, Tensor) and means.dim() == 3 else first_text_tokens(method)
-
-
-def _unshared(table: Tensor) -> Sequence[bool]:
-    """Return for each row of an embedding table [V, D] whether no other row equals it."""
-    rows = np.ascontiguousarray(table.numpy())
-    whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    _, which, counts = np.unique(whole, return_inverse=True, return_counts=True)
-    return (counts[which] == 1).tolist()

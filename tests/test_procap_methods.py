@@ -13,7 +13,7 @@ from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.geometry import Geometry
-from procap.methods import METHODS, build_method, method_class, method_options, method_source, method_specs
+from procap.methods import METHODS, build_method, method_class, method_options, method_source, method_summaries
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -70,7 +70,6 @@ def base16():
     ("zeroshot", {}, 0),
     ("coop", {}, 2_048),
     ("coop", {"n_ctx": 16, "ctx_init": ""}, 8_192),
-    ("coop", {"csc": True, "ctx_init": ""}, 5 * 2_048),
     ("cocoop", {}, 35_360),
     ("kgcoop", {}, 2_048),
     ("vpt", {}, 73_728),
@@ -100,8 +99,6 @@ def test_trainable_parameters_at_vit_b_16(base16, space, name, options, count):
 
 VARIANTS = [
     ("coop", {}),
-    ("coop", {"class_position": "middle"}),
-    ("coop", {"csc": True, "ctx_init": "", "n_ctx": 3}),
     ("cocoop", {}),
     ("kgcoop", {}),
     ("vpt", {"n_ctx": 3, "depth": 5}),
@@ -176,8 +173,8 @@ def test_the_start_comes_from_the_given_generator_alone(tiny_clip, space, name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_loss_draws_from_the_noise_generator_alone(tiny_clip, space, name):
-    method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
+def test_loss_draws_from_the_noise_generator_alone(short_clip, space, name):
+    method, labels = build(name, short_clip, space, **SHORT_OPTIONS.get(name, {})), torch.tensor([0, 1, 2])
     state = torch.get_rng_state()
     first = sum(method.loss(pictures(), labels, method.draw(seeded(3))).values())
     assert torch.equal(torch.get_rng_state(), state)
@@ -186,8 +183,8 @@ def test_loss_draws_from_the_noise_generator_alone(tiny_clip, space, name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_bfloat16_training_stays_near_float32(tiny_clip, space, name):
-    method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
+def test_bfloat16_training_stays_near_float32(short_clip, space, name):
+    method, labels = build(name, short_clip, space, **SHORT_OPTIONS.get(name, {})), torch.tensor([0, 1, 2])
     method.begin_stage(0)
     plain = sum(method.loss(pictures(), labels, method.draw(seeded())).values()).item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -218,32 +215,6 @@ def test_coop_starts_as_zero_shot_with_its_words(tiny_clip, space):
     coop, zeroshot = build("coop", tiny_clip, space), build("zeroshot", tiny_clip, space)
     assert torch.equal(coop.classifier()(pictures()), zeroshot.classifier()(pictures()))
     assert torch.equal(coop.context, embed_words(tiny_clip, "a photo of a"))
-
-
-@pytest.mark.parametrize("position", ["end", "middle", "front"])
-@pytest.mark.parametrize("csc", [False, True])
-def test_coops_context_stands_where_the_position_says(tiny_clip, space, position, csc):
-    method = build("coop", tiny_clip, space, n_ctx=3, ctx_init="", class_position=position, csc=csc)
-    before = {"end": 3, "middle": 1, "front": 0}[position]
-    tower, features = tiny_clip.text, []
-    for index, name in enumerate(space.names()):
-        ctx = method.context[index] if csc else method.context
-        sos, dot, eot = tower.token_embedding.weight[tiny_clip.tokenize(["."])[0, :3]].split(1)
-        x = torch.cat([sos, ctx[:before], embed_words(tiny_clip, name), ctx[before:], dot, eot])[None]
-        x = x + tower.positional_embedding[: x.shape[1]]
-        for block in tower.transformer.resblocks:
-            x = block(x, CAUSAL)
-        features.append(tower.ln_final(x[:, -1]) @ tower.text_projection)
-    expected = normed(torch.cat(features))
-    torch.testing.assert_close(method.classifier().class_features, expected.detach(), rtol=0, atol=1e-5)
-
-
-def test_class_specific_context_knows_its_own_classes_only(tiny_clip, space):
-    method = build("coop", tiny_clip, space, ctx_init="", csc=True)
-    assert method.context.shape[0] == 5
-    method.classifier(LabelSpace(space.classnames, template="{} texture."))
-    with pytest.raises(UsageError, match="no other class names"):
-        method.classifier(LabelSpace(("dog", "cat")))
 
 
 def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
@@ -338,7 +309,6 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
     ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),
     ("procap", {"nce_temperature": 0}, "option nce_temperature = 0"),
     ("coop", {"n_ctx": 16}, "has 4 words but n_ctx = 16"),
-    ("coop", {"csc": True}, "csc starts at random"),
     ("coop", {"ctx_init": "the centrifuges", "n_ctx": 2}, "use words of one token each"),
     ("cocoop", {"n_ctx": 2}, "has 4 words but n_ctx = 2"),
     ("zeroshot", {"templates": "all"}, "should be 'single' or 'ensemble'"),
@@ -365,7 +335,7 @@ def test_every_option_is_described_and_strict():
 
 
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
-    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__):\n    summary = 'x'\n"
+    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    summary = 'x'\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
     points = {
         "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
@@ -387,7 +357,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    summaries = {spec.name: spec.summary for spec in method_specs()}
+    summaries = method_summaries()
     assert set(summaries) == {*METHODS, "theirs", *reasons}
     assert summaries["theirs"] == "their own method" and "cannot be loaded" in summaries["broken"]
 

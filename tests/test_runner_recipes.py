@@ -272,9 +272,9 @@ def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_p
         return str(raised.value)
 
     good = {name: [f"a {name}", f"the {name}"] for name in tiny_space.names()}
-    assert "has none for 'cat', 'annual crop land', 'red circle' and 2 more classes" in fail({"dog": ["a dog"]})
-    assert "has none for 'cat'" in fail({**good, "cat": []})
-    assert "1 sentences for one class and 2 for another" in fail({**good, "cat": ["a cat"]})
+    assert "has none for 5 classes, such as 'cat'" in fail({"dog": ["a dog"]})
+    assert "has 0 to 2 sentences of a class" in fail({**good, "cat": []})
+    assert "has 1 to 2 sentences of a class" in fail({**good, "cat": ["a cat"]})
     assert "no JSON" in fail("{") and "CLIP reads 77" in fail({**good, "cat": ["a " * 90, "a cat"]})
     method = methods.build_method("coprompt", tiny_clip, tiny_space, {"sentences": "nowhere.json"}, seeded())
     with pytest.raises(errors.UserError, match=r"nowhere\.json: No such file"):

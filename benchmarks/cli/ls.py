@@ -18,7 +18,7 @@ from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import suite_paths
 from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import METHODS, method_class, method_specs
+from procap.methods import METHODS, method_class, method_summaries
 from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
@@ -71,29 +71,32 @@ def ls(
 def _methods() -> Listing:
     rows: list[dict[str, Any]] = []
     shown = []
-    for spec in method_specs():
-        row: dict[str, Any] = {"name": spec.name, "summary": spec.summary, "recipe": None, "options": {}}
+    for name, summary in method_summaries().items():
+        row: dict[str, Any] = {"name": name, "summary": summary, "recipe": None, "options": {}}
         text = "-"
         try:
-            found = method_class(spec.name)
+            found = method_class(name)
             recipe = found.recipe()
             row["recipe"] = recipe.model_dump(mode="json")
             row["options"] = {
-                name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
-                for name, field in found.Options.model_fields.items()
+                option: {
+                    "default": field.get_default(call_default_factory=True),
+                    "description": field.description or "",
+                }
+                for option, field in found.Options.model_fields.items()
             }
             length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
             text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
-            text += "" if spec.name in METHODS else " (own recipe)"
+            text += "" if name in METHODS else " (own recipe)"
         except UsageError:
             # The summary of a plug-in that cannot be loaded contains the error.
             pass
         except Exception as error:
-            if spec.name in METHODS:
+            if name in METHODS:
                 raise
             row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((spec.name, text, row["summary"]))
+        shown.append((name, text, row["summary"]))
     return columns(("method", "published recipe, or own (16 shots)", "what it is"), shown), rows
 
 

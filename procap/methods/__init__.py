@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, UserError, unknown_name
@@ -45,7 +44,7 @@ METHODS: dict[str, str] = {
 
 ADDED_OPTIONS: dict[str, dict[str, Any]] = {
     "promptsrc": {"kl_mean": "pairs", "teacher_average": "average-first"},
-    "coprompt": {"sentence_draw": "step", "adapter_relu": True},
+    "coprompt": {"sentence_draw": "step", "adapter_relu": True, "fp16_rounding": False},
     "tcp": {"reference_template": None},
     "mma": {"scale_gradient": True},
     "mmrl": {"inference": "task"},
@@ -66,15 +65,6 @@ COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 EARLIER_DEFAULTS: dict[str, dict[str, Any]] = {"procap": {"class_prompt": "maple"}}
 """Defaults that have changed, before the change; suites that ran under them are shown with them."""
-
-
-@dataclass(frozen=True)
-class MethodSpec:
-    """One row of a listing of methods."""
-
-    name: str
-    path: str
-    summary: str
 
 
 def method_paths() -> dict[str, str]:
@@ -134,16 +124,15 @@ def method_look(name: str) -> tuple[str, str]:
     return found.title or name, found.colour if COLOUR.fullmatch(found.colour) else ""
 
 
-def method_specs() -> list[MethodSpec]:
-    """List every method with its one-line summary, or with the error of a plug-in that cannot be loaded."""
-    specs = []
+def method_summaries() -> dict[str, str]:
+    """Return every method's summary of one line, or the error of a plug-in that cannot be loaded."""
+    summaries = {}
     for name, path in method_paths().items():
         try:
-            summary = method_class(name).summary or f"no summary: give {path} one"
+            summaries[name] = method_class(name).summary or f"no summary: give {path} one"
         except UsageError as error:
-            summary = str(error)
-        specs.append(MethodSpec(name, path, summary))
-    return specs
+            summaries[name] = str(error)
+    return summaries
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, ContextOptions, context_prompts, initial_context
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.method import Noise
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
@@ -34,33 +34,23 @@ META_NET_NAMES = {
 """The parameters of a network of two layers, and their names in the public code of CoCoOp and TCP."""
 
 
-class CoCoOp(Method):
+class CoCoOp(ContextMethod):
     """Conditional context optimization."""
 
     Options = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
-    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
     depends_on_image = True
-    options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         width, embed = clip.geometry.text_width, clip.geometry.embed_dim
         hidden = max(1, embed // 16)
-        self.context = nn.Parameter(initial_context(clip, options.ctx_init, options.n_ctx, generator))
         self.meta_net = nn.Sequential(linear(embed, hidden, generator), nn.ReLU(), linear(hidden, width, generator))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, one image per step, 10 epochs, for every task (the paper's section 4, its public code)."""
         return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return context_prompts(self.clip, space, self.options.n_ctx)
-
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        """Build the plans with the unshifted context; `conditional_logits` adds each image's shift."""
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
@@ -71,7 +61,7 @@ class CoCoOp(Method):
         return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)
 
     def public_names(self) -> dict[str, str]:
-        return {"context": "prompt_learner.ctx"} | META_NET_NAMES
+        return super().public_names() | META_NET_NAMES
 
 
 class CoCoOpClassifier(Classifier):

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.initialisation import linear
-from procap.methods.maple import coupled_names, coupled_plans, coupled_prompts
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, check_blocks, phrase_prompts
+from procap.methods.maple import MaPLe, MaPLeOptions
+from procap.methods.method import Noise, PublicLayout
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -52,9 +50,7 @@ TEMPLATES = "templates"
 """The value of `sentences` for hand-written templates."""
 
 
-class CoPromptOptions(BaseModel):
-    model_config = STRICT
-
+class CoPromptOptions(MaPLeOptions):
     sentences: str = Field(
         "",
         description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
@@ -62,7 +58,6 @@ class CoPromptOptions(BaseModel):
     )
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
     depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")
-    ctx_init: str = Field("a photo of a", description="phrase whose first n_ctx tokens start the input prompt")
     weight: float = Field(8.0, ge=0, description="weight of both consistency terms (lambda)")
     image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
     text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
@@ -72,7 +67,7 @@ class CoPromptOptions(BaseModel):
     adapter_relu: bool = Field(True, description="end the adapters in a ReLU, as the public code does")
 
 
-class CoPrompt(Method):
+class CoPrompt(MaPLe):
     """Consistency-guided prompt learning."""
 
     Options = CoPromptOptions
@@ -83,10 +78,7 @@ class CoPrompt(Method):
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
-        check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
-        parts = coupled_prompts(clip, options.n_ctx, options.depth, options.ctx_init, generator)
-        self.context, self.projection, self.deep_context, self.deep_projection = parts
         self.image_adapter = self._adapter(clip.geometry.embed_dim, generator)
         self.text_adapter = self._adapter(clip.geometry.embed_dim, generator)
 
@@ -116,12 +108,6 @@ class CoPrompt(Method):
         if options.sentences in ("", TEMPLATES):
             return {}
         return {"sentences": hashlib.sha256(read_sentence_file(options, dataset)).hexdigest()}
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
-
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return coupled_plans(self.clip, self.context, self.projection, self.deep_context, self.deep_projection)
 
     def prepare_training(self) -> None:
         self.bank()
@@ -158,7 +144,7 @@ class CoPrompt(Method):
         return AdaptedClassifier(self.clip, image_plan, text, self.scale(), self.image_adapter, o.image_share)
 
     def public_names(self) -> dict[str, str]:
-        return coupled_names(self.options.depth) | {
+        return super().public_names() | {
             f"{tower}_adapter.{layer}.weight": f"adapter_{tower}.fc.{layer}.weight"
             for tower in ("image", "text")
             for layer in (0, 2)
@@ -197,33 +183,29 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
             'own: give --option sentences=FILE, JSON as {"class name": ["sentence", ...]}, or sentences=templates for '
             "hand-written templates instead, a variant without published results"
         )
-    file = sentence_file(options, space.dataset)
     try:
-        content: Any = json.loads(read_sentence_file(options, space.dataset))
-    except ValueError as error:
-        raise UserError(f"sentences of coprompt: {file}: no JSON ({error})") from error
-    found = content if isinstance(content, dict) else {}
-    if missing := [name for name in space.names() if not isinstance(found.get(name), list) or not found[name]]:
-        more = f" and {len(missing) - 3} more classes" * (len(missing) > 3)
-        raise UserError(f"sentences of coprompt: {file} has none for {', '.join(map(repr, missing[:3]))}{more}")
-    sentences = [list(map(str, found[name])) for name in space.names()]
-    lengths = {len(own) for own in sentences}
-    if len(lengths) > 1:
+        found = TypeAdapter(dict[str, list[str]]).validate_json(read_sentence_file(options, space.dataset))
+    except ValidationError as error:
         raise UserError(
-            f"sentences of coprompt: {file} has {min(lengths)} sentences for one class and {max(lengths)} for another: "
-            "every class needs equally many"
+            f'sentences of coprompt: {options.sentences} is no JSON of {{"class name": ["sentence", ...]}}'
+        ) from error
+    if missing := [name for name in space.names() if name not in found]:
+        raise UserError(
+            f"sentences of coprompt: {options.sentences} has none for {len(missing)} classes, such as {missing[0]!r}"
+        )
+    sentences = [found[name] for name in space.names()]
+    fewest, most = min(map(len, sentences)), max(map(len, sentences))
+    if not 0 < fewest == most:
+        raise UserError(
+            f"sentences of coprompt: {options.sentences} has {fewest} to {most} sentences of a class: every class "
+            "needs equally many, and at least one"
         )
     return sentences
 
 
-def sentence_file(options: CoPromptOptions, dataset: str) -> Path:
-    """Return the path of the sentences about the classes of `dataset`."""
-    return Path(options.sentences.replace("{dataset}", dataset)).expanduser()
-
-
 def read_sentence_file(options: CoPromptOptions, dataset: str) -> bytes:
     """Return the bytes of the sentences about the classes of `dataset`. Raises UserError if they cannot be read."""
-    file = sentence_file(options, dataset)
+    file = Path(options.sentences.replace("{dataset}", dataset)).expanduser()
     try:
         return file.read_bytes()
     except OSError as error:

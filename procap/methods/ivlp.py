@@ -9,6 +9,7 @@ Shapes: P prompt tokens, K prompted layers, Dt text width, Dv vision width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -27,38 +28,9 @@ from procap.text import LabelSpace
 class DeepPrompts(nn.Module):
     """Learned tokens of every prompted layer i (0: the input): `text[i]` [P, Dt] and `vision[i]` [P, Dv]."""
 
-    def __init__(
-        self,
-        clip: CLIP,
-        text: Tensor,
-        text_depth: int,
-        vision_tokens: int,
-        vision_depth: int,
-        generator: torch.Generator,
-    ) -> None:
-        """Start the text input with `text` [P, Dt], and every other layer with N(0, 0.02^2)."""
+    def __init__(self, text: Sequence[Tensor], vision: Sequence[Tensor]) -> None:
         super().__init__()
-        check_blocks(clip, clip.geometry.text_layers, depth=text_depth)
-        check_blocks(clip, clip.geometry.vision_layers, vision_depth=vision_depth)
-        levels = vision_depth if vision_tokens else 0
-        self.text = nn.ParameterList([text, *(normal(text.shape, generator) for _ in range(text_depth - 1))])
-        shape = (vision_tokens, clip.geometry.vision_width)
-        self.vision = nn.ParameterList(normal(shape, generator) for _ in range(levels))
-
-    def plans(self, clip: CLIP) -> tuple[Plan, Plan]:
-        return deep_plans(clip, list(self.vision), list(self.text))
-
-    def public_names(self, prefix: str) -> dict[str, str]:
-        """Map names of parameters below `prefix` to those of the public code of IVLP and PromptSRC."""
-        names = {}
-        for tower, encoder, first in (
-            ("text", "text_encoder", "prompt_learner.ctx"),
-            ("vision", "image_encoder", "image_encoder.VPT"),
-        ):
-            for layer in range(len(getattr(self, tower))):
-                deep = f"{encoder}.transformer.resblocks.{layer}.VPT_shallow"
-                names[f"{prefix}{tower}.{layer}"] = deep if layer else first
-        return names
+        self.text, self.vision = nn.ParameterList(text), nn.ParameterList(vision)
 
 
 class IVLPOptions(BaseModel):
@@ -74,15 +46,20 @@ class IVLPOptions(BaseModel):
 class IVLP(Method):
     """Independent vision and language prompts."""
 
-    Options = IVLPOptions
+    Options: ClassVar[type[BaseModel]] = IVLPOptions
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
     public_layout = PublicLayout("VLPromptLearner")
     options: IVLPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: IVLPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        text = phrase_context(clip, options.ctx_init, options.n_ctx, generator)
-        self.tokens = DeepPrompts(clip, text, options.depth, options.vision_tokens, options.vision_depth, generator)
+        o, g = options, clip.geometry
+        check_blocks(clip, g.text_layers, depth=o.depth)
+        check_blocks(clip, g.vision_layers, vision_depth=o.vision_depth)
+        text = [phrase_context(clip, o.ctx_init, o.n_ctx, generator)]
+        text += [normal((o.n_ctx, g.text_width), generator) for _ in range(o.depth - 1)]
+        layers = o.vision_depth if o.vision_tokens else 0
+        self.tokens = DeepPrompts(text, [normal((o.vision_tokens, g.vision_width), generator) for _ in range(layers)])
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -93,7 +70,12 @@ class IVLP(Method):
         return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return self.tokens.plans(self.clip)
+        return deep_plans(self.clip, list(self.tokens.vision), list(self.tokens.text))
 
     def public_names(self) -> dict[str, str]:
-        return self.tokens.public_names("tokens.")
+        names = {}
+        for tower, encoder in (("text", "text_encoder"), ("vision", "image_encoder")):
+            for layer in range(len(getattr(self.tokens, tower))):
+                names[f"tokens.{tower}.{layer}"] = f"{encoder}.transformer.resblocks.{layer}.VPT_shallow"
+        first = {"tokens.text.0": "prompt_learner.ctx", "tokens.vision.0": "image_encoder.VPT"}
+        return names | {name: theirs for name, theirs in first.items() if name in names}

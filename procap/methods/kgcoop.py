@@ -3,26 +3,22 @@
 Source: Yao et al. 2023, "Visual-Language Prompt Tuning with Knowledge-guided Context Optimization", section 3.2, and
 its public code. Learns 2,048 parameters on ViT-B/16.
 
-Shapes: C classes, P context tokens, E joint embedding.
+Shapes: C classes, E joint embedding.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.classifier import cosine_logits
-from procap.clip import CLIP
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
-from procap.plan import NO_CHANGE, Plan
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.method import Noise, PublicLayout
 from procap.recipe import Recipe
 from procap.teacher import text_bank
-from procap.text import LabelSpace
 
 REFERENCE_TEMPLATES = {"dtd": "a photo of a {}, a type of texture."}
 """Where the public code's reference differs from the zero-shot template of the data set."""
@@ -33,7 +29,7 @@ class KgCoOpOptions(ContextOptions):
     reference_template: str | None = Field(None, description="template of the reference; none: the data set's own")
 
 
-class KgCoOp(Method):
+class KgCoOp(ContextMethod):
     """Knowledge-guided context optimization."""
 
     Options = KgCoOpOptions
@@ -41,20 +37,10 @@ class KgCoOp(Method):
     public_layout = PublicLayout("prompt_learner", module="prompt_learner", unused=("bias_vectors", "meta_net."))
     options: KgCoOpOptions
 
-    def __init__(self, clip: CLIP, space: LabelSpace, options: KgCoOpOptions, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        self.context = nn.Parameter(initial_context(clip, options.ctx_init, options.n_ctx, generator))
-
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, batch 128, 100 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.002, epochs=100, batch_size=128)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return context_prompts(self.clip, space, self.options.n_ctx)
-
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return NO_CHANGE, Plan((context_op(self.clip, prompts, self.context),))
 
     def reference(self) -> Tensor:
         """Compute the frozen class features [C, E] of the reference template, normalised."""
@@ -70,6 +56,3 @@ class KgCoOp(Method):
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
             "kg": self.options.kg_weight * near,
         }
-
-    def public_names(self) -> dict[str, str]:
-        return {"context": "prompt_learner.ctx"}

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import BaseModel, Field
-from torch import Tensor, nn
+from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
@@ -40,7 +40,7 @@ class MaPLeOptions(BaseModel):
 class MaPLe(Method):
     """Multi-modal prompt learning; the coupling goes from text to vision only."""
 
-    Options = MaPLeOptions
+    Options: ClassVar[type[BaseModel]] = MaPLeOptions
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
     public_layout = PublicLayout("MultiModalPromptLearner")
     options: MaPLeOptions
@@ -48,8 +48,13 @@ class MaPLe(Method):
     def __init__(self, clip: CLIP, space: LabelSpace, options: MaPLeOptions, generator: torch.Generator) -> None:
         check_blocks(clip, clip.geometry.layers, depth=options.depth)
         super().__init__(clip, space, options, generator)
-        parts = coupled_prompts(clip, options.n_ctx, options.depth, options.ctx_init, generator)
-        self.context, self.projection, self.deep_context, self.deep_projection = parts
+        o, text, vision = options, clip.geometry.text_width, clip.geometry.vision_width
+        self.context = nn.Parameter(phrase_context(clip, o.ctx_init, o.n_ctx, generator))
+        self.projection = linear(text, vision, generator)
+        self.deep_context = nn.ParameterList(normal((o.n_ctx, text), generator) for _ in range(o.depth - 1))
+        # The public code initialises one layer and copies it, so the deep projections start out equal.
+        one = linear(text, vision, generator)
+        self.deep_projection = nn.ModuleList(copy.deepcopy(one) for _ in range(o.depth - 1))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -70,55 +75,17 @@ class MaPLe(Method):
         return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        parts = (self.context, self.projection, self.deep_context, self.deep_projection)
-        return coupled_plans(self.clip, *parts, fp16_rounding=self.options.fp16_rounding)
+        deep = list(self.deep_context)
+        vision = [self.projection(self.context)]
+        vision += [project(tokens) for project, tokens in zip(self.deep_projection, deep, strict=True)]
+        if self.options.fp16_rounding:
+            vision, deep = ([tokens.half().to(tokens.dtype) for tokens in each] for each in (vision, deep))
+        return deep_plans(self.clip, vision, [self.context, *deep])
 
     def public_names(self) -> dict[str, str]:
-        return coupled_names(self.options.depth)
-
-
-def coupled_prompts(
-    clip: CLIP, n_ctx: int, depth: int, ctx_init: str, generator: torch.Generator
-) -> tuple[nn.Parameter, nn.Linear, nn.ParameterList, nn.ModuleList]:
-    """Initialise MaPLe's prompts: input tokens and their projection, tokens and projections of the deeper layers."""
-    text, vision = clip.geometry.text_width, clip.geometry.vision_width
-    context = nn.Parameter(phrase_context(clip, ctx_init, n_ctx, generator))
-    projection = linear(text, vision, generator)
-    deep_context = nn.ParameterList(normal((n_ctx, text), generator) for _ in range(depth - 1))
-    # The public code initialises one layer and copies it, so the deep projections start out equal.
-    one = linear(text, vision, generator)
-    return context, projection, deep_context, nn.ModuleList(copy.deepcopy(one) for _ in range(depth - 1))
-
-
-def coupled_plans(
-    clip: CLIP,
-    context: Tensor,
-    projection: nn.Module,
-    deep_context: nn.ParameterList,
-    deep_projection: nn.ModuleList,
-    *,
-    fp16_rounding: bool = False,
-) -> tuple[Plan, Plan]:
-    """Build the plans of MaPLe's prompts: text tokens, and vision tokens projected from them."""
-    deep = list(deep_context)
-    vision = [projection(context)]
-    vision += [project(tokens) for project, tokens in zip(deep_projection, deep, strict=True)]
-    if fp16_rounding:
-        vision = [round_to_half(tokens) for tokens in vision]
-        deep = [round_to_half(tokens) for tokens in deep]
-    return deep_plans(clip, vision, [context, *deep])
-
-
-def coupled_names(depth: int) -> dict[str, str]:
-    """Map the parameters of MaPLe's prompts to their names in the public code of MaPLe and CoPrompt."""
-    names = {f"projection.{part}": f"prompt_learner.proj.{part}" for part in ("weight", "bias")}
-    for i in range(depth - 1):
-        names[f"deep_context.{i}"] = f"prompt_learner.compound_prompts_text.{i}"
-        for part in ("weight", "bias"):
-            names[f"deep_projection.{i}.{part}"] = f"prompt_learner.compound_prompt_projections.{i}.{part}"
-    return {"context": "prompt_learner.ctx"} | names
-
-
-def round_to_half(tokens: Tensor) -> Tensor:
-    """Round values and gradient to fp16, and keep the tensor's own precision."""
-    return tokens.half().to(tokens.dtype)
+        names = {f"projection.{part}": f"prompt_learner.proj.{part}" for part in ("weight", "bias")}
+        for i in range(self.options.depth - 1):
+            names[f"deep_context.{i}"] = f"prompt_learner.compound_prompts_text.{i}"
+            for part in ("weight", "bias"):
+                names[f"deep_projection.{i}.{part}"] = f"prompt_learner.compound_prompt_projections.{i}.{part}"
+        return {"context": "prompt_learner.ctx"} | names

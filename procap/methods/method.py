@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import ClassVar, Self
 
 import torch
@@ -78,7 +79,6 @@ class Method(nn.Module):
     views: ClassVar[int] = 1
     depends_on_image: ClassVar[bool] = False
     class_ids: Tensor
-    class_slots: Tensor | None
     class_reference: Tensor | None
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
@@ -94,23 +94,15 @@ class Method(nn.Module):
         self.group: Communicator | None = None
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
-        self.register_buffer("class_slots", self._prompts.slots, persistent=False)
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
         self._constants: dict[str, Tensor] = {}
 
     @classmethod
     def missing_members(cls) -> list[str]:
         """List what a subclass does not define and cannot do without."""
-
-        def defines(*names: str) -> bool:
-            return any(name in vars(kind) for kind in cls.__mro__[: cls.__mro__.index(Method)] for name in names)
-
-        needed = {"Options": defines("Options"), "recipe()": defines("recipe")}
-        needed["class_prompts()"] = defines("class_prompts")
-        # Loss and classifier are made of the plans, unless a method has its own of both.
-        replaced = defines("loss", "features") and defines("classifier", "_classifier")
-        needed["plans()"] = replaced or defines("plans")
-        return [name for name, is_there in needed.items() if not is_there]
+        missing = [] if hasattr(cls, "Options") else ["Options"]
+        needed = ("recipe", "class_prompts", "plans")
+        return missing + [f"{name}()" for name in needed if getattr_static(cls, name) is vars(Method)[name]]
 
     @property
     def clip(self) -> CLIP:
@@ -126,8 +118,7 @@ class Method(nn.Module):
     def prompts(self) -> ClassPrompts:
         """The tokenized prompts of the classes trained on, laid out once for all steps."""
         if self._prompts.ids is not self.class_ids:
-            ids, slots, reference = self.class_ids, self.class_slots, self.class_reference
-            self._prompts = replace(self._prompts, ids=ids, slots=slots, reference=reference)
+            self._prompts = replace(self._prompts, ids=self.class_ids, reference=self.class_reference)
         return self._prompts
 
     def prompts_of(self, space: LabelSpace | None) -> ClassPrompts:

@@ -14,7 +14,6 @@ import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import FrameType
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -137,16 +136,7 @@ def find_place(error: BaseException) -> str:
             file = Path(frame.f_code.co_filename)
             inside = [point for point, roots in points if any(root in (file, *file.parents) for root in roots)]
             if inside:
-                names = " or ".join(point.name for point in _narrow(inside, frame))
+                own = [point for point in inside if point.attr == frame.f_code.co_qualname.partition(".")[0]]
+                names = " or ".join(point.name for point in own or inside)
                 return f"{kind} '{names}' (plug-in) fails in {file}, line {line}, {frame.f_code.co_name}"
     return ""
-
-
-def _narrow(points: list[EntryPoint], frame: FrameType) -> list[EntryPoint]:
-    """Keep the plug-ins whose class the function of `frame` belongs to, if that is known."""
-    owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
-    kind = owner if isinstance(owner, type) else type(owner)
-    named = {f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__}
-    # A process group clears the variables of frames; the name of the function remains.
-    named.add(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname.rpartition('.')[0]}")
-    return [point for point in points if point.value in named] or points

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from procap.clip import CLIP
@@ -25,35 +23,15 @@ PLACEHOLDER = "X"
 """A word of exactly one token, which reserves the row of a learned token."""
 
 
-class ContextOptions(BaseModel):
-    """The options of every method with CoOp's context."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
-    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
-
-    @model_validator(mode="after")
-    def _words_fit(self) -> Self:
-        words = len(words_of(self.ctx_init))
-        if words and words != self.n_ctx:
-            raise ValueError(
-                f"ctx_init '{self.ctx_init}' has {words} words but n_ctx = {self.n_ctx}: "
-                f"give n_ctx = {words}, or an empty ctx_init for a random start"
-            )
-        return self
-
-
 @dataclass(frozen=True)
 class ClassPrompts:
-    """One tokenized prompt per class, ids [C, T], and the rows [C, P] of its learned tokens (None: 1..P).
+    """One tokenized prompt per class, ids [C, T].
 
     reference: frozen features [C, E] of the classes, for methods whose prompts are made from them.
     per_class: prompts of each class, whose features are averaged; ids are then [C x N, T], grouped by class.
     """
 
     ids: Tensor
-    slots: Tensor | None = None
     reference: Tensor | None = None
     per_class: int = 1
 
@@ -65,12 +43,6 @@ class ClassPrompts:
     def average(self, features: Tensor) -> Tensor:
         """Average the features [C x N, E] of the prompts of each class to [C, E]."""
         return features if self.per_class == 1 else features.unflatten(0, (-1, self.per_class)).mean(dim=1)
-
-    @cached_property
-    def last_slot(self) -> int:
-        """The last row of a learned token in any prompt that names its rows."""
-        assert self.slots is not None
-        return int(self.slots.max())
 
 
 def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
@@ -99,15 +71,6 @@ def context_prompts(clip: CLIP, space: LabelSpace, n_ctx: int, words: str = "{}.
 def phrase_prompts(clip: CLIP, space: LabelSpace, phrase: str, n_ctx: int) -> ClassPrompts:
     """Tokenize MaPLe's "[SOS] phrase <class name> . [EOS]", whose first n_ctx tokens learned ones replace."""
     return template_prompts(clip, space, f"{phrase_prefix(phrase, n_ctx)} {{}}.")
-
-
-def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
-    """Build the operation that puts `context` [P, Dt] or [C, P, Dt] into its rows of the text input."""
-    if prompts.slots is None:
-        return TokenOp(INPUT, "replace", context, start=1)
-    words = clip.token_embedding(prompts.ids[:, 1 : prompts.last_slot + 1])
-    rows = (prompts.slots - 1)[..., None].expand(-1, -1, words.shape[-1])
-    return TokenOp(INPUT, "replace", words.scatter(1, rows, context.to(words.dtype).expand(rows.shape)), start=1)
 
 
 def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> tuple[Plan, Plan]:
@@ -141,20 +104,6 @@ def phrase_tokens(clip: CLIP, phrase: str) -> Tensor:
     """Embed the tokens of `phrase` as [P, Dt]; an empty phrase has none."""
     ids = clip.tokenize([phrase])[0]
     return clip.token_embedding(ids[1 : int(ids.argmax())]).detach().clone()
-
-
-def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:
-    """Return CoOp's initial context [P, Dt]: the embeddings of `phrase`, or N(0, 0.02^2) if it is empty.
-
-    Raises UsageError for a word of several tokens.
-    """
-    words = words_of(phrase)
-    if not words:
-        return normal((n_ctx, clip.geometry.text_width), generator)
-    tokens = phrase_tokens(clip, " ".join(words))
-    if len(tokens) != n_ctx:
-        raise UsageError(f"ctx_init '{phrase}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each")
-    return tokens
 
 
 PHRASE_LIMIT = 4

@@ -11,21 +11,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
-from procap.clip import CLIP
-from procap.methods.ivlp import DeepPrompts
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prompts
+from procap.methods.ivlp import IVLP, IVLPOptions
+from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
 from procap.parallel import gather_batch
-from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
-from procap.text import LabelSpace
 
 NUM_TEMPLATES = 60
 
@@ -41,14 +36,11 @@ def teacher_templates() -> list[str]:
     return [templates.pop(39), *templates]
 
 
-class PromptSRCOptions(BaseModel):
-    model_config = STRICT
-
+class PromptSRCOptions(IVLPOptions):
     n_ctx: int = Field(4, ge=1, description="text tokens per layer; above 4 the phrase is not used")
     vision_tokens: int = Field(4, ge=0, description="vision tokens per layer")
     depth: int = Field(9, ge=1, description="prompted layers of the text tower, the input counted")
     vision_depth: int = Field(9, ge=0, description="prompted layers of the vision tower")
-    ctx_init: str = Field("a photo of a", description="phrase whose first n_ctx tokens start the text input")
     text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
     image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
     logit_weight: float = Field(1.0, ge=0, description="weight of the KL divergence of the predictions")
@@ -60,18 +52,13 @@ class PromptSRCOptions(BaseModel):
     )
 
 
-class PromptSRC(Method):
+class PromptSRC(IVLP):
     """Self-regulating prompts."""
 
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", unused=("prompt_learner.ZS_image_encoder.",))
     options: PromptSRCOptions
-
-    def __init__(self, clip: CLIP, space: LabelSpace, options: PromptSRCOptions, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        text = phrase_context(clip, options.ctx_init, options.n_ctx, generator)
-        self.tokens = DeepPrompts(clip, text, options.depth, options.vision_tokens, options.vision_depth, generator)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -87,12 +74,6 @@ class PromptSRC(Method):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
         return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
-
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return self.tokens.plans(self.clip)
 
     def teacher(self) -> Tensor:
         """Compute the text teacher [C, E]: normalised features, averaged over the templates."""
@@ -116,6 +97,3 @@ class PromptSRC(Method):
             "image": o.image_weight * F.l1_loss(unit(image), teacher_image),
             "kl": o.logit_weight * kl / (logits.numel() if o.kl_mean == "pairs" else len(logits)),
         }
-
-    def public_names(self) -> dict[str, str]:
-        return self.tokens.public_names("tokens.")

@@ -20,16 +20,10 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.cocoop import META_NET_NAMES
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.prompts import (
-    ClassPrompts,
-    ContextOptions,
-    check_blocks,
-    context_op,
-    context_prompts,
-    initial_context,
-)
-from procap.plan import NO_CHANGE, Plan, TokenOp
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.method import Noise
+from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts
+from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -63,19 +57,17 @@ class TCPOptions(ContextOptions):
     )
 
 
-class TCP(Method):
+class TCP(ContextMethod):
     """Textual-based class-aware prompts."""
 
     Options = TCPOptions
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
-    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:
         check_blocks(clip, clip.geometry.text_layers - 1, block=options.block)
         super().__init__(clip, space, options, generator)
         width = clip.geometry.text_width
-        self.context = nn.Parameter(initial_context(clip, options.ctx_init, options.n_ctx, generator))
         self.meta_net = nn.Sequential(
             linear(clip.geometry.embed_dim, options.hidden, generator),
             QuickGELU(),
@@ -100,8 +92,8 @@ class TCP(Method):
         assert prompts.reference is not None
         width = self.clip.geometry.text_width
         tokens = self.meta_net(prompts.reference).unflatten(-1, (self.options.n_ctx, width))
-        context = context_op(self.clip, prompts, self.context)
-        return NO_CHANGE, Plan((context, TokenOp(self.options.block, "replace", tokens, start=1)))
+        image_plan, context = super().plans(prompts, noise)
+        return image_plan, Plan((*context.tokens, TokenOp(self.options.block, "replace", tokens, start=1)))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
@@ -115,4 +107,4 @@ class TCP(Method):
         }
 
     def public_names(self) -> dict[str, str]:
-        return {"context": "prompt_learner.ctx"} | META_NET_NAMES
+        return super().public_names() | META_NET_NAMES
