@@ -84,13 +84,13 @@ class CLIP(nn.Module):
 
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
-        return self.visual(images, plan, self.optimized).features
+        return self.visual(images, plan, self.optimized)[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read_op`."""
-        output = self.visual(images, plan, self.optimized)
-        assert output.op_states is not None
-        return output.features, output.op_states
+        features, states = self.visual(images, plan, self.optimized)
+        assert states is not None
+        return features, states
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.

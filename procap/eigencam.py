@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from procap.clip import CLIP
-from procap.plan import NO_CHANGE, Plan
+from procap.plan import NO_CHANGE, Plan, TokenSequence
 
 SIGN_RULE = (
     "the map of the tower without prompts is turned so that the class token lies on the positive side of the patches' "
@@ -45,15 +45,21 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
 
     Tokens that `plan` appends or inserts are left out.
     """
-    output = clip.visual(images, plan, clip.optimized, keep_states=True)
-    assert output.tokens is not None
-    is_own = torch.ones(output.tokens.shape[1], dtype=torch.bool)
-    for op, rows in zip(plan.tokens, output.op_rows, strict=True):
-        if op.mode != "replace":
+    seen: list[TokenSequence] = []
+    hook = clip.visual.transformer.register_forward_hook(lambda *call: seen.append(call[2]))
+    try:
+        # The shortcuts would leave out rows of the last block.
+        clip.visual(images, plan, optimized=False)
+    finally:
+        hook.remove()
+    [sequence] = seen
+    is_own = torch.ones(sequence.x.shape[1], dtype=torch.bool)
+    for index, rows in sequence.op_rows.items():
+        if plan.tokens[index].mode != "replace":
             is_own[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
-    own = is_own.nonzero().flatten().to(output.tokens.device)
-    return output.tokens[:, own[1:]], output.tokens[:, own[0]]
+    own = is_own.nonzero().flatten().to(sequence.x.device)
+    return sequence.x[:, own[1:]], sequence.x[:, own[0]]
 
 
 def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> EigenCAM:
@@ -62,41 +68,25 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
     Tokens are centred per image, projected, and scaled to 0..1. The sign of a component is arbitrary: it is chosen so
     that the map correlates positively with `like` [B, grid, grid]. If there is no such map, or a flat one, the class
     token [B, D] gets the positive side of the patches' mean: a high value then means "similar to the class token along
-    this direction", not "object". Equal patches give zeros.
-    Computed in float64 on the CPU, image by image, so that neither batch nor device changes the result.
+    this direction", not "object". Equal patches give zeros. Computed in float64 on the CPU.
     Raises ValueError if N is not a square number.
     """
     batch, count, _ = patches.shape
     grid = math.isqrt(count)
     if grid * grid != count:
         raise ValueError(f"{count} patches do not form a square grid")
-    maps, share = torch.zeros(batch, count).double(), torch.zeros(batch).double()
     given = torch.zeros(batch, count) if like is None else like.flatten(1)
-    tokens, class_tokens, likes = (x.detach().cpu().double() for x in (patches, class_token, given))
-    for image in range(batch):
-        maps[image], share[image] = _map(tokens[image], class_tokens[image], likes[image])
-    return EigenCAM(maps.reshape(batch, grid, grid), share)
-
-
-def _map(tokens: Tensor, class_token: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    mean = tokens.mean(dim=0)
-    centred = tokens - mean
-    size = centred.square().sum()
+    tokens, class_token, given = (x.detach().cpu().double() for x in (patches, class_token, given))
+    mean = tokens.mean(dim=1)
+    centred = tokens - mean[:, None]
+    direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, 0]
+    scores = torch.einsum("bnd,bd->bn", centred, direction)
+    side = ((given - given.mean(dim=1, keepdim=True)) * scores).sum(dim=1)
+    side = torch.where(side == 0, ((class_token - mean) * direction).sum(dim=1), side)
+    scores = torch.where(side[:, None] < 0, -scores, scores)
+    low, high = torch.aminmax(scores, dim=1, keepdim=True)
+    size = centred.square().sum(dim=(1, 2))
     # Centring equal tokens leaves only rounding errors (relative size 1e-16), whose direction is meaningless.
-    if size <= 1e-24 * tokens.square().sum():
-        return torch.zeros(len(tokens), dtype=tokens.dtype), size.new_zeros(())
-    direction = _first_component(centred)
-    scores = centred @ direction
-    side = (like - like.mean()) @ scores or (class_token - mean) @ direction
-    scores = -scores if side < 0 else scores
-    low, high = scores.min(), scores.max()
-    return (scores - low) / (high - low), scores.square().sum() / size
-
-
-def _first_component(centred: Tensor) -> Tensor:
-    """Return the first right singular vector [D] of centred tokens [N, D], with either sign."""
-    if len(centred) >= centred.shape[1]:
-        return torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
-    # Decompose the smaller of the two Gram matrices: ViT-B/16 has 196 patches and a width of 768.
-    direction = centred.T @ torch.linalg.eigh(centred @ centred.T).eigenvectors[:, -1]
-    return direction / direction.norm()
+    flat = size <= 1e-24 * tokens.square().sum(dim=(1, 2))
+    maps = torch.where(flat[:, None], 0, (scores - low) / (high - low))
+    return EigenCAM(maps.unflatten(1, (grid, grid)), torch.where(flat, 0, scores.square().sum(dim=1) / size))

@@ -68,4 +68,4 @@ class ClassShares:
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
         """Return this process's prompts and the plan for them."""
-        return prompts.part(*self.mine), plan.for_prompts(*self.mine)
+        return prompts.part(*self.mine), plan.part(slice(*self.mine))

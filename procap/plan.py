@@ -89,9 +89,10 @@ class Plan:
         """Whether block `layer` has an adapter or other weights than the tower's own."""
         return layer in self.adapters or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
 
-    def for_prompts(self, start: int, stop: int) -> Plan:
-        """Restrict the plan to the images or prompts start..stop-1 of the tower's batch."""
-        return self.with_tokens(op.tokens[start:stop] if op.tokens.dim() == 3 else op.tokens for op in self.tokens)
+    def part(self, items: slice, sets: slice = slice(None)) -> Plan:
+        """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""
+        chosen = {2: slice(None), 3: items, 4: sets}
+        return self.with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
 
     def for_set(self, number: int) -> Plan:
         """Restrict the plan to one of its token sets."""

@@ -32,10 +32,6 @@ def text_bank(
         "average-first" is what PromptSRC's public code does: long features weigh more.
     Raises UserError naming a class whose prompt is longer than the context.
     """
-    if not templates:
-        raise ValueError("a text bank needs at least one template")
-    if average not in ("normalise-first", "average-first"):
-        raise ValueError(f"average {average!r} is neither normalise-first nor average-first")
     total = torch.zeros(len(space.classnames), clip.geometry.embed_dim, device=clip.device)
     # Banks are computed once and used in every step, so use full precision regardless of autocast.
     with torch.autocast(clip.device.type, enabled=False):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,21 +41,6 @@ images stays below 8 GB in total, 6 GB with 2,048 rows."""
 
 AnySequence = TypeVar("AnySequence", bound=SequenceStates)
 """The batch of a tower: a `TokenSequence` or a `PackedSequence`."""
-
-
-class VisionOutput(NamedTuple):
-    """The output of the vision tower.
-
-    features: [B, E], not normalised.
-    tokens: final states [B, L, D] of every row, before `ln_post`; None unless asked for.
-    op_rows: for each operation of the plan, the rows of `tokens` where its tokens ended up.
-    op_states: final states [B, P, D] of the rows of the operation `plan.read_op`, after `ln_post`; None without one.
-    """
-
-    features: Tensor
-    tokens: Tensor | None = None
-    op_rows: tuple[slice, ...] = ()
-    op_states: Tensor | None = None
 
 
 class Transformer(nn.Module):
@@ -104,15 +89,13 @@ class VisionTower(nn.Module):
         self.ln_post = LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, g.embed_dim))
 
-    def forward(
-        self, images: Tensor, plan: Plan = NO_CHANGE, optimized: bool = True, keep_states: bool = False
-    ) -> VisionOutput:
+    def forward(self, images: Tensor, plan: Plan = NO_CHANGE, optimized: bool = True) -> tuple[Tensor, Tensor | None]:
         """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
 
-        keep_states: give the final states of every row as well, which costs the whole last block.
+        Returns features [B, E], not normalised, and the final states [B, P, D] of the rows of the operation
+        `plan.read_op`, after `ln_post`; None without one.
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_pre", "ln_post", "proj"))
-        every_row = keep_states or not optimized
         patches = self.embed(images, folded=optimized)
         cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
@@ -122,17 +105,13 @@ class VisionTower(nn.Module):
         live = sequence.live if optimized and not changed else None
         ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
         sequence = sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
-        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, every_row)
-        cls = sequence.x[:, sequence.read_out if every_row else 0]
-        cls, op_states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
-        features = project(cls, plan.weights.get("proj", self.proj))
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
+        cls = sequence.x[:, 0 if optimized else sequence.read_out]
+        cls, states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
         if plan.read_op is not None:
-            rows = sequence.op_rows[plan.read_op] if every_row else slice(1, None)
-            op_states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
-        if keep_states:
-            op_rows = tuple(sequence.op_rows[index] for index in range(len(plan.tokens)))
-            return VisionOutput(features, sequence.x, op_rows, op_states)
-        return VisionOutput(features, op_states=op_states)
+            rows = slice(1, None) if optimized else sequence.op_rows[plan.read_op]
+            states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
+        return project(cls, plan.weights.get("proj", self.proj)), states
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
         """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
@@ -212,8 +191,7 @@ class TextTower(nn.Module):
         recompute = torch.is_grad_enabled() and plan.learns
 
         def encode(first: int, start: int, stop: int) -> Tensor:
-            chosen = slice(first, first + sets_at_once)
-            some = plan.with_tokens(_part_of(op.tokens, chosen, slice(start, stop)) for op in plan.tokens)
+            some = plan.part(slice(start, stop), slice(first, first + sets_at_once))
             return self._encode(prompts.part(start, stop), some, optimized=True)
 
         features = []
@@ -294,11 +272,6 @@ class TextTower(nn.Module):
 def _cast_type(device: str) -> torch.dtype | None:
     """Return the type that autocast computes in, or None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:
-    """Select an operation's tokens for some of the sets and prompts."""
-    return tokens[sets] if tokens.dim() == 4 else tokens[prompts] if tokens.dim() == 3 else tokens
 
 
 def project(states: Tensor, projection: Tensor) -> Tensor:
