@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from made_results import put_config, put_run, put_score
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
-from sklearn.metrics import confusion_matrix
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
@@ -109,6 +108,8 @@ def test_a_sweep_has_a_table_by_its_name(made, capsys):
 
 
 def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tree, made, digits):
+    from sklearn.metrics import confusion_matrix
+
     shown, labels = tables(tree), digits.images.labels
     for method, title in (("coop", "CoOp"), ("maple", "MaPLe")):
         expected = sum(confusion_matrix(labels, made[1][method, seed], labels=range(10)) for seed in (1, 2))

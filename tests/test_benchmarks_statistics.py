@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import put_run, put_score
-from scipy.stats import kstest, rankdata, wilcoxon
 
 from benchmarks.results import load
 from benchmarks.results.statistics import Comparison, compare, holm, sign_flip_p, wilcoxon_p
@@ -43,6 +42,8 @@ def test_flipped_signs_are_all_counted(differences):
 @settings(deadline=None)
 @given(DIFFERENCES)
 def test_wilcoxon_is_exact_with_ties_and_without_zeros(differences):
+    from scipy.stats import rankdata
+
     there = [value for value in differences if value]
     ranks = (np.sign(there) * rankdata(np.abs(there))).tolist() if there else []
     assert wilcoxon_p(differences, random(1)) == pytest.approx(brute_force(ranks) if there else 1.0)
@@ -50,6 +51,8 @@ def test_wilcoxon_is_exact_with_ties_and_without_zeros(differences):
 
 @pytest.mark.parametrize("n", [3, 11, 33, 110])
 def test_wilcoxon_without_ties_is_that_of_scipy(n):
+    from scipy.stats import wilcoxon
+
     differences = random(n).normal(0.2, 1.0, n)
     assert wilcoxon_p(differences, random(1)) == pytest.approx(wilcoxon(differences, method="exact").pvalue, rel=1e-9)
 
@@ -114,6 +117,8 @@ def test_a_method_against_itself_is_no_better():
 
 def test_equally_good_methods_seldom_look_different():
     """p is about uniform, and 95 % of the intervals contain 0."""
+    from scipy.stats import kstest
+
     p_values, covered = [], []
     for repetition in range(30):
         sides: list[dict[tuple[str, str], np.ndarray]] = [{}, {}]
@@ -183,6 +188,8 @@ def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
 
 
 def test_the_table_follows_from_the_answers(whole):
+    from scipy.stats import wilcoxon
+
     table = table_of(whole)
     assert [row.labels for row in table.rows] == [("CoOp", "9 (3)"), ("MaPLe", "9 (3)")]
     for row, rival in zip(table.rows, ("coop", "maple"), strict=True):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_runs import seeded
+from tiny_geometry import SHORT_OPTIONS
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +22,7 @@ from procap import attention, errors, methods, packing, reference, towers
 from procap.clip import CLIP
 from procap.geometry import Geometry
 from procap.plan import BLOCKS, INPUT, Plan, TokenOp
+from procap.text import LabelSpace
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
@@ -180,9 +182,6 @@ def test_vision_tower_is_exact_under_any_plan(models, data):
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("zeroshot", {}),
     ("coop", {}),
-    ("coop", {"class_position": "middle"}),
-    ("coop", {"class_position": "front", "csc": True, "ctx_init": "", "n_ctx": 3}),
-    ("coop", {"csc": True, "ctx_init": ""}),
     ("cocoop", {}),
     ("maple", {}),
     ("kgcoop", {}),
@@ -207,6 +206,10 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def short_method(name: str, clip: CLIP, space: LabelSpace, options: dict[str, Any]) -> Any:
+    return methods.build_method(name, clip, space, SHORT_OPTIONS.get(name, {}) | options, seeded(1))
+
+
 def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
     images, labels = torch.randn(3, 3, size, size, generator=seeded(2)), torch.arange(3) * 4 % 6
     total = torch.stack(list(method.loss(images, labels, method.draw(seeded(5))).values())).sum()
@@ -216,14 +219,14 @@ def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("name, options", METHODS)
-def test_every_method_trains_and_classifies_as_the_reference(tiny_clip, tiny_space, name, options):
-    method = methods.build_method(name, tiny_clip, tiny_space, options, seeded(1))
+def test_every_method_trains_and_classifies_as_the_reference(short_clip, tiny_space, name, options):
+    method = short_method(name, short_clip, tiny_space, options)
     method.begin_stage(bool(options.get("first_stage") == 0.0))
     plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
     logits = reference.reference_logits(method, images)
     for choice in CHOICES:
-        with chosen(tiny_clip, choice) as clip:
+        with chosen(short_clip, choice) as clip:
             over = method.with_clip(clip)
             loss, grads = training(over, 32)
             found = over.classifier()(images)
@@ -294,26 +297,30 @@ def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
 
 
 def tensor_bytes() -> int:
+    """The bytes of all tensors but those that `gc.freeze` has put aside."""
     gc.collect()
     return sum(found.nbytes for found in gc.get_objects() if type(found) in (Tensor, nn.Parameter))
 
 
-@pytest.mark.parametrize("name, first_learned", [("mma", 4), ("mmrl", 5), ("skipt", 6)])
-def test_text_below_what_is_learned_is_computed_once_and_no_image_is_stored(tiny_clip, tiny_space, name, first_learned):
+@pytest.mark.parametrize("name", ["mma", "mmrl", "skipt"])
+def test_text_below_what_is_learned_is_computed_once_and_no_image_is_stored(short_clip, tiny_space, name):
     """The memory of a training does not grow with its images; SkipT's public code stores states of all of them."""
-    method, labels = methods.build_method(name, tiny_clip, tiny_space, {}, seeded(1)), torch.tensor([0, 4, 2])
+    method, labels = short_method(name, short_clip, tiny_space, {"first_block": 2}), torch.tensor([0, 4, 2])
     ran, held = [], []
-    blocks = tiny_clip.text.transformer.resblocks
+    blocks = short_clip.text.transformer.resblocks
     hooks = [block.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(blocks)]
+    # Looking through all objects of the test process would take seconds.
+    gc.freeze()
     for step in range(4):
         ran.clear()
         sum(method.loss(torch.randn(3, 3, 32, 32, generator=seeded(step)), labels, ()).values()).backward()
         method.zero_grad(set_to_none=True)
-        assert {*ran} == {*range(first_learned if step else 0, len(blocks))}
+        assert {*ran} == {*range(2 if step else 0, len(blocks))}
         held.append(tensor_bytes())
+    gc.unfreeze()
     for hook in hooks:
         hook.remove()
-    assert held[1:] == held[:1] * 3
+    assert held[0] > 0 and held[1:] == held[:1] * 3
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -362,11 +369,11 @@ def test_patches_are_those_of_the_convolution(size, patch):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_attention_runs_in_the_fused_kernel(tiny_clip, tiny_space, choice):
+def test_attention_runs_in_the_fused_kernel(short_clip, tiny_space, choice):
     """With nothing but the fused kernel allowed: refused shapes would raise, the plain kernel would be seen."""
     for name in ("coop", "cocoop", "maple", "procap"):
-        method = methods.build_method(name, tiny_clip, tiny_space, {}, seeded(1))
-        with chosen(tiny_clip, choice) as clip, sdpa_kernel(SDPBackend.FLASH_ATTENTION), Work() as work:
+        method = short_method(name, short_clip, tiny_space, {})
+        with chosen(short_clip, choice) as clip, sdpa_kernel(SDPBackend.FLASH_ATTENTION), Work() as work:
             loss, _ = training(method.with_clip(clip), 32)
         assert "aten._scaled_dot_product_flash_attention_for_cpu" in work.seen
         others = work.seen - {"aten._log_softmax"} - {"aten._log_softmax_backward_data"}
@@ -427,9 +434,9 @@ class HostWaits(TorchDispatchMode):
 
 @pytest.mark.parametrize("name, options", METHODS[1:])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_no_step_waits_for_the_device(tiny_clip, tiny_space, name, options, choice):
-    method = methods.build_method(name, tiny_clip, tiny_space, options, seeded(1))
-    with chosen(tiny_clip, choice) as clip:
+def test_no_step_waits_for_the_device(short_clip, tiny_space, name, options, choice):
+    method = short_method(name, short_clip, tiny_space, options)
+    with chosen(short_clip, choice) as clip:
         method = method.with_clip(clip)
         training(method, 32)
         with HostWaits():

@@ -19,13 +19,12 @@ from procap.nearest_words import Words, first_text_tokens, text_means, vocabular
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace
 from procap.tokenizer import simple_tokenizer
-from procap.weights.mini import load_mini
+from procap.weights.loading import load_clip
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("zeroshot", {}),
     ("zeroshot", {"templates": "ensemble"}),
     ("coop", {}),
-    ("coop", {"class_position": "middle", "n_ctx": 5, "ctx_init": ""}),
     ("cocoop", {}),
     ("maple", {}),
     ("procap", {}),
@@ -193,7 +192,7 @@ def test_nearest_are_those_of_a_look_at_every_word(tiny_clip, measure):
 
 def test_words_that_share_an_embedding_are_left_out():
     """Of mini only the words it was trained on: all others have their mean."""
-    kept = Words.of(load_mini())
+    kept = Words.of(load_clip())
     assert {"photo", "flower", "red"} <= set(kept.texts) and "jekyll" not in kept.texts
     assert len(torch.unique(kept.embeddings, dim=0)) == len(kept.ids) < 1000
 
@@ -212,7 +211,6 @@ def test_the_tokens_are_those_that_a_method_learns(build):
 
 def test_without_tokens_for_all_classes_there_are_none(build):
     assert first_text_tokens(build("zeroshot")) is None
-    assert text_means(build("coop", csc=True, ctx_init="")) is None
 
 
 GRID, DEPTH = 6, 3

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_OPTIONS
-from torch._dynamo.utils import counters
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
+from procap.eigencam import last_tokens
 from procap.errors import UserError
 from procap.geometry import Geometry
 from procap.kernels.compiled import compile_blocks
@@ -86,7 +86,7 @@ def test_frozen_and_in_evaluation_mode_whatever_is_asked(tiny_clip):
 
 
 def test_prompts_get_gradients_through_frozen_towers_and_weights_get_none(tiny_clip):
-    from procap.plan import INPUT, Plan, TokenOp
+    from procap.plan import Plan, TokenOp
 
     tokens = torch.zeros(2, 64, requires_grad=True)
     ids = tiny_clip.tokenize(["X X cat.", "X X dog."])
@@ -147,24 +147,12 @@ def clip() -> CLIP:
     return CLIP.random(Geometry(24, 8, 96, LAYERS, 3, 64, LAYERS, 2, 77, 49408, 40, quick_gelu=True), seed=11)
 
 
-def test_rows_name_where_tokens_ended_up(clip):
-    """Tokens inserted before the last block can be found among the inputs of that block, whatever was shifted since."""
-    images = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(6))
-    one, two, three = (torch.zeros(rows, 96) for rows in (1, 2, 3))
-    first = TokenOp(1, "insert", two, 4), TokenOp(INPUT, "append", three)
-    plan = Plan((*first, TokenOp(2, "replace", two, 4), TokenOp(3, "insert", one, 0)))
-    out = clip.visual(images, plan, keep_states=True)
-    n = clip.visual.num_tokens
-    assert out.op_rows == (slice(5, 7), slice(n + 3, n + 6), slice(5, 7), slice(0, 1))
-    assert out.tokens.shape == (1, n + 6, 96)
-
-
 def test_read_out_row_follows_tokens_put_before_it(clip):
     """The feature is the class token's state, also when rows come before it at the last block."""
     images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(7))
-    out = clip.visual(images, Plan((TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),)), keep_states=True)
-    expected = clip.visual.ln_post(out.tokens[:, 3]) @ clip.visual.proj
-    torch.testing.assert_close(out.features, expected)
+    plan = Plan((TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),))
+    _, class_token = last_tokens(clip, images, plan)
+    torch.testing.assert_close(clip.encode_image(images, plan), clip.visual.ln_post(class_token) @ clip.visual.proj)
 
 
 @pytest.mark.parametrize("op", [
@@ -197,7 +185,11 @@ TRAINED = [name for name in METHODS if name != "zeroshot"]
 
 def compare(clip, backend, methods=TRAINED, **tolerance):
     """Compare a copy with compiled blocks and the model itself."""
+    # Here, because importing the compiler takes a second.
+    from torch._dynamo.utils import counters
+
     torch.compiler.reset()
+    counters.clear()
     compiled = copy.deepcopy(clip)
     compile_blocks(compiled, backend)
     for name, count in (*((name, 5) for name in methods), ("procap", 20)):
@@ -208,15 +200,13 @@ def compare(clip, backend, methods=TRAINED, **tolerance):
     graphs = counters["stats"]["unique_graphs"]
     for count in (4, 60):
         outcome(compiled, "procap", tuple(f"cat {i}" for i in range(count)))
-    assert counters["stats"]["unique_graphs"] == graphs
+    assert 0 < counters["stats"]["unique_graphs"] == graphs <= 50
 
 
-def test_compiled_blocks_are_traced_whole_and_give_the_same_bits(short_clip):
+def test_compiled_blocks_are_traced_whole_and_give_the_same_bits():
     """With the tracing of torch.compile but torch's own kernels. Another number of classes compiles nothing again."""
-    counters.clear()
-    different = ("cocoop", "maple", "mma", "mmrl", "skipt", "procap")
-    compare(short_clip, "aot_eager", different, rtol=0, atol=0)
-    assert 0 < counters["stats"]["unique_graphs"] <= 50
+    clip = CLIP.random(replace(SHORT_GEOMETRY, vision_layers=2, text_layers=2), seed=0)
+    compare(clip, "aot_eager", ("maple", "mma", "mmrl", "skipt", "procap"), rtol=0, atol=0)
 
 
 @pytest.mark.slow

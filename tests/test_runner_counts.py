@@ -13,7 +13,6 @@ import pytest
 import torch
 from made_results import put_run, put_score
 from rank_processes import run_ranks
-from sklearn.metrics import log_loss
 from small_runs import make_runtime
 
 import runner.inference
@@ -200,6 +199,8 @@ def test_four_images_computed_by_hand():
 
 @pytest.mark.parametrize(("count", "classes"), [(400, 10), (61, 3), (8, 2), (1, 5)])
 def test_measures_are_those_of_plain_formulas(count, classes):
+    from sklearn.metrics import log_loss
+
     logits, labels = draw(count, classes)
     found = measure(logits, labels)
     probabilities = logits.double().softmax(dim=1).numpy()

@@ -9,7 +9,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import s3fs
 from local_server import Answer, LocalServer
 
 from shards import remote
@@ -223,6 +222,8 @@ def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeyp
 
 
 def test_an_object_store_names_what_is_missing(s3, monkeypatch):
+    import s3fs
+
     monkeypatch.setattr(remote, "RETRY_WAITS", ())
     with pytest.raises(NotFound, match=r"s3://results/data/absent\.tar is not there"):
         open_stream(f"s3://{s3.bucket}/data/absent.tar")
@@ -240,6 +241,8 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
 
 
 def test_a_silent_object_store_is_given_up(monkeypatch):
+    import s3fs
+
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)

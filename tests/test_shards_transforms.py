@@ -9,9 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from small_runs import seeded
-from torchvision import transforms as T
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as F
 from toy_shards import toy_source
 
 from shards import errors, loader, pack, reader, records, transfer
@@ -21,7 +18,14 @@ from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-BICUBIC = InterpolationMode.BICUBIC
+
+
+@pytest.fixture(scope="module")
+def T():
+    """Torchvision's transforms; importing them at the top would take a second of every test worker."""
+    from torchvision import transforms
+
+    return transforms
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -29,18 +33,19 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BILINEAR)
 
 
-def coop(size: int) -> T.Compose:
-    return T.Compose([T.Resize(size, BICUBIC), T.CenterCrop(size), T.ToTensor(), T.Normalize(MEAN, STD)])
+def coop(T, size: int):
+    resize = T.Resize(size, T.InterpolationMode.BICUBIC)
+    return T.Compose([resize, T.CenterCrop(size), T.ToTensor(), T.Normalize(MEAN, STD)])
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([7, 32, 33, 224]))
-def test_test_transform_is_that_of_coop_at_any_size(width, height, size):
+def test_test_transform_is_that_of_coop_at_any_size(T, width, height, size):
     image = picture(width, height)
-    assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(size)(image))
+    assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(T, size)(image))
 
 
-def test_every_pixel_value_is_normalised_to_the_same_float():
+def test_every_pixel_value_is_normalised_to_the_same_float(T):
     ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2))
     for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
         expected = T.Compose([T.ToTensor(), T.Normalize(mean, std)])(ramp)
@@ -58,7 +63,7 @@ def test_images_are_written_into_the_batch_they_belong_to():
 
 @pytest.mark.parametrize("size", [(64, 48), (20, 200), (200, 20), (8, 8), (1, 1)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.8, 1.0)])
-def test_crops_are_those_of_torchvision_for_the_same_draws(size, scale):
+def test_crops_are_those_of_torchvision_for_the_same_draws(T, size, scale):
     image = picture(*size)
     for seed in range(50):
         with torch.random.fork_rng(devices=[]):
@@ -67,8 +72,8 @@ def test_crops_are_those_of_torchvision_for_the_same_draws(size, scale):
         assert crop_box(image.width, image.height, scale, seeded(seed)) == expected
 
 
-def test_the_whole_augmentation_of_coop_is_torchvisions_for_the_same_draws():
-    crop = T.RandomResizedCrop(32, (0.08, 1.0), interpolation=BICUBIC)
+def test_the_whole_augmentation_of_coop_is_torchvisions_for_the_same_draws(T):
+    crop = T.RandomResizedCrop(32, (0.08, 1.0), interpolation=T.InterpolationMode.BICUBIC)
     plain = T.Compose([crop, T.RandomHorizontalFlip(), T.ToTensor()])
     augment, image = TrainAugment(32, (0, 0, 0), (1, 1, 1)), picture(70, 53)
     for seed in range(20):
@@ -78,7 +83,7 @@ def test_the_whole_augmentation_of_coop_is_torchvisions_for_the_same_draws():
         assert torch.equal(augment(image, seeded(seed)), expected)
 
 
-def test_colour_jitter_is_torchvisions_for_the_same_draws():
+def test_colour_jitter_is_torchvisions_for_the_same_draws(T):
     image = picture(24, 24)
     for seed in range(20):
         with torch.random.fork_rng(devices=[]):
@@ -87,11 +92,11 @@ def test_colour_jitter_is_torchvisions_for_the_same_draws():
         assert np.array_equal(np.asarray(jitter_colours(image, 0.3, seeded(seed))), np.asarray(expected))
 
 
-def test_rotation_is_torchvisions_for_the_same_angle():
+def test_rotation_is_torchvisions_for_the_same_angle(T):
     image, angle = picture(40, 30), seeded(5)
     drawn = torch.empty(1).uniform_(-20, 20, generator=angle).item()
     fill = [round(255 * channel) for channel in MEAN]
-    turned = F.rotate(image, drawn, InterpolationMode.BILINEAR, fill=fill)
+    turned = T.functional.rotate(image, drawn, T.InterpolationMode.BILINEAR, fill=fill)
     expected = TrainAugment(16, MEAN, STD).augment(turned, angle)
     assert np.array_equal(np.asarray(TrainAugment(16, MEAN, STD, rotation=20).augment(image, seeded(5))), expected)
 
