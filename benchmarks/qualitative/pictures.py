@@ -20,7 +20,6 @@ from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_p
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
-from benchmarks.tables.qualitative import pictured_accuracy
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError
 from runner.config import RuntimeConfig, Target
@@ -66,7 +65,7 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
     else:
         note("one method alone: pictures of predictions and attention are left out")
     described = [read_prompts(title, run) for title, run in runs[last].items()]
-    record["prompts"] = record_prompts(described, accuracy_texts(results, last))
+    record["prompts"] = record_prompts(described)
     if record["prompts"]["random"]:
         plots["prompts"] = partial(draw_prompts, record["prompts"], last)
         texts["prompts"] = {
@@ -163,16 +162,3 @@ def _load_predictions(
             assert predicted is not None
         found.append(predicted[: runtime.limit])
     return np.stack([predicted[: min(map(len, found))] for predicted in found])
-
-
-def accuracy_texts(results: SuiteResults, dataset: str) -> dict[str, str]:
-    """Describe the accuracy of every variant on the classes trained on, by title, beside the published one."""
-    [target] = results.suite.targets(results.options, dataset)
-    found = {}
-    for variant in results.variants:
-        metric = pictured_accuracy(results, variant, dataset)
-        if metric is not None:
-            paper = "" if metric.published is None else f" (published: {metric.published:.2f} %)"
-            limited = " of the first images" * metric.limited
-            found[variant.name] = f"{metric.mean:.2f} % on {target.classes} classes{limited}{paper}"
-    return found

@@ -125,12 +125,7 @@ def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
     from matplotlib.figure import Figure
 
     methods = record["methods"]
-    accuracies = record["accuracies"]
-    stages = [
-        (", ".join([one["title"], stage["name"], *filter(None, [accuracies.get(one["title"])])]), stage["tokens"])
-        for one in methods
-        for stage in one["stages"]
-    ]
+    stages = [(f"{one['title']}, {stage['name']}", stage["tokens"]) for one in methods for stage in one["stages"]]
     values = [np.array(record["random"]["tokens"])]
     values += [np.array([token["values"] for token in tokens]) for _, tokens in stages]
     names = [f"random start, standard deviation {record['random']['std']}", *(name for name, _ in stages)]

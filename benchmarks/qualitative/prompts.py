@@ -5,7 +5,7 @@ Shapes: P prompt tokens, D text width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -63,11 +63,8 @@ def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) 
     return {"name": name, "tokens": tokens}
 
 
-def record_prompts(methods: Sequence[dict[str, Any]], accuracies: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Collect descriptions of `read_prompts`, and random tokens as a method without words to start from draws them.
-
-    accuracies: texts to print in the picture, by title.
-    """
+def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collect descriptions of `read_prompts`, and random tokens as a method without words to start from draws them."""
     learned = [method["stages"][0]["tokens"] for method in methods if method["stages"]]
     random = None
     if learned:
@@ -78,6 +75,5 @@ def record_prompts(methods: Sequence[dict[str, Any]], accuracies: Mapping[str, s
         "word_rule": WORD_RULE,
         "order": "dimensions in the order of the token embedding, the same in every panel",
         "random": random,
-        "accuracies": dict(accuracies or {}),
         "methods": list(methods),
     }

@@ -27,7 +27,7 @@ from benchmarks.report.started_suites import (
     merge_unfinished,
     read_runs,
 )
-from benchmarks.report.time_and_cost import describe_cost, describe_versions, machines_table, read_jobs, suites_table
+from benchmarks.report.time_and_cost import describe_cost, describe_versions, read_jobs, work_table
 from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
@@ -147,7 +147,7 @@ def build_report(
         "problems": problems,
         "caveats": list_caveats(groups),
         "cost": describe_cost(jobs, price),
-        "work": [suites_table(groups, jobs), machines_table(jobs)] if any(one.results.paths for one in groups) else [],
+        "work": work_table(jobs) if len(jobs) else None,
         "versions": describe_versions(jobs),
     }
 

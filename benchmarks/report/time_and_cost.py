@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.report.started_suites import StartedSuite, merge_unfinished
+from benchmarks.report.started_suites import StartedSuite
 from benchmarks.results.metrics import Metric
 from benchmarks.results.runtime import explain_broken_report
 from benchmarks.tables.runtime import newest_measurement
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts", "processes")
-TIMES = (
-    Column("Evaluations", "", 0),
-    *(Column(f"{name}, min", "", 2) for name in ("Training", "Evaluation", "Other")),
-)
 
 
 @explain_broken_report()
@@ -72,43 +68,27 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     return f"{environment['gpu']}, {processor}" if environment.get("gpu") else processor
 
 
-def suites_table(suites: Sequence[StartedSuite], jobs: pd.DataFrame) -> Table:
-    """Make a row per suite and one for all: number of runs and evaluations, and how long they took."""
-    groups = [(one.name, one.results.paths, one.unfinished, jobs[jobs.suite == one.name]) for one in suites]
-    if len(suites) > 1:
-        paths = list(dict.fromkeys(path for one in suites for path in one.results.paths))
-        groups.append(("All, shared runs once", paths, tuple(merge_unfinished(suites)), drop_shared(jobs)))
-    rows = [
-        _time_row(name, (len(paths), len(paths) - len(unfinished)), own, average=place == len(suites))
-        for place, (name, paths, unfinished, own) in enumerate(groups)
-    ]
+def work_table(jobs: pd.DataFrame) -> Table:
+    """Make a row per suite and machine, and one for all: trainings and evaluations, and how long they took."""
+    groups = [*jobs.groupby(["suite", "machine"], sort=False)]
+    if len(groups) > 1:
+        groups.append((("All, shared runs once", ""), drop_shared(jobs)))
+    rows = []
+    for place, (labels, own) in enumerate(groups):
+        trained = own[own.kind == "train"]
+        minutes = [own.seconds[own.kind == kind].sum() / 60 for kind in ("train", "eval", "other")]
+        numbers = len(trained), trained.processes.max() if len(trained) else 0, (own.kind == "eval").sum(), *minutes
+        cells = tuple(Metric(float(number)) for number in numbers)
+        rows.append(Row(tuple(map(str, labels)), cells, average=len(groups) > 1 and place == len(groups) - 1))
     note = (
         "Training: steps and checkpoints, summed over runs, without loading, tracking, and work that was lost and "
-        "repeated. Evaluation: class features, warm-up and all images. Other: jobs that are not runs, such as the "
-        "runtime comparison and the qualitative pictures."
+        "repeated; methods that train nothing have none. Most processes: of one training. Evaluation: class features, "
+        "warm-up and all images. Other: jobs that are not runs, such as the runtime comparison and the pictures."
     )
-    columns = [Column(title, "", 0) for title in ("Runs", "Finished")]
-    title = "Suites, their runs, and how long they took"
-    return Table("report-suites", title, ("Suite",), (*columns, *TIMES), rows, (note,), wide=True)
-
-
-def machines_table(jobs: pd.DataFrame) -> Table:
-    """Make a row per kind of machine."""
-    rows = []
-    for name, own in drop_shared(jobs).groupby("machine"):
-        trained = own[own.kind == "train"]
-        most = trained.processes.max() if len(trained) else 0
-        rows.append(_time_row(str(name), (len(trained), most), own))
-    note = "Most processes: of one training. Methods that train nothing have no training."
-    columns = [Column(title, "", 0) for title in ("Trainings", "Most processes")]
-    return Table("report-machines", "Machines", ("Machine",), (*columns, *TIMES), rows, (note,), wide=True)
-
-
-def _time_row(name: str, counts: Iterable[int], jobs: pd.DataFrame, *, average: bool = False) -> Row:
-    """Make a row of a group of jobs: counts, the number of evaluations, and minutes of each kind of job."""
-    minutes = [jobs.seconds[jobs.kind == kind].sum() / 60 for kind in ("train", "eval", "other")]
-    numbers = *counts, (jobs.kind == "eval").sum(), *minutes
-    return Row((name,), tuple(Metric(float(number)) for number in numbers), average=average)
+    counts = [Column(title, "", 0) for title in ("Trainings", "Most processes", "Evaluations")]
+    times = [Column(f"{title}, min", "") for title in ("Training", "Evaluation", "Other")]
+    title = "What ran, on which machines, and how long it took"
+    return Table("report-work", title, ("Suite", "Machine"), [*counts, *times], rows, (note,), wide=True)
 
 
 def describe_cost(jobs: pd.DataFrame, price: float | None = None) -> list[str]:

@@ -203,9 +203,22 @@ def _averages(suite: SuiteResults, title: str) -> Table:
 
 
 def _speeds(suite: SuiteResults, title: str) -> list[Table]:
-    """Make the table of training and evaluation speeds; no table if no method has all of them."""
-    rows = [Row((name,), mean_speeds(suite, variant)) for name, variant in suite.by_title.items()]
-    if not any(cell for row in rows for cell in row.cells):
+    """Make the table of training and evaluation speeds over data sets; no table if no method has all of them."""
+    table = []
+    for name, variant in suite.by_title.items():
+        by_dataset: list[tuple[Metric | None, ...]] = []
+        for dataset in suite.options.datasets:
+            rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
+            runs = [run for run in suite.runs if (run.variant, run.dataset) == (variant, dataset)]
+            whole = len(rows) == sum(len(run.spec.targets) for run in runs) and not rows.limited.any()
+            fps, fps_model = (
+                images_per_second(rows, column) if whole and rows.fps.notna().all() else None
+                for column in ("fps", "fps_model")
+            )
+            trained = rows.train_seconds.dropna()
+            by_dataset.append((fps, fps_model, Metric(float(trained.mean())) if whole and len(trained) else None))
+        table.append(Row((name,), tuple(average(column) for column in zip(*by_dataset, strict=True))))
+    if not any(cell for row in table for cell in row.cells):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
     notes = [
@@ -216,21 +229,7 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     if untimed := ", ".join(name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()):
         cached = f"No FPS where an evaluation had image features from the cache ({untimed})"
         notes.append(f"{cached}: procap eval --force times it.")
-    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, rows, notes)]
-
-
-def mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Metric | None, ...]:
-    """Average images per second, those of the model, and training seconds over data sets; None if one is missing."""
-    speeds: list[tuple[Metric | None, ...]] = []
-    for dataset in suite.options.datasets:
-        rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
-        planned = sum(len(run.spec.targets) for run in suite.runs if (run.variant, run.dataset) == (variant, dataset))
-        if len(rows) < planned or rows.limited.any():
-            return None, None, None
-        timed, trained = rows.fps.notna().all(), rows.train_seconds.dropna()
-        rates = [images_per_second(rows, column) if timed else None for column in ("fps", "fps_model")]
-        speeds.append((*rates, Metric(float(trained.mean())) if len(trained) else None))
-    return tuple(average(column) for column in zip(*speeds, strict=True))
+    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, table, notes)]
 
 
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:

@@ -58,15 +58,19 @@ Differences = Mapping[str, "pd.Series"]
 Make = Callable[["pd.DataFrame"], Differences]
 
 
+def difference(scores: pd.DataFrame, own: str, other: str, metric: str = "hm") -> pd.Series:
+    """Subtract the values of one variant from those of another, where both have some."""
+    return (column_of(scores, own, metric) - column_of(scores, other, metric)).dropna()
+
+
 def versus(*others: str, metric: str = "hm", own: str = "procap") -> Make:
     """Subtract the values of other variants from those of one, by default ProCAP; of all others if none is named."""
 
     def make(scores: pd.DataFrame) -> Differences:
-        every = [label for label, kind in scores if kind == metric and label != own]
-        if not (others or every):
+        every = others or [label for label, kind in scores if kind == metric and label != own]
+        if not every:
             raise UntestedError("no other method was run, or not to the end")
-        values = column_of(scores, own, metric)
-        return {title_of(other): (values - column_of(scores, other, metric)).dropna() for other in others or every}
+        return {title_of(other): difference(scores, own, other, metric) for other in every}
 
     return make
 
@@ -119,17 +123,13 @@ def list_keys(scores: pd.DataFrame) -> list[int]:
 
 def gains(pairs: Callable[[list[int]], Iterable[tuple[int, int]]], *metrics: str) -> Make:
     """Subtract ProCAP's values with the first key of each pair (shots, tokens or epochs) from those with the second."""
-
-    def make(scores: pd.DataFrame) -> Differences:
-        found = {}
-        for before, after in pairs(list_keys(scores)):
-            for metric in metrics:
-                name = f"{before} to {after}" + f" {half_title(metric)}" * (len(metrics) > 1)
-                first, second = (column_of(scores, f"procap {key}", metric) for key in (before, after))
-                found[name] = second - first
-        return found
-
-    return make
+    return lambda scores: {
+        f"{before} to {after}" + f" {half_title(metric)}" * (len(metrics) > 1): difference(
+            scores, f"procap {after}", f"procap {before}", metric
+        )
+        for before, after in pairs(list_keys(scores))
+        for metric in metrics
+    }
 
 
 def base_minus_novel(pairs: Callable[[list[int]], Iterable[tuple[int, int]]]) -> Make:
@@ -186,8 +186,7 @@ def top_two(scores: pd.DataFrame) -> Differences:
         others = sorted(means.keys() - {f"procap {count}"}, key=lambda label: -means[label])
         if len(others) < 2:
             raise UntestedError("fewer than two other methods were run, or not to the end")
-        first, second = (column_of(scores, label, "accuracy") for label in (f"procap {count}", others[1]))
-        found[plural(count, "shot")] = first - second
+        found[plural(count, "shot")] = difference(scores, f"procap {count}", others[1], "accuracy")
     return found
 
 
@@ -198,8 +197,10 @@ def without(part: str, metric: str = "hm") -> Make:
 def order_of_drops(scores: pd.DataFrame) -> Differences:
     """Subtract HM without the first component of a pair from that without the second, whose loss is to be smaller."""
     pairs = (("Gaussian", "InfoNCE"), ("InfoNCE", "Cross-Attn"), ("Cross-Attn", "KL"), ("Cross-Attn", "L2"))
-    columns = {name: column_of(scores, f"procap w/o {name}", "hm") for name in ("L2", *dict(pairs), "KL")}
-    return {f"{first} over {second}": columns[second] - columns[first] for first, second in pairs}
+    return {
+        f"{first} over {second}": difference(scores, f"procap w/o {second}", f"procap w/o {first}")
+        for first, second in pairs
+    }
 
 
 def deviation(scores: pd.DataFrame, label: str, metric: str) -> pd.Series:
@@ -222,7 +223,7 @@ def grid(sign: int) -> Make:
     def make(scores: pd.DataFrame) -> Differences:
         (weight, beta), temperature = paper_weights()
         found = versus(own=f"procap {weight} {beta} {temperature}")(scores)
-        return {"λ {}, β {}, τ {}".format(*name.split()[1:]): -sign * own for name, own in found.items()}
+        return {name: -sign * own for name, own in found.items()}
 
     return make
 
