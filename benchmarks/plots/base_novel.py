@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from benchmarks.console.output import plural
 from benchmarks.plots import style
 from benchmarks.plots.style import OTHER, Look, Plots, styled
 from benchmarks.results.frame import order_in
-from benchmarks.results.metrics import Halves
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.calibration import average_over_tests
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BARS_IN_ROW = 27
-"""Largest number of bars that still have room for their numbers."""
 SHOWN, FIRST = 5, ("procap", "zeroshot", "maple", "coop")
 """Of more methods than SHOWN those of FIRST, and then the most accurate ones, have panels."""
 WIDTH = 21
@@ -55,66 +51,36 @@ def stability_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def hm_bars(suite: SuiteResults) -> Figure | None:
-    """Draw bars of HM per data set, triangles for base and novel; methods that are not highlighted are dots beside."""
+    """Draw bars of HM per data set, with the deviation over seeds; methods that are not highlighted are dots beside."""
     names = suite.datasets_and_average
-    every = {title: {name: suite.halves(variant, name) for name in names} for title, variant in suite.by_title.items()}
-    groups = [name for name in names if any(own[name][2] for own in every.values())]
-    if not groups:
+    every = {title: [suite.halves(variant, name)[2] for name in names] for title, variant in suite.by_title.items()}
+    hms = {title: cells for title, cells in every.items() if any(cells)}
+    if not hms:
         return None
     looks = _assign_looks(suite)
-    results = {title: own for title, own in every.items() if any(own[name][2] for name in groups)}
-    bars = [title for title in results if looks[title] is not OTHER]
-    others = [own for title, own in results.items() if looks[title] is OTHER]
-    slots = len(bars) + bool(others)
-    rows = math.ceil(len(groups) * slots / BARS_IN_ROW)
-    across = math.ceil(len(groups) / rows)
-    figure, axes = style.panels(math.ceil(len(groups) / across), 2.1, "", "accuracy, %", across=1)
-    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + 0.34 * across * slots)))
-    for number, panel in enumerate(axes):
-        names = groups[number * across : (number + 1) * across]
-        shifts = [(place - (slots - 1) / 2) * 0.84 / slots for place in range(slots)]
-        for title, shift in zip(bars, shifts, strict=False):
-            halves = [results[title][name] for name in names]
-            _bars(panel, title, halves, shift, 0.84 / slots, looks[title].fill())
-        for own in others:
-            points = {place + shifts[-1]: own[name][2] for place, name in enumerate(names)}
-            style.draw_curve(panel, points, OTHER, "", linestyle="none", markersize=4)
-        if AVERAGE in names:
-            at = names.index(AVERAGE)
-            panel.axvspan(at - 0.5, at + 0.5, color=style.GRID, alpha=0.55, zorder=0, linewidth=0)
-        panel.set_xticks(range(len(names)), list(map(display_name, names)))
-        panel.tick_params(axis="x", length=0)
-        panel.set_xlim(-0.5, across - 0.5)
-        panel.set_ylim(0, 100)
-        style.grid(panel, "y")
-    cells = [own[name][2] for own in results.values() for name in groups]
-    style.heading(figure, f"Harmonic mean of base and novel accuracy ({style.describe_seeds(cells)})", cells)
+    bars = [title for title in hms if looks[title] is not OTHER]
+    slots = len(bars) + (len(bars) < len(hms))
+    figure, (axes,) = style.panels(1, 2.1, y="harmonic mean, %")
+    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + 0.34 * len(names) * slots)))
+    for title, cells in hms.items():
+        slot = bars.index(title) if title in bars else len(bars)
+        places = [place + (slot - (slots - 1) / 2) * 0.84 / slots for place in range(len(names))]
+        if title in bars:
+            mean = [cell.mean if cell else math.nan for cell in cells]
+            std = [cell.std if cell and cell.std else math.nan for cell in cells]
+            axes.bar(places, mean, 0.76 / slots, zorder=2, label=title, **looks[title].fill())
+            axes.errorbar(places, mean, std, fmt="none", ecolor=style.INK, elinewidth=0.8, zorder=3)
+        else:
+            style.draw_curve(axes, dict(zip(places, cells, strict=True)), OTHER, "", linestyle="none", markersize=4)
+    axes.set_xticks(range(len(names)), list(map(display_name, names)))
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(0, 100)
+    style.grid(axes, "y")
+    shown = [cell for cells in hms.values() for cell in cells]
+    style.heading(figure, f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})", shown)
     style.legend(figure)
     return figure
-
-
-def _bars(axes: Axes, title: str, rows: Sequence[Halves], shift: float, width: float, fill: Mapping[str, Any]) -> None:
-    """Draw one method's bars, a bar per data set."""
-    whole = [cells if all(cells) else (None, None, None) for cells in rows]
-    base, novel, hm = ([cell.mean if cell else math.nan for cell in cells] for cells in zip(*whole, strict=True))
-    std = [cell.std if cell and cell.std is not None else math.nan for _, _, cell in whole]
-    places = [at + shift for at in range(len(rows))]
-    axes.bar(places, hm, 0.9 * width, zorder=2, label=title, **fill)
-    axes.vlines(places, base, novel, color=style.INK, linewidth=0.6, zorder=3)
-    # Points at 0 and 100 would be cut off at the edge.
-    points: dict[str, Any] = {"s": 13, "zorder": 4, "clip_on": False, "edgecolor": style.INK}
-    axes.scatter(places, base, marker="^", facecolor=style.INK, linewidths=0, label="base", **points)
-    axes.scatter(places, novel, marker="v", facecolor="white", linewidths=0.7, label="novel", **points)
-    if not all(map(math.isnan, std)):
-        beside = [place + 0.3 * width for place in places]
-        axes.errorbar(beside, hm, std, fmt="none", ecolor=style.INK, capsize=1.2, elinewidth=0.6, zorder=3)
-    for place, (_, _, cell) in zip(places, whole, strict=True):
-        if cell is None:
-            axes.text(place, 2, "–", ha="center", va="bottom", fontsize=7, color=style.FAINT)
-            continue
-        text = axes.text(place, 2, f"{cell.mean:.0f}", ha="center", va="bottom", fontsize=7)
-        colour = fill["facecolor"]
-        text.set(color=style.contrasting_ink(colour), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6}, zorder=5)
 
 
 @styled
