@@ -11,7 +11,7 @@ from pydantic import Field
 
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.results import MaskedText, harmonic_mean
-from runner.run_folders import RunFolder
+from runner.run_folders import RunFolder, check_training_content
 
 SCORE = "score"
 
@@ -82,11 +82,12 @@ def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
     """Return the accuracy on each target of a finished run, None while its training or an evaluation is missing.
 
     Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
-    for a file that cannot be read.
+    for a file that cannot be read and for a run on other content of the data set.
     """
     folder = RunFolder(runtime.results / run.path)
     if (training := folder.train()) is None or training.changed_code(run.config):
         return None
+    check_training_content(run.config, training, runtime.data)
     settings = runtime.evaluation.for_run(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
     current = [result for result in results if result and result.is_current(training, runtime.limit)]

@@ -32,8 +32,8 @@ from runner.predictions import Predictions, count_classes
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
-from runner.run_folders import RunFolder
-from runner.setup import check_content, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
+from runner.run_folders import RunFolder, check_content, check_training_content
+from runner.setup import clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
@@ -128,7 +128,7 @@ def find_result(
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
     training = _read_training(config, folder, group)
     if target.dataset == config.dataset:
-        check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
+        check_training_content(config, training, runtime.data)
     existing = None
     if group.ranks.first:
         # `force` replaces a broken file.
@@ -144,8 +144,7 @@ def find_result(
         )
     if not existing or force or not existing.is_current(training, runtime.limit):
         return None
-    digest = existing.manifest_digest
-    check_content(f"{config.path} was evaluated", target.dataset, digest, runtime.data, "evaluate")
+    check_content(config, target.dataset, existing.manifest_digest, runtime.data)
     return existing
 
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from procap.errors import UsageError, UserError
 from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
 from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
 from shards.files import LockHeld, file_lock, read_file
+from shards.manifest import FILE
+from shards.reader import open_dataset
 
 WRITING_SECONDS = 60.0
 DEFAULT = EvalSettings()
@@ -163,6 +165,26 @@ class RunFolder:
                         if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
                             leftover.unlink()
             yield
+
+
+class OtherContent(UserError):
+    """A finished run is of other content of a data set than is packed now."""
+
+
+def check_training_content(config: RunConfig, training: TrainResult, data: Path) -> None:
+    """Raise OtherContent if `data` holds other content of the run's data set than at its training."""
+    check_content(config, config.dataset, training.manifest_digest, data, "train" if training.steps else "evaluate")
+
+
+def check_content(
+    config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
+) -> None:
+    """Raise OtherContent if `data` holds other content of `dataset` than `digest`, that of a result of the run."""
+    if (data / dataset / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
+        raise OtherContent(
+            f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "
+            f"({found}): pack that again, or {verb} again with --force"
+        )
 
 
 def locate_run(folder: Path) -> tuple[RunConfig, Path]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +32,7 @@ from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
-from shards.manifest import FILE, Manifest
+from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
 from shards.resolve import base_name
 from shards.rng import generator
@@ -199,16 +198,6 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
     """Build the method at its seeded initial values, on the device of `clip`."""
     return build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
-
-
-def check_content(result: str, dataset: str, digest: str, data: Path, again: str) -> None:
-    """Raise UserError if `data` holds other content of `dataset` than `digest`, that of a finished `result`."""
-    folder = data / dataset
-    if (folder / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
-        raise UserError(
-            f"{result} on other content of {dataset} ({digest}) than is in {data} ({found}): "
-            f"pack that again, or {again} again with --force"
-        )
 
 
 def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:

@@ -22,8 +22,8 @@ from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, RankUse, TrainResult, write_json
-from runner.run_folders import RunFolder
-from runner.setup import Setup, changed_file, check_content, set_up
+from runner.run_folders import RunFolder, check_training_content
+from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -96,7 +96,7 @@ def read_finished(
     """Read the result of a finished run. Raises UserError if it is of other settings, data or files than now."""
     result = folder.train() if group.ranks.first else None
     if result is not None:
-        check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
+        check_training_content(config, result, runtime.data)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):

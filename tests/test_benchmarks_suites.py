@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
 from command_line import run
 from made_results import made
 from test_cluster_sweep import sweep_settings
+from test_runner_train import pack_digits
 
 from benchmarks.cli import bench as bench_command
 from benchmarks.cli import execution, main
@@ -173,14 +175,25 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_force_repeats_what_is_there(small, tmp_path, capsys):
-    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
+def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(small, tmp_path, capsys):
+    pack_digits(tmp_path, 60)
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1")
+    words = (*words, "--shots", "2", "--data", tmp_path)
     assert run(capsys, *words)[0] == 0
-    [file] = (tmp_path / "results/base").rglob("train.json")
+    pack_digits(tmp_path, 70)
+    evaluation = ("eval", "--methods", "zeroshot", *small[2:-4], "--data", tmp_path, "--tracking", "off")
+    zeroshot = r"zeroshot/.* was evaluated on other content of digits .*, or evaluate again with --force"
+    for refused in (words, (*words, "--dry-run"), evaluation):
+        code, out, err = run(capsys, *refused)
+        assert code == 1 and not out and len(re.findall(zeroshot, err)) == 1 == err.count("zeroshot/"), err
+    assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
+    code, out, err = run(capsys, *words)
+    assert code == 1 and not out and "was trained on other content of digits" in err
+    [file] = (tmp_path / "results/base").rglob("coop/**/train.json")
     before, prompts = file.stat().st_mtime_ns, (file.parent / "checkpoint.safetensors").read_bytes()
     code, out, err = run(capsys, *words, "--force")
     assert code == 0 and "0 done already" in err and "CoOp" in out
-    assert file.stat().st_mtime_ns > before and (file.parent / "checkpoint.safetensors").read_bytes() == prompts
+    assert file.stat().st_mtime_ns > before and (file.parent / "checkpoint.safetensors").read_bytes() != prompts
     assert not json.loads(file.read_text())["resumed"]
 
 

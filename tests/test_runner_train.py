@@ -1,6 +1,7 @@
 """Training and evaluating one run in this process."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from plug_ins import METHOD, install
 from safetensors.torch import load_file
 from small_runs import make_runtime
 
+from cluster.run import RunSpec, final_score
 from procap.errors import UserError
 from procap.recipe import learning_rate
 from runner import acceleration, evaluate, run_folders, setup
@@ -303,7 +305,8 @@ def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime
     elsewhere = dataclasses.replace(runtime, data=tmp_path)
     assert (train(config, elsewhere), evaluate.evaluate(config, BASE, elsewhere)) == (result, counts)
     pack_digits(tmp_path, 60)
-    for again in (lambda: train(config, elsewhere), lambda: evaluate.evaluate(config, BASE, elsewhere)):
+    score = partial(final_score, RunSpec(config=config), elsewhere)
+    for again in (lambda: train(config, elsewhere), lambda: evaluate.evaluate(config, BASE, elsewhere), score):
         with pytest.raises(UserError, match=r"trained on other content of digits .* train again with --force"):
             again()
     assert train(config, runtime) == result

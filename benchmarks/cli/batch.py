@@ -40,8 +40,8 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            self.reasons[name] = describe_failure(error).removeprefix(name).lstrip(": ")
-            note(f"procap: failed: {name}: {self.reasons[name]}")
+            self.reasons[name] = describe_failure(error).removeprefix(name.partition(" on ")[0]).lstrip(": ")
+            note(f"procap: failed: {name}")
             if self.verbose:
                 traceback.print_exc()
 

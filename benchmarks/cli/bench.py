@@ -183,7 +183,7 @@ def bench(
                 failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
         remote.pull_all()
         planned = {run.path for run in runs}
-        missing = {run.path: MISSING for run in runs if not is_done(run, runtime)}
+        missing = {run.path: MISSING for run in runs if run.path not in failed and not is_done(run, runtime)}
         trackers.started = True
         for plan, tracker in zip(shown, trackers.trackers, strict=True):
             # Includes runs that an earlier, killed attempt finished without recording them.

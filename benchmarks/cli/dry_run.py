@@ -11,11 +11,12 @@ from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_method, title_variants
 from benchmarks.suites.checks import count_training_images, note_small_classes
-from benchmarks.suites.planning import count_images, read_state
+from benchmarks.suites.planning import RunState, count_images, read_state
 from procap.errors import UsageError, UserError
 from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults
+from runner.run_folders import OtherContent
 from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
 from shards.resolve import base_name, is_packed, resolve_dataset
@@ -50,7 +51,11 @@ def show_plan(
     runs: list[dict[str, Any]] = []
     used: dict[str, None] = {}
     for config, runtime, targets in work:
-        state, epoch_images, passes = read_state(config, targets, runtime, force=force), 0, 0.0
+        epoch_images, passes = 0, 0.0
+        try:
+            state = read_state(config, targets, runtime, force=force)
+        except OtherContent:
+            state = RunState("other data", 1.0, [*targets])
         if state.status != "finished":
             used[config.dataset] = None
             epoch_images = count_training_images(config, runtime.data)

@@ -30,7 +30,7 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, resolve_device
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
-from runner.run_folders import RunFolder, locate_run
+from runner.run_folders import OtherContent, RunFolder, check_training_content, locate_run
 from runner.tracking.background import exporter_for
 from shards.default_paths import cache_home
 
@@ -167,7 +167,7 @@ def _evaluate_all(
         with failures.collect(f"{config.path} on {target}"):
             needed = True
             if not config.recipe.epochs:
-                prepare_untrained(config, runtime, group)
+                prepare_untrained(config, runtime, group, force=force)
             if group.ranks.first:
                 needed = _is_needed(config, runtime, target, train_command, force=force)
             needed = group.broadcast_object(needed)
@@ -182,16 +182,28 @@ def _evaluate_all(
     return done
 
 
-def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> None:
-    """Write the run of a method without training, such as zero-shot CLIP, unless it exists."""
+def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, force: bool) -> None:
+    """Write the run of a method without training, such as zero-shot CLIP, unless it exists.
+
+    force: also if it is of other content of its data set.
+    """
     from runner.train import train
 
-    if group.broadcast_object(RunFolder(runtime.results / config.path).train_file.exists()):
+    def is_kept() -> bool:
+        training = RunFolder(runtime.results / config.path).train()
+        if training and force:
+            try:
+                check_training_content(config, training, runtime.data)
+            except OtherContent:
+                return False
+        return training is not None
+
+    if group.call_on_first(is_kept):
         return
     if group.ranks.first:
         RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
     ensure_packed([config.dataset], runtime.data)
-    train(config, runtime, group=group)
+    train(config, runtime, force=force, group=group)
 
 
 def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_command: str, *, force: bool) -> bool:
@@ -225,7 +237,8 @@ def _check_plan(
         check_targets((target for _, at, target in needed if at == runtime), runtime.data)
     check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
     for config, at, targets in work:
-        for target in targets if RunFolder(at.results / config.path).train_file.exists() else ():
+        is_there = RunFolder(at.results / config.path).train_file.exists()
+        for target in targets if is_there and (config.recipe.epochs or not force) else ():
             find_result(config, target, at, force=force, group=ProcessGroup())
     kinds: set[tuple[str | None, ...]] = set()
     for config, at in {config.path: (config, at) for config, at, _ in needed if at.store is None}.values():

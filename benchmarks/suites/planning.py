@@ -17,7 +17,7 @@ from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import EARLIER_DEFAULTS, method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
-from runner.run_folders import RunFolder, find_runs
+from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
 from shards.catalogue import Dataset
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
@@ -99,7 +99,7 @@ def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
 class RunState(NamedTuple):
     """What exists of a run. trained: share of its training that is saved; open: targets without a current result."""
 
-    status: Literal["finished", "resume", "new", "repeat"]
+    status: Literal["finished", "resume", "new", "repeat", "other data"]
     trained: float
     open: list[Target]
 
@@ -107,24 +107,30 @@ class RunState(NamedTuple):
 def read_state(
     config: RunConfig, targets: Sequence[Target], runtime: RuntimeConfig, *, force: bool = False
 ) -> RunState:
-    """Read what exists of a run, with `force` to be repeated. Raises UserError for a file that cannot be read."""
+    """Read what exists of a run, with `force` to be repeated.
+
+    Raises UserError for a file that cannot be read, and OtherContent.
+    """
     folder = RunFolder(runtime.results / config.path)
     training = folder.train()
     is_started = training is not None or folder.state.is_dir()
     if force:
         return RunState("repeat" if is_started else "new", 0.0, [*targets])
     if training is not None:
+        check_training_content(config, training, runtime.data)
         settings = runtime.evaluation.for_run(config)
         results = {target: folder.evaluation(target, settings) for target in targets}
-        current = {target for target, one in results.items() if one and one.is_current(training, runtime.limit)}
+        current = {target: one for target, one in results.items() if one and one.is_current(training, runtime.limit)}
+        for target, one in current.items():
+            check_content(config, target.dataset, one.manifest_digest, runtime.data)
         # A run of other code or files than those here is not done: its training is refused with what to do.
         if training.changed_code(config):
-            current = set()
+            current = {}
         elif training.files:
             # This imports torch.
             from runner.setup import changed_file
 
-            current = set() if changed_file(config, training.files) else current
+            current = {} if changed_file(config, training.files) else current
         return RunState("finished", 1.0, [target for target in targets if target not in current])
     progress = folder.progress() if is_started else None
     trained = progress.step / progress.steps if progress and progress.steps else 0.0
@@ -132,9 +138,11 @@ def read_state(
 
 
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
-    """Whether the run and all its evaluations exist. Unreadable files count as missing."""
+    """Whether the run and all its evaluations exist, with unreadable files as missing. Raises OtherContent."""
     try:
         state = read_state(run.config, [Target.parse_unchecked(target) for target in run.targets], runtime)
+    except OtherContent:
+        raise
     except UserError:
         return False
     return state.status == "finished" and not state.open
