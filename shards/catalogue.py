@@ -111,8 +111,7 @@ def find(name: str) -> Dataset:
     if dataset := _find_exactly(name):
         return dataset
     base_name, changes = parse_name(name)
-    base = _find_exactly(base_name)
-    if base and base.source == "folder":
+    if (base := _find_exactly(base_name)) and base.source == "folder":
         return derive_dataset(base, **changes)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
     raise unknown_name("data set", name, spellings, sorted(CATALOGUE))

@@ -10,7 +10,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -130,8 +131,10 @@ def index_bytes(rows: NDArray[np.void]) -> bytes:
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises DataError if it differs from the manifest."""
     entry = manifest.splits[split]
-    try:
-        rows = np.load(io.BytesIO(_read_verified(folder, manifest, split, INDEX_FILE)), allow_pickle=False)
+    with _usable(folder, manifest, split, INDEX_FILE):
+        limit = HEADER + INDEX.itemsize * entry.count
+        data = _read_verified(folder, f"{split}/{INDEX_FILE}", entry.index_sha256, limit)
+        rows = np.load(io.BytesIO(data), allow_pickle=False)
         if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.ndim != 1:
             raise ValueError("it is no array of shard, size, offset and label")
         counts, sizes = (np.array([getattr(shard, name) for shard in entry.shards]) for name in ("count", "size"))
@@ -142,44 +145,38 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
             raise ValueError("it has images beyond the end of their shard")
         if rows["label"].min() < 0 or rows["label"].max() >= len(manifest.classnames):
             raise ValueError(f"it has labels that do not exist; there are {len(manifest.classnames)} classes")
-    except ValueError as error:
-        raise _unusable(folder, manifest, split, INDEX_FILE, error) from None
-    return rows
+        return rows
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
     """Read the paths of a split, one per line; raises DataError if they differ from the manifest."""
     entry = manifest.splits[split]
-    text = _read_verified(folder, manifest, split, PATHS_FILE)
-    try:
+    with _usable(folder, manifest, split, PATHS_FILE):
+        text = _read_verified(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256, LONGEST_PATH * entry.count)
         lines = text.count(b"\n")
         if lines != entry.count or not text.endswith(b"\n"):
             raise ValueError(f"it lists {lines} images, the manifest {entry.count}")
         # Decoding takes memory, and most lists are ASCII.
         if not text.isascii():
             text.decode()
-    except UnicodeDecodeError:
-        raise _unusable(folder, manifest, split, PATHS_FILE, ValueError("it is not UTF-8 text")) from None
-    except ValueError as error:
-        raise _unusable(folder, manifest, split, PATHS_FILE, error) from None
-    return text
+        return text
 
 
-def _read_verified(folder: Path, manifest: Manifest, split: str, name: str) -> bytes:
-    entry, file = manifest.splits[split], f"{split}/{name}"
-    sha256, each = {INDEX_FILE: (entry.index_sha256, INDEX.itemsize), PATHS_FILE: (entry.paths_sha256, LONGEST_PATH)}[
-        name
-    ]
+def _read_verified(folder: Path, file: str, sha256: str, limit: int) -> bytes:
     fetch_file(folder, file, sha256)
-    try:
-        data = read_regular(folder, file, HEADER + each * entry.count)
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise ValueError("SHA-256 differs from the manifest")
-    except (OSError, ValueError) as error:
-        raise _unusable(folder, manifest, split, name, error) from None
+    data = read_regular(folder, file, limit)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("SHA-256 differs from the manifest")
     return data
 
 
-def _unusable(folder: Path, manifest: Manifest, split: str, name: str, error: Exception) -> DataError:
-    file, reason = folder / split / name, getattr(error, "strerror", None) or error
-    return DataError(f"'{manifest.dataset}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")
+@contextmanager
+def _usable(folder: Path, manifest: Manifest, split: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        file = folder / split / name
+        raise DataError(
+            f"'{manifest.dataset}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}"
+        ) from None

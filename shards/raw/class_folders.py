@@ -27,14 +27,13 @@ MOST = 200
 
 
 class ListedImage(BaseModel):
-    """One image: its path, its label as the data give it (text or number), and split and class name if given."""
+    """One image: its path, its label as the data give it (text or number), and its split if given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     path: str
     label: str | int
     split: str = Field(default="", pattern="^(train|val|test)?$")
-    classname: str = ""
 
     @field_validator("path")
     @classmethod

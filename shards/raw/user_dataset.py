@@ -15,11 +15,11 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, zip_longest
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from shards.errors import DataError, describe_invalid
 from shards.files import read_file
@@ -36,7 +36,7 @@ from shards.raw.folders import (
     split_classes,
     split_missing,
 )
-from shards.raw.lists import SPLITS, parse_split_lists
+from shards.raw.lists import SPLITS
 from shards.records import Source
 
 UNEQUAL = 10
@@ -97,13 +97,23 @@ def _resolve(file: Path, path: str) -> Path:
 
 
 def read_table(file: Path) -> list[ListedImage]:
-    """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists."""
+    """Read the rows of a table in order: CSV with a header, or a JSON list of objects."""
     try:
         text = read_file(file).decode("utf-8-sig")
-        readers = {".csv": _read_csv, ".json": _read_json}
-        if file.suffix.lower() not in readers:
+        if file.suffix.lower() == ".json":
+            rows = json.loads(text)
+        elif file.suffix.lower() == ".csv":
+            reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", strict=True)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            rows = [*reader]
+            labels = [str(row.get("label")) for row in rows]
+            if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
+                rows = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
+        else:
             raise ValueError("it is neither .csv nor .json")
-        items = list(readers[file.suffix.lower()](text))
+        items = TypeAdapter(list[ListedImage]).validate_python(rows)
+    except ValidationError as error:
+        raise DataError(f"table: {file} (images count from 0): {describe_invalid(error, 'the table')}") from None
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
         raise DataError(f"table: {file} cannot be read: {reason}") from None
@@ -115,43 +125,11 @@ def read_table(file: Path) -> list[ListedImage]:
     return items
 
 
-def _read_csv(text: str) -> Iterator[ListedImage]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", strict=True)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    rows: list[dict[str, object]] = [*reader]
-    labels = [str(row.get("label")) for row in rows]
-    if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
-        rows = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
-    return _read_rows(rows)
-
-
-def _read_json(text: str) -> Iterator[ListedImage]:
-    document = json.loads(text)
-    if isinstance(document, dict) and set(document) <= set(SPLITS):
-        names, splits = parse_split_lists(document)
-        return _read_rows(
-            {"path": path, "label": label, "split": split, "classname": names[label]}
-            for split, images in splits.items()
-            for path, label in images
-        )
-    if not isinstance(document, list):
-        raise ValueError("it is neither a list of rows nor CoOp's lists of train, val and test")
-    return _read_rows(document)
-
-
-def _read_rows(rows: Iterable[object]) -> Iterator[ListedImage]:
-    for number, row in enumerate(rows, 1):
-        try:
-            yield ListedImage.model_validate(row)
-        except ValidationError as error:
-            raise ValueError(f"image {number}: {describe_invalid(error, 'it')}") from None
-
-
 def _number_classes(
     description: Description, items: Sequence[ListedImage]
 ) -> tuple[tuple[str, ...], dict[str | int, int]]:
     """Return the class names in label order, and the label of each class in the data."""
-    found: dict[str | int, str] = {item.label: item.classname or str(item.label) for item in items}
+    found: dict[str | int, str] = {item.label: str(item.label) for item in items}
     given = description.classes
     texts = sorted(label for label in found if isinstance(label, str))
     if texts and len(texts) < len(found):
@@ -161,7 +139,7 @@ def _number_classes(
         names = {str(key) if texts else key: name for key, name in given.items()}
     elif given is not None:
         names = {name if texts else number: name for number, name in enumerate(given)}
-    elif not texts and not all(item.classname for item in items):
+    elif not texts:
         raise DataError("labels are numbers without names: list them under classes")
     if differing := sorted(map(str, names.keys() ^ found.keys())):
         raise DataError(f"classes: {first_few(differing)} is not listed, or has no images")
@@ -280,10 +258,10 @@ def compare_table(root: Path, items: Sequence[ListedImage]) -> list[str]:
     differing = [
         item
         for item in items
-        if _normalize(item.classname or str(item.label)) != _normalize(item.path.rpartition("/")[0].rpartition("/")[2])
+        if _normalize(str(item.label)) != _normalize(item.path.rpartition("/")[0].rpartition("/")[2])
     ]
     if differing and len(differing) <= (1 - AGREEMENT) * len(items):
-        named = [ascii(f"{item.path} is {item.classname or item.label}") for item in differing]
+        named = [ascii(f"{item.path} is {item.label}") for item in differing]
         number = "1 label differs" if len(differing) == 1 else f"{len(differing):,} labels differ"
         notes.append(Finding.make(f"{number} from the folder of the image: ", named))
     return notes
