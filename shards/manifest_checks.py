@@ -133,8 +133,8 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
     entry = manifest.splits[split]
     with _usable(folder, manifest, split, INDEX_FILE):
         limit = HEADER + INDEX.itemsize * entry.count
-        data = _read_verified(folder, f"{split}/{INDEX_FILE}", entry.index_sha256, limit)
-        rows = np.load(io.BytesIO(data), allow_pickle=False)
+        file = f"{split}/{INDEX_FILE}"
+        rows = np.load(io.BytesIO(_read_verified(folder, file, entry.index_sha256, limit)), allow_pickle=False)
         if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.ndim != 1:
             raise ValueError("it is no array of shard, size, offset and label")
         counts, sizes = (np.array([getattr(shard, name) for shard in entry.shards]) for name in ("count", "size"))

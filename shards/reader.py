@@ -59,18 +59,12 @@ class SplitFiles:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process reads the paths if it needs one.
-        return {name: value for name, value in vars(self).items() if name != "_lines"} | {"_open": {}}
+        return {name: value for name, value in vars(self).items() if name != "paths"} | {"_open": {}}
 
     @cached_property
-    def _lines(self) -> tuple[bytes, NDArray[np.int64]]:
-        """The paths of all images, one per line, and where each line and the end begin; a list takes more memory."""
-        text = read_paths(self.folder, self.manifest, self.split)
-        return text, np.concatenate(([0], np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1))
-
-    def image_path(self, position: int) -> str:
-        """Return the path of an image; paths are read from the disk when the first is needed."""
-        text, starts = self._lines
-        return text[starts[position] : starts[position + 1] - 1].decode()
+    def paths(self) -> list[bytes]:
+        """The paths of all images, read when the first is needed."""
+        return read_paths(self.folder, self.manifest, self.split).split(b"\n")[:-1]
 
     def path(self, number: int) -> Path:
         return self.folder / self.shards[number].file
@@ -128,7 +122,8 @@ class Split:
     @cached_property
     def paths(self) -> list[str]:
         """The path of each image inside its data set; raises DataError when they are not those that were packed."""
-        return [self._files.image_path(position) for position in self.positions.tolist()]
+        every = self._files.paths
+        return [every[position].decode() for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
         """Read the encoded bytes of image `i`."""
@@ -152,8 +147,8 @@ class Split:
         except ImageError as error:
             position = int(self.positions[i])
             shard = self._files.path(int(self.rows[i]["shard"]))
-            member = f"member {sample_key(position)} ({self._files.image_path(position)})"
-            place = f"image {position + 1} of {self._files.manifest.splits[self._files.split].count}"
+            member = f"member {sample_key(position)} ({self._files.paths[position].decode()})"
+            place = f"image {position + 1} of {len(self._files.paths)}"
             raise DataError(
                 f"'{self._files.folder.name}': {shard}: {member} is undecodable ({error}); {place}"
             ) from error
