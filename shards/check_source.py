@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 from shards.errors import DataError
@@ -24,14 +24,6 @@ SplitProgress = Callable[[str, int, int], None]
 Reporter = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class SourceReport:
-    """What a check of a source found: problems, for which it is not packed, and notes."""
-
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 class CheckedImage(NamedTuple):
     """An image that decodes; images of equal bytes have the same digest."""
 
@@ -46,8 +38,8 @@ def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> SourceReport:
-    """Decode every image of a source without writing anything."""
+def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
+    """Decode every image of a source without writing anything, and return the source with all problems and notes."""
     ranges = [
         (split, start, min(start + PART, count))
         for split, count in source.counts.items()
@@ -62,7 +54,8 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
         problems += broken
         if on_progress:
             on_progress(split, stop, source.counts[split])
-    return SourceReport(tuple(problems), (*source.notes, *find_duplicates(images, source.classnames)))
+    notes = (*source.notes, *find_duplicates(images, source.classnames))
+    return replace(source, problems=tuple(problems), notes=notes)
 
 
 def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:

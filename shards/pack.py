@@ -80,12 +80,10 @@ def pack_source(
         raise DataError(f"'{source.name}': its source {source.origin!r:.200} holds control characters")
     refuse_packing(data_root)
     if source.problems:
-        report = check_source(source, workers=workers, on_progress=on_progress)
-        if on_note:
-            list(map(on_note, report.notes))
-        raise_problems(source.name, report.problems, on_note)
+        source = check_source(source, workers=workers, on_progress=on_progress)
     if on_note:
         list(map(on_note, source.notes))
+    raise_problems(source.name, source.problems, on_note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
     partial = folder.with_name(f".{source.name}.partial")

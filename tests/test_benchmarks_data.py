@@ -155,17 +155,6 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert packed_names(tmp_path / "data") == ["eurosat-subset"]
 
 
-def test_a_list_without_a_digest_is_packed_with_a_warning(tmp_path, capsys, monkeypatch):
-    from shards.raw import published as reader
-
-    monkeypatch.setattr(reader, "published_differences", lambda dataset, listing: iter(()))
-    for name in ("food101", "dtd"):
-        build(name, tmp_path / "raw", 3, 2)
-    code, _, err = run(capsys, "data", "pack", "food101", "dtd", "--raw", tmp_path / "raw", "--data", tmp_path / "data")
-    assert code == 0 and "food101: no digest of split_zhou_Food101.json is known" in err
-    assert "a private split of the same sizes" in err and "dtd: " not in err
-
-
 def test_the_repair_of_a_broken_set_depends_on_its_source(raw, packed, tmp_path, capsys):
     shutil.copytree(packed / "dtd-subset", tmp_path / "data" / "dtd-subset")
     (tmp_path / "land.yaml").write_text(f"name: my-land\ntemplate: a {{}}.\nfolder: {raw}/eurosat/2750\nsplit: test\n")

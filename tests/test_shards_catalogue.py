@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from shards.errors import DataError, DataUsageError
 from shards.manifest import FILE, lines_digest
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.raw.classnames import imagenet_classnames, imagenet_wnids, published_classnames, read_imagenet_classnames
+from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.lists import raw_layout
 from shards.resolve import is_packed, resolve_dataset
 
@@ -140,7 +139,7 @@ def test_class_names_are_the_published_ones_in_label_order(dataset):
 
 
 def test_wordnet_ids_are_the_published_ones():
-    wnids, names = imagenet_wnids(), imagenet_classnames()
+    wnids, names = imagenet_wnids(), published_classnames(SETS["imagenet"])
     assert lines_digest(wnids) == "385e0240499426c0" and list(wnids) == sorted(set(wnids))
     assert lines_digest(f"{wnid} {name}" for wnid, name in zip(wnids, names, strict=True)) == "51b5b1d8b8005020"
     for name, digest in (("imagenet-a", "f6aa4b23244554d9"), ("imagenet-r", "e19a59d84e3746fa")):
@@ -153,7 +152,7 @@ def test_wordnet_ids_are_the_published_ones():
 
 
 def test_names_that_trip_readers_up_are_kept_as_they_are():
-    imagenet = imagenet_classnames()
+    imagenet = published_classnames(SETS["imagenet"])
     assert [name for name, times in Counter(imagenet).items() if times > 1] == ["missile", "sunglasses"]
     assert [i for i, name in enumerate(imagenet) if name in ("missile", "sunglasses")] == [657, 744, 836, 837]
     odd = "rooster, kite (bird of prey), St. Bernard, potter's wheel"
@@ -215,24 +214,6 @@ def test_no_spelling_means_two_sets_and_no_alias_says_nothing_new():
     assert [spelling for spelling, times in spellings.items() if times > 1] == []
     # Hints compare in lower case.
     assert all(alias == alias.lower() for dataset in PUBLISHED for alias in dataset.aliases)
-
-
-def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monkeypatch):
-    source = tmp_path / "zero_shot_metadata.py"
-    with pytest.raises(DataError, match=r"cannot be read from .*zero_shot_metadata\.py"):
-        read_imagenet_classnames(source)
-    source.write_text(f"IMAGENET_CLASSNAMES = {imagenet_classnames()!r}\n")
-    assert read_imagenet_classnames(source) == imagenet_classnames()
-    original_synsets = ("tench", *imagenet_classnames()[1:7], "cock", *imagenet_classnames()[8:])
-    source.write_text(f"IMAGENET_CLASSNAMES = {original_synsets!r}\n")
-    with pytest.raises(DataError, match="another list than that of published results"):
-        read_imagenet_classnames(source)
-    source.write_text("IMAGENET_CLASSNAMES = load()\n")
-    with pytest.raises(DataError, match="cannot be read from"):
-        read_imagenet_classnames(source)
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(DataError, match="pip install open_clip_torch"):
-        imagenet_classnames.__wrapped__()
 
 
 TEST_ONLY = {"test": 17}

@@ -74,8 +74,6 @@ def pack(
             if one.guessed:
                 write_file(Path(one.location), one.guessed)
                 note(f"wrote {one.location}")
-            if one.caution:
-                note(f"procap: note: {one.name}: {one.caution}")
         except DataError as error:
             if one.guessed:
                 note(f"procap: note: {one.location} was not written; to change the guess, write it yourself")

@@ -19,7 +19,7 @@ from shards.errors import DataUsageError
 from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
 from shards.raw.lists import find_folder
-from shards.raw.published import raw_source, unverified_lists_note
+from shards.raw.published import raw_source
 from shards.raw.user_dataset import user_source
 from shards.records import Source
 from shards.resolve import resolve_dataset
@@ -29,14 +29,12 @@ from shards.resolve import resolve_dataset
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    location: the YAML file of a user's own images. caution: a warning about their list. guessed: the content of a YAML
-    file that is not written yet.
+    location: the YAML file of a user's own images. guessed: the content of a YAML file that is not written yet.
     """
 
     name: str
     source: Callable[[], Source]
     location: str = ""
-    caution: str = ""
     guessed: str = ""
 
     @property
@@ -152,5 +150,4 @@ def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
         folder = derived.raw.folders[0] if derived.raw else derived.base
         where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{derived.name}' is packed from raw files: {where}")
-    caution = "" if derived.subset or derived.random_split is not None else unverified_lists_note(derived)
-    return DatasetToPack(derived.name, partial(raw_source, derived, root), caution=caution)
+    return DatasetToPack(derived.name, partial(raw_source, derived, root))

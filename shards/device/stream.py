@@ -7,7 +7,6 @@ Shapes: B images, S image size, H and W pixels of an image.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -35,13 +34,13 @@ __all__ = ["DeviceTrainStream", "augments_on_device"]
 class PreparedImage:
     """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
 
-    keep: leave these pixels on the device.
+    whole: these pixels are those of the image, which stay on the device if there is room.
     """
 
     i: int
     view: View
     pixels: Tensor | None = None
-    keep: bool = False
+    whole: bool = False
 
 
 Prepared = list[Callable[[], list[PreparedImage]]]
@@ -51,7 +50,7 @@ class DeviceTrainStream(TrainStream):
     """`TrainStream` on `device`: the same batches from the same draws, if `augments_on_device` allows it.
 
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
-    what `TrainStream` keeps). Images beyond that are kept as `TrainStream` keeps them, and their crops are uploaded.
+    what `TrainStream` keeps). Images beyond that are kept and augmented as `TrainStream` does, and uploaded.
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     options: as those of `TrainStream`.
     """
@@ -76,9 +75,7 @@ class DeviceTrainStream(TrainStream):
         if device_bytes is None:
             device_bytes = torch.cuda.mem_get_info(self.device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
         self._room = device_bytes
-        self._reserved: set[int] = set()
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
-        self._lock = threading.Lock()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
@@ -109,23 +106,11 @@ class DeviceTrainStream(TrainStream):
         image = self._images.read(i)
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
-        if fits(image.width, image.height, size) and self._reserve(i, 3 * image.width * image.height):
-            return PreparedImage(i, view, _pixels(image), keep=True)
+        # Once an image finds no room, `_room` is 0.
+        if fits(image.width, image.height, size) and self._room:
+            return PreparedImage(i, view, _pixels(image), whole=True)
         self._images.keep(i, image)
-        if not fits(view.width, view.height, size):
-            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
-        crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
-        return PreparedImage(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
-
-    def _reserve(self, i: int, size: int) -> bool:
-        """Reserve room on the device for image `i`; False if there is none. A reservation is never taken back."""
-        with self._lock:
-            if i not in self._reserved:
-                if size > self._room:
-                    return False
-                self._room -= size
-                self._reserved.add(i)
-        return True
+        return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue the work on a batch when its images are prepared."""
@@ -141,12 +126,16 @@ class DeviceTrainStream(TrainStream):
 
     def _upload(self, image: PreparedImage) -> Tensor:
         """Return pixels [H, 3, W] uint8 on the device."""
-        if image.pixels is None:
+        if image.i in self._on_device and (image.whole or image.pixels is None):
             return self._on_device[image.i]
+        assert image.pixels is not None
         pixels = upload(image.pixels, self.device).transpose(1, 2)
-        if image.keep:
+        if image.whole and pixels.numel() <= self._room:
+            self._room -= pixels.numel()
             # [H, 3, W] has contiguous rows per colour, which every epoch copies faster than every third byte of a row.
             pixels = self._on_device[image.i] = pixels.contiguous()
+        elif image.whole:
+            self._room = 0
         return pixels
 
     @cached_property

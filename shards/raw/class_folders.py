@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -48,15 +47,6 @@ class ListedImage(BaseModel):
         if label == "" or (isinstance(label, int) and label < 0):
             raise ValueError("is neither text nor a number of 0 or more")
         return label
-
-
-@dataclass(frozen=True)
-class ImageList:
-    """Images as the data list them; with problems they are not packed, notes tell what was left out."""
-
-    items: list[ListedImage] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def list_class_folders(folder: Path) -> list[str]:
@@ -115,8 +105,12 @@ def find_split_folders(root: Path) -> dict[str, str]:
     return found
 
 
-def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str = "") -> ImageList:
+def scan_folders(
+    root: Path, splits: Mapping[str, str] | None = None, given: str = ""
+) -> tuple[list[ListedImage], list[str], list[str]]:
     """List the images of class folders, or of class folders in train, val and test, sorted by code point.
+
+    Returns the images, problems, with which they are not packed, and notes of what was left out.
 
     splits: the folder of each split; by default a folder called train, val or test that contains folders is one.
     given: the folder as the user wrote it, for messages. Hidden files and what lies beside class folders are noted.
@@ -127,7 +121,8 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
     folders = list_class_folders(root)
     if not folders:
         raise DataError(f"folder: {root} holds no class folders: it needs one folder of images per class")
-    found = ImageList()
+    items: list[ListedImage] = []
+    problems: list[str] = []
     if not splits:
         present = {split: split for split in SPLITS if split in folders}
         splits = present if any(list_class_folders(root / split) for split in present) else {"": ""}
@@ -146,21 +141,23 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None, given: str
             paths, others = _scan(root, posixpath.join(folder, inner).rstrip("/"), left_out)
             if inner:
                 _scan_beside(root, folder, left_out)
-            found.items.extend(ListedImage(path=path, label=name, split=split) for path in paths)
+            items.extend(ListedImage(path=path, label=name, split=split) for path in paths)
             strays += others
             if not paths and not others:
-                found.problems.append(f"folder: {root / folder} holds no image: remove the folder, or add its images")
+                problems.append(f"folder: {root / folder} holds no image: remove the folder, or add its images")
     for folder in {"", *splits.values()}:
         _scan_beside(root, folder, left_out)
-    if not found.items and (roots := find_class_roots(root)):
+    if not items and (roots := find_class_roots(root)):
         choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
         raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
     if strays:
         end = f", {len(strays):,} in all, no images of a known kind: move them away"
-        found.problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))
-    for what, names in sorted(left_out.items()):
-        found.notes.append(Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")"))
-    return found
+        problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))
+    notes: list[str] = [
+        Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")")
+        for what, names in sorted(left_out.items())
+    ]
+    return items, problems, notes
 
 
 def _scan(root: Path, folder: str, left_out: LeftOut) -> tuple[list[str], list[str]]:

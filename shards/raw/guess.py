@@ -83,7 +83,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Add the random split that the smallest class allows."""
-    counts = Counter(item.label for item in scan_folders(root).items)
+    counts = Counter(item.label for item in scan_folders(root)[0])
     # A class of one image, which is reported later, does not change the split of the others.
     sizes = [count for count in counts.values() if count > 1] or [0]
     rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])

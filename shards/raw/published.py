@@ -112,14 +112,3 @@ def _existing_images(dataset: Dataset, listing: Listing) -> tuple[Listing, list[
 
 def _get_the_rest(dataset: Dataset) -> str:
     return f"get the rest ({raw_layout(dataset).get}), or pack what is there with --subset"
-
-
-def unverified_lists_note(dataset: Dataset) -> str:
-    """Describe in one line the lists that no digest verifies; "" if digests detect any change."""
-    raw = raw_layout(dataset)
-    if not raw.split_file or raw.split_digests:
-        return ""
-    return (
-        f"no digest of {raw.split_file} is known: it is held to the published class names and sizes, and a private "
-        "split of the same sizes, as CoOp writes when the file is missing, cannot be recognised"
-    )

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from shards.errors import DataError, describe_invalid
 from shards.files import read_file
 from shards.names import Finding, first_few, unfit_texts
-from shards.raw.class_folders import ImageList, ListedImage, scan_folders
+from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import (
     Images,
@@ -64,11 +64,10 @@ def _image_source(file: Path, description: Description) -> Source:
         if missing := split_missing(root, [(item.path, 0) for item in items])[1]:
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
             raise DataError(f"{what}: {first_few(missing)}")
-        found = ImageList(items, notes=compare_table(root, items))
+        faults, notes = list[str](), compare_table(root, items)
     else:
         root, kind = _resolve(file, description.folder or ""), "folders"
-        found = scan_folders(root, dict((description.splits or {}).items()), description.folder or "")
-    items = found.items
+        items, faults, notes = scan_folders(root, dict((description.splits or {}).items()), description.folder or "")
     names, labels = _number_classes(description, items)
     if kind == "folders":
         items.sort(key=lambda item: labels[item.label])
@@ -87,8 +86,8 @@ def _image_source(file: Path, description: Description) -> Source:
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),
-        problems=(*found.problems, *problems),
-        notes=(*found.notes, *describe_classes(counts)),
+        problems=(*faults, *problems),
+        notes=(*notes, *describe_classes(counts)),
     )
 
 
