@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -106,15 +106,18 @@ DERIVED = re.compile(
 )
 
 
-def find(name: str) -> Dataset:
-    """Find a data set, or derive one, by name or alias, ignoring case, `-`, `_` and blanks."""
+def find(name: str, own: Iterable[str] = ()) -> Dataset:
+    """Find a data set, or derive one, by name or alias, ignoring case, `-`, `_` and blanks.
+
+    own: names of other data sets, for the error.
+    """
     if dataset := _find_exactly(name):
         return dataset
     base_name, changes = parse_name(name)
     if (base := _find_exactly(base_name)) and base.source == "folder":
         return derive_dataset(base, **changes)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-    raise unknown_name("data set", name, spellings, sorted(CATALOGUE))
+    raise unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own])
 
 
 def find_or_none(name: str) -> Dataset | None:

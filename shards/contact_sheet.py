@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from shards.errors import DataError
 from shards.files import replace_at_end
@@ -60,10 +60,8 @@ def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
     strip = np.full((PIXELS, count * PIXELS, 3), 255, np.uint8)
     for k, i in enumerate(np.flatnonzero(images.labels == label)[:count]):
         image = images.image(int(i))
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
         # Tiny scans stay crisp pixels, photos are reduced smoothly.
-        smooth = Image.Resampling.NEAREST if side < 32 else Image.Resampling.LANCZOS
-        square = image.resize((PIXELS - SEAM, PIXELS - SEAM), smooth, (left, top, left + side, top + side))
+        smooth = Image.Resampling.NEAREST if min(image.size) < 32 else Image.Resampling.LANCZOS
+        square = ImageOps.fit(image, (PIXELS - SEAM, PIXELS - SEAM), smooth)
         strip[SEAM:, k * PIXELS : (k + 1) * PIXELS - SEAM] = np.asarray(square)
     return strip

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none, parse_name
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable, unknown_name
+from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.manifest import FILE, read_manifest
 from shards.mirror import is_mirror, refresh
 from shards.names import OWN_NAME
@@ -20,7 +20,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """
     try:
         dataset = find(name)
-    except DataUsageError as error:
+    except DataUsageError:
         own = name.strip().lower()
         if data_root is not None and OWN_NAME.fullmatch(own) and is_packed(data_root, own):
             manifest = read_manifest(data_root / own, own)
@@ -36,7 +36,9 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
                 classnames=manifest.classnames,
                 variant=manifest.variant,
             )
-        raise _unknown(name, data_root, error) from None
+        if data_root is None or find_or_none(parse_name(name)[0]):
+            raise
+        dataset = find(name, [each for each in packed_names(data_root) if each not in CATALOGUE])
     if data_root is None or not is_packed(data_root, dataset.name):
         return dataset
     try:
@@ -87,13 +89,3 @@ def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
     if dataset is None:
         return "own"
     return "published" if dataset.source == "folder" else "generated"
-
-
-def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUsageError:
-    """Add the names of packed sets to `error`, unless it explains why a known set cannot be derived."""
-    own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
-    if find_or_none(parse_name(name)[0]):
-        return error
-    spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-    message = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own])
-    return DataUsageError(f"{message}{f'; own data sets are looked for in {data_root}' if data_root else ''}")

@@ -57,10 +57,14 @@ class Normalise:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """Resize the shorter side to `image_size` (bicubic, antialiased), crop the centre, normalise; no randomness."""
+    """Resize the shorter side to `image_size` (bicubic, antialiased), crop the centre, normalise; no randomness.
+
+    squash: resize the whole image to S x S pixels instead, which changes its proportions.
+    """
 
     image_size: int
     normalise: Normalise
+    squash: bool = False
 
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.
@@ -68,6 +72,8 @@ class EvalTransform:
         Resizing only what the crop needs, by Pillow's `box`, is a quarter faster but rounds its corners to float32:
         about 1 pixel value in 50,000 then differs by 1.
         """
+        if self.squash:
+            return image.resize((self.image_size, self.image_size), Resampling.BICUBIC)
         size = shorter_side(image.size, self.image_size)
         if size != image.size:
             image = image.resize(size, Resampling.BICUBIC)
@@ -79,21 +85,11 @@ class EvalTransform:
         return self.normalise(self.crop(image), out)
 
 
-@dataclass(frozen=True)
-class SquashTransform(EvalTransform):
-    """Resize the whole image to S x S pixels, which changes its proportions (bicubic, antialiased), normalise."""
-
-    def crop(self, image: Image) -> Image:
-        """Resize to the S x S pixels that the model sees; nothing is cropped."""
-        return image.resize((self.image_size, self.image_size), Resampling.BICUBIC)
-
-
 def eval_transform(
     image_size: int, mean: Sequence[float], std: Sequence[float], resize: Literal["crop", "squash"] = "crop"
 ) -> EvalTransform:
     """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
-    kind = SquashTransform if resize == "squash" else EvalTransform
-    return kind(image_size, Normalise(tuple(mean), tuple(std)))
+    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash")
 
 
 @dataclass(frozen=True, slots=True)

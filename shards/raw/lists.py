@@ -7,15 +7,16 @@ sorted by name, so that few-shot draws are reproducible.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from shards.catalogue import Dataset, RawLayout
-from shards.errors import DataError
+from shards.errors import DataError, describe_invalid
+from shards.files import read_file
 from shards.names import first_few, unsafe_path
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.folders import Images, Listing, is_image_name, list_folder, small_classes, split_classes
@@ -23,6 +24,7 @@ from shards.raw.folders import Images, Listing, is_image_name, list_folder, smal
 SPLITS = ("train", "val", "test")
 FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}
 """CoOp's random split."""
+SplitFile = TypeAdapter(dict[str, list[tuple[str, int, str]]])
 UNCHANGED = "put an unchanged copy of the published file there"
 
 
@@ -147,61 +149,38 @@ def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images
 
 
 def _read_split_file(location: RawLocation) -> Listing:
+    """Read CoOp's lists of `[path, label, class name]` per split; labels, names and paths must fit together."""
     file = location.find_list(location.raw.split_file)
+    names: dict[int, str] = {}
+    listed: set[str] = set()
     try:
-        document = json.loads(file.read_bytes(), object_pairs_hook=_refuse_repeated_keys)
-        if not isinstance(document, dict) or sorted(document) != sorted(SPLITS):
-            raise ValueError("it should hold the lists train, val and test alone")
-        if not document["train"] or not document["test"]:
-            raise ValueError("its lists train and test should not be empty")
-        classnames, splits = parse_split_lists(document)
+        document = SplitFile.validate_json(read_file(file), strict=True)
+        if sorted(document) != sorted(SPLITS) or not document["train"] or not document["test"]:
+            raise ValueError("it should hold the lists train, val and test alone, and images to train and test on")
+        document = {split: document[split] for split in SPLITS}
+        for split, rows in document.items():
+            for number, (path, label, name) in enumerate(rows, 1):
+                where = f"{split} entry {number}"
+                if reason := unsafe_path(path) or ("is listed twice" if path in listed else ""):
+                    raise ValueError(f"{where}: {path[:80]!a} {reason}")
+                if not name or name != name.strip() or not name.isprintable():
+                    raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
+                if label < 0 or names.setdefault(label, name) != name:
+                    raise ValueError(f"{where}: label {label} is negative, or {name!a} is its second name")
+                listed.add(path)
+        if absent := [label for label in range(len(names)) if label not in names]:
+            raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")
     except FileNotFoundError:
         own = "; or split the images yourself with --random-split SEED" if location.raw.random_split else ""
         raise DataError(f"the official split file {file} is missing; get {location.raw.get}{own}") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {' '.join(str(error).split())[:300]}; {UNCHANGED}") from error
+    except ValueError as error:
+        reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"{file}: {reason[:300]}; {UNCHANGED}") from error
+    splits = {split: [(path, label) for path, label, _ in rows] for split, rows in document.items()}
+    classnames = tuple(names[label] for label in range(len(names)))
     return Listing(location.images, classnames, splits, f"CoOp split {location.raw.split_file}")
-
-
-def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("a key is given twice")
-    return document
-
-
-def parse_split_lists(document: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Images]]:
-    """Parse CoOp's lists of `[path, label, class name]` per split: class names in label order, and the images.
-
-    Raises ValueError, naming the entry, for impossible labels, a second name or image, and unsafe paths.
-    """
-    names: dict[int, str] = {}
-    listed: set[str] = set()
-    splits: dict[str, Images] = {}
-    for split in SPLITS:
-        if not isinstance(document.get(split, []), list):
-            raise ValueError(f"'{split}' is no list of images")
-        splits[split] = []
-        for number, row in enumerate(document.get(split, []), 1):
-            where = f"{split} entry {number}"
-            if not isinstance(row, list) or list(map(type, row)) != [str, int, str]:
-                raise ValueError(f"{where} is not [path, label, class name]")
-            path, label, name = row
-            reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
-            if reason:
-                raise ValueError(f"{where}: {path[:80]!a} {reason}")
-            if not name or name != name.strip() or not name.isprintable():
-                raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
-            if label < 0 or names.setdefault(label, name) != name:
-                raise ValueError(f"{where}: label {label} is negative, or {name!a} is its second name")
-            listed.add(path)
-            splits[split].append((path, label))
-    absent = next((label for label in range(len(names)) if label not in names), None)
-    if absent is not None:
-        raise ValueError(f"no image has label {absent}, but labels go up to {max(names)}")
-    return tuple(names[label] for label in range(len(names))), splits
 
 
 def _read_variant_lists(location: RawLocation) -> Listing:
