@@ -25,12 +25,13 @@ Reporter = Callable[[str], None]
 
 
 class CheckedImage(NamedTuple):
-    """An image that decodes; images of equal bytes have the same digest."""
+    """An image that decodes, and where it lies in its shard; images of equal bytes have the same digest."""
 
-    split: str
     path: str
     label: int
     digest: str
+    offset: int = 0
+    size: int = 0
 
 
 def content_digest(data: bytes) -> str:
@@ -40,17 +41,13 @@ def content_digest(data: bytes) -> str:
 
 def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
     """Decode every image of a source without writing anything, and return the source with all problems and notes."""
-    ranges = [
-        (split, start, min(start + PART, count))
-        for split, count in source.counts.items()
-        for start in range(0, count, PART)
-    ]
-    images: list[CheckedImage] = []
+    ranges = source.ranges(PART)
+    images: list[tuple[str, CheckedImage]] = []
     problems = [*source.problems]
     parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
     processes = min(workers, len(ranges) // 2)
     for (split, _, stop), (found, broken) in zip(ranges, map_in_order(_check_part, parts, processes), strict=True):
-        images += found
+        images += [(split, image) for image in found]
         problems += broken
         if on_progress:
             on_progress(split, stop, source.counts[split])
@@ -66,7 +63,7 @@ def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
     for record in part.records():
         try:
             decode(record.data)
-            images.append(CheckedImage(split, record.path, record.label, content_digest(record.data)))
+            images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
         except ImageError as error:
             problems.append(describe_unreadable(split, record.path, error))
     return images, problems
@@ -77,16 +74,19 @@ def describe_unreadable(split: str, path: str, error: Exception) -> str:
     return f"{split}: {path} is not a readable image ({error}); replace it".removeprefix(": ")
 
 
-def find_duplicates(images: Iterable[CheckedImage], classnames: Sequence[str]) -> list[str]:
-    """Describe images of equal bytes, each copy beside the first one: with other labels, across splits and within."""
-    firsts: dict[str, CheckedImage] = {}
+def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequence[str]) -> list[str]:
+    """Describe images of equal bytes, each copy beside the first one: with other labels, across splits and within.
+
+    images: each with its split, "" if it has none yet.
+    """
+    firsts: dict[str, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
     mixed: dict[tuple[str, str], list[str]] = {}
-    for image in images:
-        first = firsts.setdefault(image.digest, image)
+    for split, image in images:
+        first_split, first = firsts.setdefault(image.digest, (split, image))
         if first is not image:
             pair = f"{image.path} = {first.path}"
-            copies.setdefault((first.split, image.split), []).append(pair)
+            copies.setdefault((first_split, split), []).append(pair)
             if image.label != first.label:
                 mixed.setdefault((classnames[first.label], classnames[image.label]), []).append(pair)
     named = [f"{one!r} and {other!r} ({len(pairs):,}, first {pairs[0]})" for (one, other), pairs in mixed.items()]

@@ -14,14 +14,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from shards.builtin_sources import builtin_source
-from shards.check_source import CheckedImage, Reporter, SplitProgress, check_source, find_duplicates, raise_problems
+from shards.check_source import Reporter, SplitProgress, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
 from shards.files import file_lock, write_file
 from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
@@ -32,7 +32,7 @@ from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.shard_writer import ShardTask, finished_file, pack_shard, read_finished
+from shards.shard_writer import FinishedShard, ShardTask, pack_shard
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -88,8 +88,6 @@ def pack_source(
     # Hidden, so that it never looks like a data set.
     partial = folder.with_name(f".{source.name}.partial")
     try:
-        if not (force or partial.exists()) and (manifest := _find_valid(source, data_root)):
-            return manifest
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
             _restore(folder)
@@ -179,11 +177,7 @@ def _write(
         room = f"about {_bytes(missing)} {'more ' if packed else ''}are needed in {partial.parent}, {_bytes(free)} are"
         raise DataError(f"'{source.name}' does not fit: {room} free; free some or choose another --data folder")
     write_file(plan_file, plan)
-    ranges = [
-        (split, start, min(start + per_shard, count))
-        for split, count in counts.items()
-        for start in range(0, count, per_shard)
-    ]
+    ranges = source.ranges(per_shard)
     tasks = (
         ShardTask(
             partial=partial,
@@ -200,15 +194,16 @@ def _write(
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     processes = min(workers, len(ranges), images // per_shard)
-    done = dict.fromkeys(counts, 0)
+    finished: dict[str, list[FinishedShard]] = {split: [] for split in counts}
     problems: list[str] = []
-    for (split, start, stop), broken in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
+    for (split, _, stop), (shard, broken) in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
+        finished[split] += [shard] if shard else []
         problems += broken
-        done[split] += stop - start
         if on_progress:
-            on_progress(split, done[split], counts[split])
+            on_progress(split, stop, counts[split])
     if on_note:
-        list(map(on_note, find_duplicates(_checked_images(partial, counts, per_shard), source.classnames)))
+        contents = ((split, image) for split, shards in finished.items() for shard in shards for image in shard.images)
+        list(map(on_note, find_duplicates(contents, source.classnames)))
     raise_problems(source.name, problems, on_note)
     manifest = Manifest(
         dataset=source.name,
@@ -218,21 +213,12 @@ def _write(
         templates=source.templates,
         variant=source.variant,
         resize=source.resize,
-        splits={split: _finish_split(source, partial, split, per_shard) for split in counts},
+        splits={split: _finish_split(source, partial / "set", split, shards) for split, shards in finished.items()},
     )
     for file, text in convention_texts(manifest).items():
         write_file(partial / "set" / file, text)
     write_file(partial / "set" / FILE, manifest.to_json())
     return manifest
-
-
-def _checked_images(partial: Path, counts: Mapping[str, int], per_shard: int) -> Iterator[CheckedImage]:
-    """Yield the images of all shards that are finished."""
-    for split, count in counts.items():
-        for number in range(-(-count // per_shard)):
-            if finished_file(partial, split, number).exists():
-                for image in read_finished(partial, split, number).images:
-                    yield CheckedImage(split, image.path, image.label, image.digest)
 
 
 def _plan(source: Source, per_shard: int) -> str:
@@ -253,25 +239,23 @@ def _plan(source: Source, per_shard: int) -> str:
     return json.dumps(plan)
 
 
-def _finish_split(source: Source, partial: Path, split: str, per_shard: int) -> SplitEntry:
-    """Write the index, the paths and `nshards.txt` of a split from what its finished shards hold."""
-    count = source.counts[split]
-    finished = [read_finished(partial, split, number) for number in range(-(-count // per_shard))]
-    images = [(number, image) for number, one in enumerate(finished) for image in one.images]
+def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[FinishedShard]) -> SplitEntry:
+    """Write the index and the paths of a split from what its finished shards hold."""
+    images = [(number, image) for number, shard in enumerate(shards) for image in shard.images]
     rows = np.array([(number, image.size, image.offset, image.label) for number, image in images], INDEX)
     text = "".join(f"{image.path}\n" for _, image in images).encode()
     # Few-shot samples and results name images by their paths.
     if problem := path_problem(text):
         raise DataError(f"'{source.name}' {split}: {problem}")
-    index, folder = index_bytes(rows), partial / "set" / split
-    write_file(folder / INDEX_FILE, index)
-    write_file(folder / PATHS_FILE, text)
+    index = index_bytes(rows)
+    write_file(folder / split / INDEX_FILE, index)
+    write_file(folder / split / PATHS_FILE, text)
     return SplitEntry(
-        count=count,
+        count=len(images),
         digest=list_digest(text, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
-        shards=tuple(one.shard for one in finished),
+        shards=tuple(shard.shard for shard in shards),
     )
 
 

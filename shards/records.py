@@ -62,6 +62,14 @@ class Source:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def ranges(self, size: int) -> list[tuple[str, int, int]]:
+        """Divide every split into ranges of so many images: split, start and stop."""
+        return [
+            (split, start, min(start + size, count))
+            for split, count in self.counts.items()
+            for start in range(0, count, size)
+        ]
+
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
     """Encode grey [H, W] or RGB [H, W, 3] pixels; the same pixels always give the same bytes."""

@@ -7,30 +7,21 @@ its raw files have not changed since.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from shards.check_source import content_digest, describe_unreadable
+from shards.check_source import CheckedImage, content_digest, describe_unreadable
 from shards.errors import DataError
 from shards.files import file_sha256, replace_at_end, write_file
 from shards.images import ImageError, decode, shrink
 from shards.manifest import Shard
+from shards.manifest_checks import shard_problem
 from shards.records import ImageRecord, Part
 from shards.tar import image_offset, sample_key, tar_sample
-
-
-class PackedImage(NamedTuple):
-    """One image of a finished shard; images of equal bytes have the same digest."""
-
-    offset: int
-    size: int
-    label: int
-    path: str
-    digest: str
 
 
 class FinishedShard(BaseModel):
@@ -40,7 +31,7 @@ class FinishedShard(BaseModel):
 
     stamp: str
     shard: Shard
-    images: tuple[PackedImage, ...]
+    images: tuple[CheckedImage, ...]
 
 
 @dataclass(frozen=True)
@@ -62,23 +53,19 @@ class ShardTask:
         return self.partial / "set" / self.split / f"{self.number}.tar"
 
 
-def finished_file(partial: Path, split: str, number: int) -> Path:
-    return partial / "finished" / split / f"{number}.json"
-
-
-def read_finished(partial: Path, split: str, number: int) -> FinishedShard:
-    """Read the content of a finished shard. Raises OSError or ValueError if there is no valid file."""
-    return FinishedShard.model_validate_json(finished_file(partial, split, number).read_bytes())
-
-
-def pack_shard(task: ShardTask) -> list[str]:
-    """Write a shard unless it is finished, and return a problem for each image that does not decode.
+def pack_shard(task: ShardTask) -> tuple[FinishedShard | None, list[str]]:
+    """Write a shard unless it is finished, and return its content, and a problem for each image that does not decode.
 
     A shard with problems is not finished. Raises DataError for a file that cannot be read.
     """
+    record = task.partial / "finished" / task.split / f"{task.number}.json"
     stamp = task.part.stamp()
-    if _is_finished(task, stamp):
-        return []
+    # An earlier packing may have written it. After a power failure the file can have the right size without its
+    # content, so hash it.
+    with suppress(OSError, ValueError):
+        finished = FinishedShard.model_validate_json(record.read_bytes())
+        if finished.stamp == stamp and not shard_problem(task.partial / "set", finished.shard, hashed=True):
+            return finished, []
     task.tar.parent.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
@@ -86,20 +73,9 @@ def pack_shard(task: ShardTask) -> list[str]:
         finished = _write(task, stamp, temporary, problems)
     if problems:
         task.tar.unlink()
-    else:
-        write_file(finished_file(task.partial, task.split, task.number), finished.model_dump_json())
-    return problems
-
-
-def _is_finished(task: ShardTask, stamp: str) -> bool:
-    try:
-        finished = read_finished(task.partial, task.split, task.number)
-        if finished.stamp != stamp or task.tar.stat().st_size != finished.shard.size:
-            return False
-        # After a power failure the file can have the right size without its content, so hash it.
-        return file_sha256(task.tar) == finished.shard.sha256
-    except (OSError, ValueError):
-        return False
+        return None, problems
+    write_file(record, finished.model_dump_json())
+    return finished, []
 
 
 def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> FinishedShard:
@@ -108,7 +84,7 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
 
     where, wanted = f"'{task.dataset}' {task.split}", task.stop - task.start
     from_image = f"(from image {task.start} on)"
-    images: list[PackedImage] = []
+    images: list[CheckedImage] = []
     count = 0
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for count, record in enumerate(islice(task.part.records(), wanted + 1), 1):
@@ -125,7 +101,7 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
             except ValueError as error:
                 raise DataError(f"{where}: {record.path!r} cannot be packed: {error}") from None
             offset = image_offset(sample, extension, writer.tarstream.offset)
-            images.append(PackedImage(offset, len(data), record.label, record.path, content_digest(record.data)))
+            images.append(CheckedImage(record.path, record.label, content_digest(record.data), offset, len(data)))
             writer.write(sample)
     if count < wanted:
         raise DataError(f"{where}: its source gave {count} images, its list says {wanted} {from_image}")
