@@ -16,14 +16,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import library, nn
+from torch import nn
 
 import procap.kernels.refinement as fused
 from procap.cross_attention import CrossAttention
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"tokens": 3, "widths": (33, 20), "heads": 3, "head_width": 5}
-TINY = {"tokens": 2, "widths": (9, 7), "heads": 1, "head_width": 3}
 
 
 def level(tokens, widths, heads, head_width, norm="pre", zero=False, dtype="float32", device="cpu", seed=0):
@@ -91,31 +90,6 @@ def unchanged(case):
     got = results(fused.fused_level, v, t, *modules)
     same = torch.equal(got["v"], v) and torch.equal(got["t"], t)
     return [same, sorted(name for name, x in got.items() if name not in ("v", "t") and x.abs().max() > 0)]
-
-
-def compiled(case):
-    """The largest difference of a compiled level, choice and all in one graph, from the same kernels called plainly."""
-    inputs = level(**case)
-    plain = results(fused.fused_level, *inputs)
-    with pytest.MonkeyPatch.context() as patch:
-        # As on a GPU whose user wants the kernels.
-        patch.setattr(fused, "can_fuse", lambda *level: True)
-        patch.setenv("PROCAP_FUSED", "on")
-        graph = torch.compile(fused.refine_level, backend="aot_eager", fullgraph=True)
-        patch.setattr(fused, "eager_level", None)
-        traced = results(graph, *inputs)
-    return max((plain[name] - traced[name]).abs().max().item() for name in plain)
-
-
-def registered(case):
-    """torch's own checks of an operator: schema, fake tensors, autograd."""
-    v, t, projection, vision, text = level(**case)
-    arguments = (
-        v, t, list(projection.parameters()), fused.parameters(vision), fused.parameters(text), vision.heads, 1e-5,
-    )  # fmt: skip
-    # Tracing is tested by itself, above.
-    checks = "test_schema", "test_autograd_registration", "test_faketensor"
-    return library.opcheck(fused.level_op, arguments, test_utils=checks)
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +169,6 @@ def test_zero_output_projections_leave_the_tokens_and_learn(interpreter):
     assert same and learning == sorted([*projections, "dt", "dv"])
 
 
-def test_the_operator_compiles_whole(interpreter):
-    assert interpreter("compiled", TINY) == 0
-    assert set(interpreter("registered", TINY).values()) == {"SUCCESS"}
-
-
 def test_a_level_on_the_cpu_is_eager_and_needs_no_triton(monkeypatch):
     monkeypatch.setenv("PROCAP_FUSED", "on")
     monkeypatch.setitem(sys.modules, "procap.kernels.launch", None)
@@ -224,7 +193,7 @@ def test_the_faster_way_is_chosen_and_timed_once(monkeypatch, times, plain, grap
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
     chosen = [fused.is_fused_faster(*KEY, is_graphed) for is_graphed in (False, True, False)]
     assert chosen == [plain, graphed, plain]
-    assert timed == [KEY] and fused.get_timings() == {KEY: times}
+    assert timed == [KEY] and fused._measured == {KEY: times}
 
 
 def test_nothing_is_timed_during_a_capture_or_against_the_users_setting(monkeypatch):
@@ -333,7 +302,7 @@ def test_native_kernels_are_eager(cuda, tokens, sizes, norm, dtype):
 
 
 @pytest.mark.gpu
-def test_kernels_in_a_graph_and_compiled_give_the_same(cuda):
+def test_kernels_in_a_graph_give_the_same(cuda):
     case = {"tokens": 4, "widths": (768, 512), "heads": 8, "head_width": 64, "device": cuda}
     inputs = level(**case)
     plain = results(fused.fused_level, *inputs)
@@ -341,9 +310,8 @@ def test_kernels_in_a_graph_and_compiled_give_the_same(cuda):
     with torch.cuda.graph(graph):
         recorded = results(fused.fused_level, *inputs)
     graph.replay()
-    traced = results(torch.compile(fused.fused_level, fullgraph=True), *inputs)
     for name, x in plain.items():
-        assert torch.equal(x, recorded[name]) and torch.allclose(x, traced[name], rtol=1e-5, atol=1e-6), name
+        assert torch.equal(x, recorded[name]), name
 
 
 @pytest.mark.gpu
@@ -354,7 +322,7 @@ def test_the_choice_is_made_by_timing(cuda, autocast, capsys):
     with capsys.disabled():
         print(f"\none level of ViT-B/16, 4 tokens, autocast {autocast}, ms: {timings}")
     assert max(timings) < float("inf")
-    assert fused.is_fused_faster(*key, False) in (True, False) and key in fused.get_timings()
+    assert fused.is_fused_faster(*key, False) in (True, False) and key in fused._measured
 
 
 if __name__ == "__main__":

@@ -17,14 +17,18 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
+
+if TYPE_CHECKING:
+    from procap.kernels.launch import Direction
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ def refine_level(
     fused = can_fuse(v, t, projection, to_v, to_t) and is_fused_faster(
         v.device.index, v.dtype, len(v), v.shape[1], t.shape[1], to_v.heads, to_v.query.out_features, to_v.norm,
         torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
-        torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing(),
+        torch.cuda.is_current_stream_capturing(),
     )  # fmt: skip
     return (fused_level if fused else eager_level)(v, t, projection, to_v, to_t)
 
@@ -58,10 +62,9 @@ def fused_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
     """Compute a level with the kernels; a LayerNorm after the residual runs in torch, one kernel per direction."""
-    new_v, new_t, _, _ = level_op(
-        v.contiguous(), t.contiguous(), [projection.weight, projection.bias],
-        parameters(vision), parameters(text), vision.heads, norm_epsilon(vision),
-    )  # fmt: skip
+    eps = vision.norm_query.eps if vision.norm == "pre" else 0.0
+    weights = projection.weight, projection.bias, *parameters(vision), *parameters(text)
+    new_v, new_t = FusedLevel.apply(vision.heads, eps, v.contiguous(), t.contiguous(), *weights)
     if vision.norm == "post":
         return vision.norm_output(new_v), text.norm_output(new_t)
     return new_v, new_t
@@ -76,72 +79,36 @@ def parameters(attention: CrossAttention) -> list[Tensor]:
     return tensors
 
 
-def norm_epsilon(attention: CrossAttention) -> float:
-    return attention.norm_query.eps if attention.norm == "pre" else 0.0
+class FusedLevel(torch.autograd.Function):
+    """A level in kernels, from v, t, and the tensors of the projection and of both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: int, eps: float, v: Tensor, t: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        from procap.kernels.launch import forward
+
+        new_v, new_t, z, rows = forward(v, t, *_group(weights), heads, eps)
+        ctx.heads, ctx.eps = heads, eps
+        ctx.save_for_backward(v, t, z, rows, *weights)
+        return new_v, new_t
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_v: Tensor, g_t: Tensor) -> tuple[Tensor | None, ...]:
+        from procap.kernels.launch import backward
+
+        v, t, z, rows, *weights = ctx.saved_tensors
+        given = g_v.contiguous(), g_t.contiguous()
+        dv, dt, projection, *directions = backward(given, v, t, z, rows, *_group(weights), ctx.heads, ctx.eps)
+        of_directions = [gradient for direction in directions for gradient in direction if gradient is not None]
+        return None, None, dv, dt, *projection, *of_directions
 
 
-# --- the operator -----------------------------------------------------------------------------------------------------
+def _group(weights: Sequence[Tensor]) -> tuple[Sequence[Tensor], Direction, Direction]:
+    """Divide the tensors of a level into those of the projection, and of either direction."""
+    from procap.kernels.launch import Direction
 
-
-# Custom operators instead of an autograd.Function: torch.compile does not trace into them.
-@library.custom_op("procap::cross_attention_level", mutates_args=())
-def level_op(
-    v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute v' and t', and for the backward pass z = W_p v [P, Dt] and the inner rows [8, P, I]."""
-    from procap.kernels.launch import Direction, forward
-
-    return forward(v, t, projection, Direction(*vision), Direction(*text), heads, eps)
-
-
-@level_op.register_fake
-def _(
-    v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tokens, inner = v.shape[0], vision[0].shape[0]
-    z, rows = ((tokens, t.shape[1]), (8, tokens, inner))
-    new = torch.empty_like(v), torch.empty_like(t)
-    return *new, v.new_empty(z, dtype=torch.float32), v.new_empty(rows, dtype=torch.float32)
-
-
-@library.custom_op("procap::cross_attention_level_backward", mutates_args=())
-def level_backward_op(
-    g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
-    projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,
-) -> list[Tensor]:  # fmt: skip
-    """Compute the gradients of v, t and all parameters, in the order of the inputs."""
-    from procap.kernels.launch import Direction, backward
-
-    dv, dt, projections, *directions = backward(
-        (g_v, g_t), v, t, z, rows, projection, Direction(*vision), Direction(*text), heads, eps
-    )
-    return [dv, dt, *projections, *(g for direction in directions for g in direction if g is not None)]
-
-
-@level_backward_op.register_fake
-def _(
-    g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
-    projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,
-) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(x) for x in (v, t, *projection, *vision, *text)]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    v, t, projection, vision, text, ctx.heads, ctx.eps = inputs
-    ctx.save_for_backward(v, t, output[2], output[3], *projection, *vision, *text)
-    ctx.directions = len(vision)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, g_v: Tensor | None, g_t: Tensor | None, *_: None) -> tuple[Any, ...]:
-    v, t, z, rows, *weights = ctx.saved_tensors
-    projection, vision, text = weights[:2], weights[2 : 2 + ctx.directions], weights[2 + ctx.directions :]
-    g_v, g_t = (torch.zeros_like(x) if g is None else g.contiguous() for g, x in ((g_v, v), (g_t, t)))
-    dv, dt, *rest = level_backward_op(g_v, g_t, v, t, z, rows, projection, vision, text, ctx.heads, ctx.eps)
-    return dv, dt, rest[:2], rest[2 : 2 + ctx.directions], rest[2 + ctx.directions :], None, None
-
-
-level_op.register_autograd(_backward, setup_context=_keep)
+    middle = 1 + len(weights) // 2
+    return weights[:2], Direction(*weights[2:middle]), Direction(*weights[middle:])
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
@@ -157,6 +124,7 @@ class Timings(NamedTuple):
 
 
 _measured: dict[tuple[Any, ...], Timings] = {}
+"""What was timed in this process so far, by shape."""
 
 
 def can_fuse(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention) -> bool:
@@ -189,16 +157,6 @@ def is_fused_faster(
         _measured[key] = time_level(*key)
     timings = _measured[key]
     return timings.fused_graph < timings.eager_graph if graphed else timings.fused < timings.eager
-
-
-# The attribute that torch.compiler.assume_constant_result sets, without importing the whole compiler: Dynamo then calls
-# this function while it traces and uses the result as a constant.
-is_fused_faster._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def get_timings() -> dict[tuple[Any, ...], Timings]:
-    """Return what was timed in this process so far, by shape."""
-    return dict(_measured)
 
 
 def time_level(

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.coop import ContextMethod, ContextOptions
-from procap.methods.method import Noise
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
+from procap.methods.method import Noise, PublicLayout
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
@@ -27,11 +27,10 @@ from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 META_NET_NAMES = {
-    f"meta_net.{index}.{part}": f"prompt_learner.meta_net.{name}.{part}"
-    for index, name in ((0, "linear1"), (2, "linear2"))
-    for part in ("weight", "bias")
+    "meta_net.0": "prompt_learner.meta_net.linear1.{}",
+    "meta_net.2": "prompt_learner.meta_net.linear2.{}",
 }
-"""The parameters of a network of two layers, and their names in the public code of CoCoOp and TCP."""
+"""The parameters of a network of two layers in the public code of CoCoOp and TCP."""
 
 
 class CoCoOp(ContextMethod):
@@ -39,6 +38,7 @@ class CoCoOp(ContextMethod):
 
     Options = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
+    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     depends_on_image = True
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
@@ -59,9 +59,6 @@ class CoCoOp(ContextMethod):
 
     def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
         return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)
-
-    def public_names(self) -> dict[str, str]:
-        return super().public_names() | META_NET_NAMES
 
 
 class CoCoOpClassifier(Classifier):

@@ -23,6 +23,8 @@ from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
+CONTEXT_NAMES = {"context": "prompt_learner.ctx"}
+
 
 class ContextOptions(BaseModel):
     """The options of every method with CoOp's context."""
@@ -46,7 +48,7 @@ class ContextOptions(BaseModel):
 class ContextMethod(Method):
     """A method that learns CoOp's context."""
 
-    public_layout = PublicLayout("prompt_learner", module="prompt_learner")
+    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
@@ -71,9 +73,6 @@ class ContextMethod(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
-
-    def public_names(self) -> dict[str, str]:
-        return {"context": "prompt_learner.ctx"}
 
 
 class CoOpOptions(ContextOptions):

@@ -22,7 +22,7 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.initialisation import linear
-from procap.methods.maple import MaPLe, MaPLeOptions
+from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
@@ -72,7 +72,11 @@ class CoPrompt(MaPLe):
 
     Options = CoPromptOptions
     summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
-    public_layout = PublicLayout("MultiModalPromptLearner", unused=("model_distill.",))
+    public_layout = PublicLayout(
+        "MultiModalPromptLearner",
+        MAPLE_NAMES | {"image_adapter": "adapter_image.fc.{}", "text_adapter": "adapter_text.fc.{}"},
+        unused=("model_distill.",),
+    )
     views = 2
     required_option = "sentences"
     options: CoPromptOptions
@@ -142,13 +146,6 @@ class CoPrompt(MaPLe):
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         o, text = self.options, adapt(text, self.text_adapter, self.options.text_share)
         return AdaptedClassifier(self.clip, image_plan, text, self.scale(), self.image_adapter, o.image_share)
-
-    def public_names(self) -> dict[str, str]:
-        return super().public_names() | {
-            f"{tower}_adapter.{layer}.weight": f"adapter_{tower}.fc.{layer}.weight"
-            for tower in ("image", "text")
-            for layer in (0, 2)
-        }
 
 
 class AdaptedClassifier(Classifier):

@@ -24,6 +24,13 @@ from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
+IVLP_NAMES = {
+    "tokens.text": "text_encoder.transformer.resblocks.{}.VPT_shallow",
+    "tokens.vision": "image_encoder.transformer.resblocks.{}.VPT_shallow",
+    "tokens.text.0": "prompt_learner.ctx",
+    "tokens.vision.0": "image_encoder.VPT",
+}
+
 
 class DeepPrompts(nn.Module):
     """Learned tokens of every prompted layer i (0: the input): `text[i]` [P, Dt] and `vision[i]` [P, Dv]."""
@@ -48,7 +55,7 @@ class IVLP(Method):
 
     Options: ClassVar[type[BaseModel]] = IVLPOptions
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
-    public_layout = PublicLayout("VLPromptLearner")
+    public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: IVLPOptions, generator: torch.Generator) -> None:
@@ -71,11 +78,3 @@ class IVLP(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return deep_plans(self.clip, list(self.tokens.vision), list(self.tokens.text))
-
-    def public_names(self) -> dict[str, str]:
-        names = {}
-        for tower, encoder in (("text", "text_encoder"), ("vision", "image_encoder")):
-            for layer in range(len(getattr(self.tokens, tower))):
-                names[f"tokens.{tower}.{layer}"] = f"{encoder}.transformer.resblocks.{layer}.VPT_shallow"
-        first = {"tokens.text.0": "prompt_learner.ctx", "tokens.vision.0": "image_encoder.VPT"}
-        return names | {name: theirs for name, theirs in first.items() if name in names}

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits
-from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import Noise, PublicLayout
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -34,7 +34,9 @@ class KgCoOp(ContextMethod):
 
     Options = KgCoOpOptions
     summary: ClassVar[str] = "KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts"
-    public_layout = PublicLayout("prompt_learner", module="prompt_learner", unused=("bias_vectors", "meta_net."))
+    public_layout = PublicLayout(
+        "prompt_learner", CONTEXT_NAMES, module="prompt_learner", unused=("bias_vectors", "meta_net.")
+    )
     options: KgCoOpOptions
 
     @classmethod

@@ -23,6 +23,13 @@ from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
+MAPLE_NAMES = {
+    "context": "prompt_learner.ctx",
+    "projection": "prompt_learner.proj.{}",
+    "deep_context": "prompt_learner.compound_prompts_text.{}",
+    "deep_projection": "prompt_learner.compound_prompt_projections.{}",
+}
+
 
 class MaPLeOptions(BaseModel):
     model_config = STRICT
@@ -42,7 +49,7 @@ class MaPLe(Method):
 
     Options: ClassVar[type[BaseModel]] = MaPLeOptions
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
-    public_layout = PublicLayout("MultiModalPromptLearner")
+    public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     options: MaPLeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MaPLeOptions, generator: torch.Generator) -> None:
@@ -81,11 +88,3 @@ class MaPLe(Method):
         if self.options.fp16_rounding:
             vision, deep = ([tokens.half().to(tokens.dtype) for tokens in each] for each in (vision, deep))
         return deep_plans(self.clip, vision, [self.context, *deep])
-
-    def public_names(self) -> dict[str, str]:
-        names = {f"projection.{part}": f"prompt_learner.proj.{part}" for part in ("weight", "bias")}
-        for i in range(self.options.depth - 1):
-            names[f"deep_context.{i}"] = f"prompt_learner.compound_prompts_text.{i}"
-            for part in ("weight", "bias"):
-                names[f"deep_projection.{i}.{part}"] = f"prompt_learner.compound_prompt_projections.{i}.{part}"
-        return {"context": "prompt_learner.ctx"} | names

@@ -9,7 +9,7 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import getattr_static
 from typing import ClassVar, Self
@@ -46,6 +46,8 @@ class PublicLayout:
     """How the public code of a method names the tensors of its model and saves it.
 
     folder: the model's name, and that of the folder of its files.
+    names: names of parameters, or their first parts, and what stands in their place; {} is the rest of the name. The
+        longest one that fits counts, and slashes in the rest become dots.
     module: the part of the model that is saved; empty if all of it is, with the frozen towers.
     unused: beginnings of the names of tensors that are saved as well but not used in inference.
     strict: its loader demands every tensor of the model, so the frozen ones are exported too.
@@ -53,6 +55,7 @@ class PublicLayout:
     """
 
     folder: str
+    names: Mapping[str, str]
     module: str = ""
     unused: tuple[str, ...] = ()
     strict: bool = False
@@ -235,7 +238,12 @@ class Method(nn.Module):
 
     def public_names(self) -> dict[str, str]:
         """Map the name of each parameter to its name in the public code of the method; empty without public code."""
-        return {}
+        known = dict(self.public_layout.names) if self.public_layout else {}
+        found = {}
+        for name in self.state_dict() if known else ():
+            ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
+            found[name] = known[ours].format(name.removeprefix(ours).lstrip(".").replace("/", "."))
+        return found
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a snapshot for inference on the classes of `space` (default: those trained on); needs no retraining.

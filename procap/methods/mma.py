@@ -81,7 +81,7 @@ class MMA(Method):
 
     Options = MMAOptions
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters beside the upper blocks of both towers"
-    public_layout = PublicLayout("adapter_learner", module="adapter_learner")
+    public_layout = PublicLayout("adapter_learner", {}, module="adapter_learner")
     options: MMAOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:

@@ -63,7 +63,16 @@ class MMRL(Method):
 
     Options = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
-    public_layout = PublicLayout("MultiModalPromptLearner", strict=True)
+    public_layout = PublicLayout(
+        "MultiModalPromptLearner",
+        {
+            "projection": "image_encoder.proj_rep",
+            "tokens": "representation_learner.compound_rep_tokens",
+            "to_vision": "representation_learner.compound_rep_tokens_r2vproj.{}",
+            "to_text": "representation_learner.compound_rep_tokens_r2tproj.{}",
+        },
+        strict=True,
+    )
     options: MMRLOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:
@@ -154,15 +163,6 @@ class MMRL(Method):
         if rule == "fused" or (rule == "task" and space == self.space):
             return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
         return super().make_classifier(replace(image_plan, read_op=None), text, space)
-
-    def public_names(self) -> dict[str, str]:
-        learner = "representation_learner.compound_rep_tokens"
-        names = {"projection": "image_encoder.proj_rep", "tokens": learner}
-        for ours, theirs, layers in (("to_vision", "r2vproj", self.to_vision), ("to_text", "r2tproj", self.to_text)):
-            for i in range(len(layers)):
-                for part in ("weight", "bias"):
-                    names[f"{ours}.{i}.{part}"] = f"{learner}_{theirs}.{i}.{part}"
-        return names
 
 
 class FusedClassifier(Classifier):

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
-from procap.methods.ivlp import IVLP, IVLPOptions
+from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
 from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
@@ -57,7 +57,7 @@ class PromptSRC(IVLP):
 
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
-    public_layout = PublicLayout("VLPromptLearner", unused=("prompt_learner.ZS_image_encoder.",))
+    public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     options: PromptSRCOptions
 
     @classmethod

@@ -81,7 +81,11 @@ class SkipT(Method):
     Options = SkipTOptions
     summary: ClassVar[str] = "SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes"
     # The public code saves both towers whole, with the embedding of all words.
-    public_layout = PublicLayout("learnable_params", unused=("text_encoder.token_embedding.",))
+    public_layout = PublicLayout(
+        "learnable_params",
+        {"vision": "image_encoder.{}", "text": "text_encoder.{}"},
+        unused=("text_encoder.token_embedding.",),
+    )
     options: SkipTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: SkipTOptions, generator: torch.Generator) -> None:
@@ -164,13 +168,6 @@ class SkipT(Method):
         text = self.clip.encode_text_from(self.options.first_block, self.prompts.tokenized, chosen, text_plan)
         places = (chosen == labels[:, None]).int().argmax(dim=1)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), places)}
-
-    def public_names(self) -> dict[str, str]:
-        return {
-            f"{ours}.{name}": f"{theirs}.{name.replace('/', '.')}"
-            for ours, theirs, tower in (("vision", "image_encoder", self.vision), ("text", "text_encoder", self.text))
-            for name, _ in tower.named_parameters()
-        }
 
 
 def keep_odds(classes: int, options: SkipTOptions) -> Tensor:

@@ -20,8 +20,8 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.cocoop import META_NET_NAMES
-from procap.methods.coop import ContextMethod, ContextOptions
-from procap.methods.method import Noise
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
+from procap.methods.method import Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
@@ -62,6 +62,7 @@ class TCP(ContextMethod):
 
     Options = TCPOptions
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
+    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:
@@ -105,6 +106,3 @@ class TCP(ContextMethod):
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
             "kg": self.options.kg_weight * (1 - near),
         }
-
-    def public_names(self) -> dict[str, str]:
-        return super().public_names() | META_NET_NAMES

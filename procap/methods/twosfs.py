@@ -50,7 +50,7 @@ class TwoSFS(Method):
 
     Options = TwoSFSOptions
     summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
-    public_layout = PublicLayout("two_stages", dassl=False)
+    public_layout = PublicLayout("two_stages", {"rows": "classifier", "vision": "visual.{}", "text": "{}"}, dassl=False)
     options: TwoSFSOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
@@ -132,12 +132,6 @@ class TwoSFS(Method):
             rows |= dict(zip(new, self.class_features(replace(space, classnames=new)), strict=True))
         features = torch.stack([rows[name] for name in space.classnames])
         return Classifier(self.clip, self.plans(self.prompts)[0], features, self.scale())
-
-    def public_names(self) -> dict[str, str]:
-        names = {"rows": "classifier"}
-        for ours, tower, prefix in (("vision", self.vision, "visual."), ("text", self.text, "")):
-            names |= {f"{ours}.{name}": prefix + name.replace("/", ".") for name, _ in tower.named_parameters()}
-        return names
 
 
 def tuned_norms(tower: nn.Module, first: int, others: Sequence[str]) -> WeightOverrides:

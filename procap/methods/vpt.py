@@ -36,7 +36,10 @@ class VPT(Method):
 
     Options = VPTOptions
     summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
-    public_layout = PublicLayout("prompt_learner")
+    public_layout = PublicLayout(
+        "prompt_learner",
+        {"tokens": "image_encoder.transformer.resblocks.{}.VPT_shallow", "tokens.0": "image_encoder.VPT"},
+    )
     options: VPTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: VPTOptions, generator: torch.Generator) -> None:
@@ -55,7 +58,3 @@ class VPT(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return deep_plans(self.clip, list(self.tokens), ())
-
-    def public_names(self) -> dict[str, str]:
-        deep = {f"tokens.{i}": f"image_encoder.transformer.resblocks.{i}.VPT_shallow" for i in range(len(self.tokens))}
-        return deep | {"tokens.0": "image_encoder.VPT"}
