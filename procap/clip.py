@@ -145,11 +145,12 @@ def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tenso
         for name, like in wanted.items()
         if name in found and found[name].shape != like.shape
     ]
-    problems = shapes[:2] + [f"and {len(shapes) - 2} more shapes"] * (len(shapes) > 2)
-    for word, names in (("lacks", missing), ("has unknown", extra)):
-        if names:
-            problems.append(f"{word} {', '.join(names[:3])}" + f" and {len(names) - 3} more" * (len(names) > 3))
-    return problems
+    lists = {"": shapes, "lacks ": missing, "has unknown ": extra}
+    return [
+        start + ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+        for start, names in lists.items()
+        if names
+    ]
 
 
 def _initial(name: str, like: Tensor, geometry: Geometry, generator: torch.Generator) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(BaseModel):
@@ -22,7 +24,7 @@ class Recipe(BaseModel):
     vision_lr: float | None = Field(default=None, gt=0, description="that of the weights of the vision tower, if other")
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam and AdamW only")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.999), description="Adam and AdamW only")
     eps: float = Field(default=1e-8, gt=0, description="Adam and AdamW only")
     epochs: int = Field(ge=0)
     iterations: int | None = Field(
@@ -64,13 +66,6 @@ class Recipe(BaseModel):
     def passes(self, images: int) -> float:
         """Compute how many passes over `images` images the training takes."""
         return self.iterations * min(self.batch_size, images) / images if self.iterations else self.epochs
-
-    @field_validator("betas")
-    @classmethod
-    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("two decay rates from 0 up to, not including, 1, such as 0.9 and 0.999")
-        return betas
 
     @field_validator("crop_scale")
     @classmethod

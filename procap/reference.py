@@ -23,7 +23,6 @@ from procap.plan import BLOCKS, INPUT, NO_CHANGE, Plan
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
-    from procap.text import LabelSpace
     from procap.towers import Transformer
 
 
@@ -65,11 +64,6 @@ def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     by_label = dict(rows)
     ends = torch.stack([by_label[int(end)][prompt] for prompt, end in enumerate(ids.argmax(dim=1))])
     return _layer_norm(ends, weights, "ln_final") @ weights["text_projection"]
-
-
-def reference_logits(method: Method, images: Tensor, space: LabelSpace | None = None) -> Tensor:
-    """Compute logits [B, C] of `method`, encoding prompts, classes and images with the plain encoders."""
-    return with_plain_encoders(method).classifier(space)(images)
 
 
 def with_plain_encoders(method: Method) -> Method:

@@ -36,7 +36,7 @@ TPE = ["--name", "tpe", "--search", "tpe", "--param", "lr=loguniform(1e-4,1e30)"
 TPE += ["--search-seed", "16"]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
-    Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="finished",
+    Configuration(number=number, values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="finished",
                   score=score, scores={f"x/seed1-{number:08x}": score}, epochs=1)
     for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
 ]  # fmt: skip
@@ -51,7 +51,7 @@ def halved(local_ray, where, tmp_path_factory):
     """
     results = tmp_path_factory.mktemp("halved")
     unfinished = [
-        Configuration(number=number, values={"recipe.lr": lr, "options.class_position": "front"}, state="failed")
+        Configuration(number=number, values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="failed")
         for number, lr in enumerate(UNFINISHED, len(FINISHED))
     ]
     SweepFolder(results / "sweeps" / "tpe").save([*FINISHED, *unfinished])
@@ -77,7 +77,7 @@ def summary(results, name="grid"):
 def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoint):
     wanted = {
         plan_run(method="coop", dataset="digits", seed=seed, shots=2, backbone=str(tiny_checkpoint),
-                 overrides={"epochs": 3, "lr": lr, "warmup": "none"}, options={"class_position": "front"}).path
+                 overrides={"epochs": 3, "lr": lr, "warmup": "none"}, options={"ctx_init": "an_old_grey_dog"}).path
         for lr in RATES for seed in (1, 2)
     }  # fmt: skip
     assert {run for row in summary(searched)["configurations"] for run in row["runs"]} == wanted

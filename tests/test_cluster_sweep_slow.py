@@ -76,7 +76,17 @@ def checkpoints(results):
 
 
 def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, data, tmp_path):
-    grid = [*ASKED, "--name", "grid", "--param", "lr=0.002,0.1", "--param", "class_position=end,front", "--epochs", "2"]
+    grid = [
+        *ASKED,
+        "--name",
+        "grid",
+        "--param",
+        "lr=0.002,0.1",
+        "--param",
+        "ctx_init=a_photo_of_a,a_picture_of_a",
+        "--epochs",
+        "2",
+    ]
     there, here = tmp_path / "there", tmp_path / "here"
     found, err = finish([*grid, *cluster, "--results", str(there)])
     assert "2 at once on the cluster" in err

@@ -224,7 +224,7 @@ def test_every_method_trains_and_classifies_as_the_reference(short_clip, tiny_sp
     method.begin_stage(bool(options.get("first_stage") == 0.0))
     plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
-    logits = reference.reference_logits(method, images)
+    logits = reference.with_plain_encoders(method).classifier()(images)
     for choice in CHOICES:
         with chosen(short_clip, choice) as clip:
             over = method.with_clip(clip)

@@ -444,8 +444,7 @@ def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
     clip = CLIP.random(SHORT_GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
-    needed = {"coop": {"csc": True, "ctx_init": ""}, **NEEDED}
-    options = SHORT_OPTIONS.get(name, {}) | needed.get(name, {})
+    options = SHORT_OPTIONS.get(name, {}) | NEEDED.get(name, {})
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     method.group = group if group.size > 1 else None

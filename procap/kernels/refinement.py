@@ -15,8 +15,6 @@ import importlib.util
 import logging
 import math
 import os
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -203,24 +201,19 @@ def time_level(
     return Timings(*plain, *graphs)
 
 
-def time_milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: int = 5) -> float:
-    """Measure the wall-clock time per step, launches included: median over rounds, infinite if the step fails."""
+def time_milliseconds(step: Callable[[], object] | None) -> float:
+    """Measure the median wall-clock time of a step, launches included; infinite if the step fails."""
+    # Here, because it is needed on a GPU only.
+    from torch.utils.benchmark import Timer
+
     if step is None:
         return math.inf
-    times = []
     try:
-        for _ in range(rounds + 1):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - start) / repeats)
+        return 1e3 * Timer("step()", globals={"step": step}).blocked_autorange(min_run_time=0.1).median
     # Triton's own errors are not RuntimeErrors; after any of them the eager implementation still works.
     except Exception as error:
         log.warning("cross-attention: %s does not run here: %s", getattr(step, "__name__", "a graph"), error)
         return math.inf
-    return statistics.median(times[1:])
 
 
 def capture_graph(step: Callable[[], object]) -> Callable[[], object] | None:
