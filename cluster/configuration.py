@@ -266,21 +266,6 @@ def check_values(settings: SweepSettings, data: Path | None) -> None:
         )
 
 
-def fields_without_effect(settings: SweepSettings, data: Path | None) -> list[str]:
-    """List the varied fields whose values all give the same runs, such as a learning rate of zero-shot CLIP."""
-    first = next(examples(settings))
-    found = []
-    for field, domain in settings.space.items():
-        values = domain if isinstance(domain, list) else [next(iter(domain.values()))[0], value_between(domain)]
-        for method in settings.methods:
-            runs = [make_runs(settings, {**first, "method": method, field: value}, data) for value in values]
-            if any(run.path != other.path for each in runs for run, other in zip(runs[0], each, strict=True)):
-                break
-        else:
-            found.append(field)
-    return found
-
-
 def longest(settings: SweepSettings, data: Path | None) -> int:
     """Return the epochs of the longest run over all methods."""
     values = next(examples(settings))

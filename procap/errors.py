@@ -20,10 +20,6 @@ class UsageError(UserError):
     exit_code = 2
 
 
-class MissingWeights(UserError):
-    """Weights that are not on this machine."""
-
-
 def unknown_name(kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> UsageError:
     """Make a `UsageError` for `name` with the nearest of `choices`, then all of them or how to list them."""
     known = sorted(choices)

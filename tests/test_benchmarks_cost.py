@@ -10,13 +10,10 @@ from made_results import put_config, put_run, put_score
 
 from benchmarks.cli import main
 from benchmarks.results.profiles import MINI
-from benchmarks.runtime.flops import BACKBONES, bilinear, count_evaluation, count_step
 from benchmarks.suites import load_suite
-from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
+from benchmarks.suites.cost import CostModel, Machine, find_machine, makespan
 from benchmarks.suites.progress import RunProgress
 from cluster.run import RunSpec, TrialReport
-from procap.methods import METHODS
-from procap.weights.loading import load_clip
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
 from runner.run_folders import RunFolder
@@ -45,20 +42,6 @@ def finish(runtime: RuntimeConfig, one: RunConfig, *targets: str) -> None:
     put_config(runtime.results, one)
     for target in targets:
         put_score(runtime.results, one, target, 3, 5)
-
-
-def test_the_installed_operations_are_those_of_a_training_step():
-    clip = load_clip()
-    for method, kind, count in (("procap", "step", count_step), ("coop", "eval", count_evaluation)):
-        assert bilinear(clip, method, count) == pytest.approx(load_flops()["mini"][method][kind], rel=1e-3)
-    # ViT-B/16 has 35 billion operations an image forward, and about as many backward where the weights are frozen.
-    assert flops(load_flops()["ViT-B-16"]["maple"]["step"], 1, 0) == pytest.approx(68e9, rel=0.05)
-
-
-def test_operations_are_counted_for_every_method_on_every_backbone():
-    """Otherwise `--dry-run` could not estimate the time of a run on, say, ViT-L/14 before one has finished."""
-    assert {*load_flops()} == {*BACKBONES}
-    assert all({*counted} == {*METHODS} for counted in load_flops().values())
 
 
 def test_more_work_takes_longer(runtime):
@@ -107,15 +90,11 @@ def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
     assert model.seconds(run) == pytest.approx(5 * fresh, rel=0.01)
 
 
-def test_what_nothing_is_known_of_is_unknown(runtime):
-    own = config().model_copy(update={"method": "somebody's own"})
+def test_the_time_on_an_unknown_data_set_is_unknown(runtime):
     model = CostModel(runtime, HERE)
-    assert model.seconds(spec_of(own)) == math.inf and model.ratio(own)[1].startswith("unknown")
     assert model.ratio(config())[1] == "assumed: 0.05 TFLOP/s"
     elsewhere = config().model_copy(update={"dataset": "nowhere"})
     assert model.seconds(spec_of(elsewhere)) == math.inf
-    model.learn(spec_of(own), 10.0)
-    assert math.isfinite(model.seconds(spec_of(own)))
 
 
 def test_estimates_need_no_torch(runtime):
@@ -180,17 +159,14 @@ def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
 def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, capsys):
     new = planned(capsys)
     assert [line.split()[0] for line in new] == ["1", "2", "4", "8"] and not runtime.results.exists()
-    hours = float(new[0].split(", ")[1].split()[0])
-    assert "costs" not in new[0] and f"costs {3.5 * hours:.2f}"[:-1] in planned(capsys, "--price", "3.5")[0]
     assert [line.split()[0] for line in planned(capsys, "--processes", "2")] == ["2", "4", "8", "16"]
     suite = load_suite("base-to-novel")
     entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
     runs = [entry.spec.config for entry in entries]
-    for one in runs:
-        finish(runtime, one)
+    for one in runs[:2]:
+        finish(runtime, one, *HALVES)
     trained = planned(capsys)
     assert trained and trained[0] != new[0]
     for one in runs:
         finish(runtime, one, *HALVES)
     assert planned(capsys) == [] and len(planned(capsys, "--force")) == 4
-    assert main([*PLAN[:-1], "--price", "3.5"]) == 2 and "add --dry-run" in capsys.readouterr().err

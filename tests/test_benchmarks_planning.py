@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.settings import flags_of_options, list_cases, make_settings, run_config
 from benchmarks.suites import PAPER_SUITES, SUITES, load_suite
-from benchmarks.suites.planning import merge_runs, recorded_options
+from benchmarks.suites.planning import merge_runs
 from benchmarks.tables.notes import note_options, suite_notes
 from procap.errors import UsageError
-from procap.methods import EARLIER_DEFAULTS, METHODS, method_options
+from procap.methods import METHODS
 from runner.config import RuntimeConfig
-from runner.run_collection import Collection
 from shards.catalogue import CATALOGUE, find
 from shards.fewshot import CLASS_CHOICES, select_labels
 
@@ -172,16 +170,6 @@ def settled(name: str, *option: str, methods: str = "", several: bool = False) -
     return {method: dict(own) for method, own in planned.options.options.items()}
 
 
-def test_an_option_that_variants_set_themselves_keeps_their_value(capsys):
-    assert settled("ablation", "procap.infonce=false") == {"procap": {"infonce": False}}
-    assert "ablation sets infonce of procap itself in some variants, which keep theirs" in capsys.readouterr().err
-    for name, option in (("prompt-length", "n_ctx=8"), ("sensitivity", "procap.nce_weight=1")):
-        with pytest.raises(UsageError, match=rf"{name} sets \w+ of \w+ itself, so that this would change nothing"):
-            settled(name, option)
-    assert settled("prompt-length", "n_ctx=8", "heads=4", several=True) == {"procap": {"heads": 4}}
-    assert "prompt-length sets n_ctx of procap itself, which stays as it is" in capsys.readouterr().err
-
-
 def test_maple_style_has_the_tokens_that_are_chosen():
     """Of the runtime comparison and of the pictures: 4 as ProCAP by default, or 2 as published."""
     for option, tokens in (([], 4), (["maple.n_ctx=2"], 2)):
@@ -210,21 +198,6 @@ def test_options_of_all_suites_apply_to_those_that_compare_the_method():
     assert settled("stability", "maple.depth=3", methods="maple,procap") == {"maple": {"depth": 3}}
     with pytest.raises(UsageError, match="method 'coprompt' is not among the chosen"):
         settled("stability", "coprompt.depth=3", several=True)
-
-
-def test_a_suite_that_ran_under_earlier_defaults_is_shown_with_them():
-    """Its recorded settings are the same, but its runs are others; options that were given stay."""
-    suite = load_suite("duration")
-    today = suite.options(MINI, options={"procap": {"depth": 5}})
-    earlier = replace(today, options={"procap": {**EARLIER_DEFAULTS["procap"], "depth": 5}})
-    for ran in (today, earlier):
-        paths = tuple({run.path for run in suite.plan(ran)})
-        collection = Collection(kind="suite", name=suite.name, runs=paths, settings=today.to_json())
-        assert recorded_options(suite, collection, Path("results")) == ran
-    for method, options in EARLIER_DEFAULTS.items():
-        defaults = method_options(method, {}).model_dump()
-        assert all(defaults[name] != value for name, value in options.items())
-        assert method_options(method, options)
 
 
 @pytest.mark.parametrize("backbone", [pytest.param("ViT-L/14", marks=pytest.mark.slow), "ViT-B/32"])

@@ -10,7 +10,7 @@ import torch
 from small_runs import ReplayByRunning
 
 from benchmarks.cli import main
-from benchmarks.runtime import data, flops, measure, workload
+from benchmarks.runtime import data, measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
 from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
@@ -47,7 +47,7 @@ def test_peak_memory_counts_tensors_alive_at_once():
 
 def test_operations_are_counted_without_computing():
     a, b = torch.ones(4, 8), torch.ones(8, 2)
-    assert flops.count_flops(lambda: a @ b) == flops.count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
+    assert measure.count_flops(lambda: a @ b) == measure.count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
 
 
 def test_workloads_take_turns_and_start_in_turns():
@@ -123,7 +123,7 @@ def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_
     groups = [workload.make_engine(method, config, mode).optimizer.param_groups[0] for mode in workload.MODES]
     assert [group["fused"] for group in groups] == [None, True]
     assert groups[0]["lr"] == config.recipe.lr and not groups[0]["capturable"]
-    with flops.without_fused_kernels():
+    with measure.without_fused_kernels():
         assert os.environ["PROCAP_FUSED"] == "off"
     assert "PROCAP_FUSED" not in os.environ
 

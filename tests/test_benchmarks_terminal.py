@@ -16,6 +16,8 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import psutil
@@ -28,7 +30,7 @@ from pydantic import ValidationError
 from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
-from benchmarks.cli.ui import RunFilter, check_port, find_collection, select
+from benchmarks.cli.ui import SelectedRuns, check_port, select_runs
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
 from benchmarks.report.links import COMPARED, compare_page
@@ -201,9 +203,6 @@ def test_sigterm_ends_a_wait_for_a_server_at_once(command, few_digits, tmp_path,
     assert "procap: SIGTERM: stopped" in capsys.readouterr().err.splitlines()[-1]
 
 
-PATHS = [f"base/shapes/{name}/mini/16shot/seed1-0" for name in ("coop", "maple", "procap")]
-
-
 def test_a_port_in_use_is_named_with_one_that_may_be_free():
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
@@ -212,39 +211,28 @@ def test_a_port_in_use_is_named_with_one_that_may_be_free():
     check_port(free_port())
 
 
-def methods(wanted: RunFilter, collection: Collection | None = None) -> list[str]:
-    return [path.split("/")[2] for path in select(PATHS, wanted, collection)[0]]
-
-
-def test_runs_are_selected_by_any_part_of_their_path():
-    assert methods(RunFilter()) == ["coop", "maple", "procap"]
-    assert methods(RunFilter(runs=["/coop/", "procap"])) == ["coop", "procap"]
-    for paths, runs, message in ((PATHS, ["cocoop"], "no run matches cocoop"), ([], [], "there is no run to show")):
-        with pytest.raises(UserError, match=message):
-            select(paths, RunFilter(runs=runs))
-
-
-def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search():
-    suite = Collection(kind="suite", name="base-to-novel", runs=tuple(PATHS)[:2])
-    assert methods(RunFilter(suite="base-to-novel"), suite) == ["coop", "maple"]
-    found, where = select(PATHS, RunFilter(methods=["maple"], datasets=["shapes"]), suite)
-    assert found == [PATHS[1]]
-    assert where == "tags.`suite.base-to-novel` = 'yes' AND tags.method = 'maple' AND tags.dataset = 'shapes'"
+def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.cli.ui.sync", lambda store: SimpleNamespace(failed=[]))
+    tags = [{"method": name, "dataset": "shapes"} for name in ("coop", "maple", "procap")]
+    runs = [SimpleNamespace(data=SimpleNamespace(tags=one), info=SimpleNamespace(run_id=one["method"])) for one in tags]
+    store: Any = SimpleNamespace(open=lambda: None, search=lambda where: runs)
+    assert select_runs(tmp_path, store).run_ids == ["coop", "maple", "procap"]
     # MLflow's search has no OR: several are found by leaving out the others.
-    _, where = select(PATHS, RunFilter(methods=["coop", "maple"]))
-    assert where == "tags.method IS NOT NULL AND tags.method != 'procap'"
-    with pytest.raises(UsageError, match="unknown method among these runs 'mapple': did you mean maple"):
-        select(PATHS, RunFilter(methods=["mapple"]), suite)
-
-
-def test_an_unknown_suite_or_sweep_is_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(UsageError, match=r"there is no sweep in .* yet"):
-        find_collection(tmp_path, RunFilter(sweep="rates"))
+    found = select_runs(tmp_path, store, methods=["coop", "maple"], datasets=["shapes"])
+    assert found == SelectedRuns(["coop", "maple"], "tags.method IS NOT NULL AND tags.method != 'procap'")
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
-    with pytest.raises(UsageError, match="unknown suite 'base-to-old': did you mean base-to-novel"):
-        find_collection(tmp_path, RunFilter(suite="base-to-old"))
-    with pytest.raises(UsageError, match="give one of them"):
-        find_collection(tmp_path, RunFilter(suite="base-to-novel", sweep="rates"))
+    assert select_runs(tmp_path, store, suite="base-to-novel").where == "tags.`suite.base-to-novel` = 'yes'"
+    wrong: dict[str, dict[str, Any]] = {
+        "unknown method among these runs 'mapple': did you mean maple": {"methods": ["mapple"]},
+        "unknown suite 'base-to-old': did you mean base-to-novel": {"suite": "base-to-old"},
+        "unknown sweep 'rates'": {"sweep": "rates"},
+        "give one of them": {"suite": "base-to-novel", "sweep": "rates"},
+    }
+    for message, chosen in wrong.items():
+        with pytest.raises(UsageError, match=message):
+            select_runs(tmp_path, store, **chosen)
+    with pytest.raises(UserError, match="there is no run to show"):
+        select_runs(tmp_path, SimpleNamespace(open=lambda: None, search=lambda where: []))
 
 
 def test_the_comparison_names_its_runs_and_has_a_limit():

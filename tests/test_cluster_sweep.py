@@ -13,7 +13,7 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from benchmarks.sweeps.file import read_yaml
-from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
+from benchmarks.sweeps.table import find_best_of_each, summarize
 from cluster import distributed_trial, executor, paths, ray_cluster, tune_runner
 from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.run import Halving, RunSpec, TrialReport
@@ -57,19 +57,6 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
     assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
     assert [one["values"] for one in planned] == [{"shots": 4}, {"shots": 0}]
-
-
-@pytest.mark.parametrize(("method", "param", "has_effect"), [
-    ("zeroshot", "lr=1e-3,1e-2", False), ("coop", "lr=1e-3,0.001", False), ("coop", "lr=1e-3,1e-2", True),
-    ("zeroshot,coop", "lr=loguniform(1e-3,1e-2)", True),
-])  # fmt: skip
-def test_a_field_whose_values_give_the_same_runs_is_noted(method, param, has_effect, where, tmp_path, capsys):
-    words = ["sweep", "--methods", method, "--datasets", "digits", "--param", param, "--dry-run", "--epochs", "1"]
-    words += ["--trials", "2"] if "uniform" in param else []
-    assert main([*words, *where, "--results", str(tmp_path)]) == 0
-    err = capsys.readouterr().err
-    assert ("all values of lr give the same runs" in err) is not has_effect
-    assert err.count("hardly learns: every epoch is a warm-up epoch") == ("coop" in method)
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -121,8 +108,6 @@ def test_configurations_on_different_data_sets_are_not_compared():
     assert document["best"] is None and document["best_by_method"] == {}
     best = find_best_of_each(varied, found)
     assert {name: one.values["recipe.lr"] for name, one in best.items()} == {"digits": 2, "tiles": 1}
-    lines = format_table(varied, found).splitlines()
-    assert [line.split()[0] for line in lines if "best" in line] == ["tiles", "digits"]
 
 
 def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint):
@@ -236,14 +221,14 @@ def test_numbers_with_an_exponent_are_numbers(write):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("metods: coop", "mine.yaml: No such option: --metods"),
+    ("metods: coop", "mine.yaml 'metods': did you mean methods"),
     ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
     ('results: "a\\nb"', "has a control character"), ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
     ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
     ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
     ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
-    ("timeout: 0\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--timeout'"),
-    ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
+    ("timeout: 0\nparam: {lr: [0.1]}", "Invalid value for '--timeout'"),
+    ("trials: many\nparam: {lr: [0.1]}", "Invalid value for '--trials'"),
     ("param: {betas: [[1e999, 0.9]]}", "less than 1"), ("param: {lr: [1", "is no YAML in line"),
     ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
     ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
@@ -262,17 +247,17 @@ def test_domains_are_written_as_mappings_or_as_on_the_command_line(write, capsys
     }
 
 
-def test_flags_of_the_command_line_win_and_fields_are_merged(write, capsys):
+def test_flags_of_the_command_line_win(write, capsys):
     file = write("seeds: [1, 2]\nshots: 4\nparam: {lr: [0.1, 0.2], epochs: [2, 4]}")
     plan = planned(capsys, file, "--shots", "16", "--param", "lr=0.3", "--tracking", "off")
     assert (plan["seeds"], plan["shots"]) == ([1, 2], 16)
-    assert plan["space"] == {"recipe.epochs": [2, 4], "recipe.lr": [0.3]}
+    assert plan["space"] == {"recipe.lr": [0.3]}
 
 
 def test_the_name_of_a_sweep_is_its_own_or_the_files(write, tmp_path, capsys):
     assert planned(capsys, write("name:\nparam: {lr: [0.1, 0.2]}"))["name"] == "mine"
     odd = write("param: {lr: [0.1, 0.2]}").rename(tmp_path / "s 7.yaml")
-    assert "'s 7' cannot name a sweep" in refused(capsys, odd)
+    assert "name = 's 7'" in refused(capsys, odd)
     assert planned(capsys, "--name", "seven", odd)["name"] == "seven"
 
 

@@ -22,7 +22,7 @@ from command_line import read_files
 from pydantic import ValidationError
 from tracked_runs import evaluated
 
-from benchmarks.cli.ui import RunFilter, prepare
+from benchmarks.cli.ui import select_runs
 from benchmarks.studies.chaos.object_server import object_server
 from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UserError
@@ -125,7 +125,7 @@ def test_a_copy_and_then_a_moved_copy_export_each_run_once_into_their_own_folder
         assert losses == dict.fromkeys(range(5), 1)
         attached = moved / "mlartifacts" / run.info.run_id / "artifacts" / "train.json"
         assert attached.read_bytes() == (Path(run.data.tags["folder"]) / "train.json").read_bytes()
-    selected = prepare(moved, store, RunFilter(suite="both"))
+    selected = select_runs(moved, store, suite="both")
     assert set(selected.run_ids) == {run.info.run_id for run in runs if run.data.tags["seed"] in "12"}
 
 
@@ -377,8 +377,8 @@ def test_two_processes_a_suite_and_the_page_with_a_server_and_object_storage(tmp
             assert losses == {epoch: 1 for epoch in range(5)}
             kept = {file.path for file in store.client.list_artifacts(run.info.run_id)}
             assert {"config.json", "train.json", "eval"} <= kept
-        wanted = RunFilter(suite="base-to-novel", methods=["maple"])
-        assert {*prepare(results, store, wanted).run_ids} == {run.info.run_id for run in found}
+        wanted = select_runs(results, store, suite="base-to-novel", methods=["maple"])
+        assert {*wanted.run_ids} == {run.info.run_id for run in found}
         assert len(store.client.search_runs([store.experiment_id])) == 7
     copies = [file for file in (results / "mlartifacts").glob("**/*")] if (results / "mlartifacts").exists() else []
     assert copies == [], "files were kept beside the results instead of in the bucket"

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import is_distributed, is_first_local_rank, note, safe_output, write_error_file
 from benchmarks.console.parse import check_arguments
 from procap import __version__
@@ -29,11 +29,12 @@ GLYPH = re.compile(r"Glyph \d+ .* missing from |Matplotlib currently does not su
 LETTERS = "names contain letters that matplotlib's fonts lack, so plots show boxes in their place"
 
 
-def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
-    """Make a group of commands, each of which is imported when it is used.
+Commands = Mapping[str, tuple[Any, str]]
+"""By name: `module:name` of a command or the commands of a group, and a summary."""
 
-    commands: `module:name` and summary by name. The help lists the summaries without importing the modules.
-    """
+
+def lazy_group(commands: Commands) -> type[TyperGroup]:
+    """Make a group of commands, each of which is imported when it is used; its help needs no import."""
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
@@ -42,9 +43,15 @@ def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in commands:
                 raise unknown_name("command", cmd_name, commands)
-            module, _, name = commands[cmd_name][0].partition(":")
-            found = getattr(importlib.import_module(module), name)
-            command = typer.main.get_command(getattr(found, "app", found))
+            place, summary = commands[cmd_name]
+            if isinstance(place, str):
+                module, _, name = place.partition(":")
+                found = getattr(importlib.import_module(module), name)
+                app = getattr(found, "app", found)
+            else:
+                app = typer.Typer(help=summary, cls=lazy_group(place), **PLAIN)
+                app.callback(context_settings=HELP_NAMES)(lambda: None)
+            command = typer.main.get_command(app)
             command.name = cmd_name
             return command
 
@@ -55,31 +62,30 @@ def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
     return LazyGroup
 
 
-def make_group(summary: str, commands: Mapping[str, tuple[str, str]], *lines: str) -> typer.Typer:
-    """Make a group such as `procap data`, whose help ends in example lines."""
-    group = typer.Typer(help=summary, cls=lazy_group(commands), **PLAIN)
-    group.callback(**examples(*lines))(lambda: None)
-    return group
-
-
-DATA_COMMANDS = {
+DATA_COMMANDS: Commands = {
     "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
     "check": ("benchmarks.cli.data_check:check", "Check packed shards or raw folders."),
     "show": ("benchmarks.cli.data_show:show", "Write a contact sheet of a packed data set."),
     "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List, write or import the few-shot training images."),
 }
-COMMANDS = {
+COMMANDS: Commands = {
     "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
     "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
-    "data": ("benchmarks.cli.app:data", "Pack data sets into shards, check and show them."),
+    "data": (DATA_COMMANDS, "Pack data sets into shards, check and show them."),
     "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
     "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
     "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),
     "bench": ("benchmarks.cli.bench:app", "Run the experiments of the paper, by name."),
     "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
-    "new": ("benchmarks.cli.app:new", "Write a package with a method to start from."),
-    "check": ("benchmarks.cli.app:check", "Check a method against what the program relies on."),
+    "new": (
+        {"method": ("benchmarks.cli.new_method:method", "Write a package with a method that works.")},
+        "Write a package with a method to start from.",
+    ),
+    "check": (
+        {"method": ("benchmarks.cli.check_method:method", "Check a method and print what passed and what failed.")},
+        "Check a method against what the program relies on.",
+    ),
     "import": (
         "benchmarks.cli.import_checkpoint:import_checkpoint",
         "Import checkpoints of public trainers as finished runs.",
@@ -87,26 +93,13 @@ COMMANDS = {
     "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, beside the paper's or alone."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
-    "track": ("benchmarks.cli.app:track", "Export results to MLflow."),
+    "track": (
+        {"sync": ("benchmarks.cli.track:sync", "Export to MLflow what its store lacks.")},
+        "Export results to MLflow.",
+    ),
     "ui": ("benchmarks.cli.ui:ui", "Compare runs in MLflow, on this machine."),
 }
 
-data = make_group(COMMANDS["data"][1], DATA_COMMANDS, "procap data pack shapes digits", "procap data COMMAND --help")
-new = make_group(
-    COMMANDS["new"][1],
-    {"method": ("benchmarks.cli.new_method:method", "Write a package with a method that works.")},
-    "procap new method visual-tokens",
-)
-check = make_group(
-    COMMANDS["check"][1],
-    {"method": ("benchmarks.cli.check_method:method", "Check a method and print what passed and what failed.")},
-    "procap check method visual-tokens",
-)
-track = make_group(
-    COMMANDS["track"][1],
-    {"sync": ("benchmarks.cli.track:sync", "Export to MLflow what its store lacks.")},
-    "procap track sync --results demo/results",
-)
 program = typer.Typer(
     help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.",
     cls=lazy_group(COMMANDS),

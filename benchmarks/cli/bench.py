@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +11,37 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli.dry_run import show_checked_plan
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, command
+from benchmarks.cli.flags import (
+    PLAIN,
+    EngineFlags,
+    LaunchFlags,
+    ModeFlags,
+    OutputFlags,
+    RuntimeFlags,
+    SuiteFlags,
+    command,
+    examples,
+)
 from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.console.packing import find_unpacked
 from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.results.published.tables import table1_methods
-from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
-from benchmarks.suites.checks import check_engine, check_options, check_setup, check_targets, check_training_images
+from benchmarks.suites.checks import check_engine, check_runs, check_setup, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, find_suite, is_done, join_recorded, merge_runs
+from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, join_recorded, merge_runs
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
 from cluster.launcher import check_launcher
-from procap.errors import MissingWeights, UsageError, UserError
+from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
-from runner.run_folders import RunFolder
 from runner.tracking.background import CollectionTracker, exporter_for
 from shards.default_paths import cache_home
 from shards.resolve import kind_of_name
@@ -66,14 +69,6 @@ class SuiteGroup(TyperGroup):
 
             return typer.main.get_command(bench_runtime.app)  # type: ignore[attr-defined]
         return suite_command(cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find also a suite whose file is recorded with its runs in the results folder of the command."""
-        if args[0] not in (ALL, *suite_paths()):
-            words = [word for arg in args for word in arg.split("=", 1)]
-            given = [after for flag, after in pairwise(words) if flag == "--results"]
-            args = [find_suite(args[0], Path((*given, "results")[0])).typed, *args[1:]]
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -124,8 +119,6 @@ def bench(
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     library_defaults()
-    if flags.price is not None and not mode.dry_run:
-        raise UsageError("--price is for the plan: add --dry-run")
     launcher = launch.to_launcher()
     settings = eval_settings(flags.eval_precision, flags.eval_resize, flags.samples)
     # A smoke test need not report the speed of every method.
@@ -141,30 +134,24 @@ def bench(
     if flags.methods in METHOD_GROUPS:
         note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
-        _note_ignored_flags(plan, flags)
+        _note_prescribed(plan, flags)
     remote = RemoteResults.from_runtime(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
         check_training_images((run.config for run in runs), runtime.data)
         work = [(run.config, runtime, [Target.parse_unchecked(target) for target in run.targets]) for run in runs]
-        forecast = forecast_runs(open_runs, runtime, launcher.processes, flags.price, force=mode.force)
+        forecast = forecast_runs(open_runs, runtime, launcher.processes, force=mode.force)
 
         def check() -> None:
             check_launcher(launcher, runtime.device)
-            trained = {run.config: RunFolder(runtime.results / run.path).train() for run in open_runs if not mode.force}
-            if why := [found for config, one in trained.items() if one and (found := one.changed_code(config))]:
-                raise UserError(why[0])
             if launcher.kind == "local":
-                find_unpacked((run.config.dataset for run in open_runs), runtime.data)
-                check_targets((Target.parse_unchecked(one) for run in open_runs for one in run.targets), runtime.data)
-                check_setup((run.config for run in open_runs), runtime, launcher.processes)
+                check_runs(open_runs, runtime, launcher.processes, force=mode.force)
 
-        with _hint_at_profile(flags):
-            show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
+        show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
         return 0
     if flags.option and launcher.kind == "local":
-        check_options((run.config for run in open_runs), runtime)
+        check_setup((run.config for run in open_runs), runtime, launcher.processes)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
 
@@ -179,8 +166,7 @@ def bench(
     outputs: list[SuiteOutputs] = []
     try:
         if open_runs:
-            with _hint_at_profile(flags):
-                failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
+            failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
         remote.pull_all()
         planned = {run.path for run in runs}
         missing = {run.path: MISSING for run in runs if run.path not in failed and not is_done(run, runtime)}
@@ -208,17 +194,6 @@ def bench(
     failed = {**missing, **unreadable, **failed}
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
-
-
-@contextmanager
-def _hint_at_profile(flags: SuiteFlags) -> Iterator[None]:
-    """Add to an error about missing weights the profile that needs none, unless the profile was chosen."""
-    try:
-        yield
-    except MissingWeights as error:
-        if flags.profile:
-            raise
-        raise MissingWeights(f"{error}; --profile mini, on generated or own data, needs none") from None
 
 
 def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlags, data: Path) -> list[SuitePlan]:
@@ -279,35 +254,25 @@ def plan_suite(
         data=data,
         **changes,
     )
-    return SuitePlan.make(suite, _without_prescribed(suite, options, several=several))
+    return SuitePlan.make(suite, options)
 
 
-def _without_prescribed(suite: Suite, options: SuiteOptions, *, several: bool) -> SuiteOptions:
-    """Return the options without those that all variants of a method set themselves, and note what variants set.
-
-    Raises UsageError for such an option of a single suite, where it would change nothing.
-    """
-    kept = {method: dict(own) for method, own in options.options.items()}
-    for method, name, everywhere in suite.prescribed_options(options):
-        text = f"--option {method}.{name}: {suite.name} sets {name} of {method} itself"
-        if not everywhere:
-            note(f"{text} in some variants, which keep theirs")
-            continue
-        if not several:
-            raise UsageError(f"{text}, so that this would change nothing")
-        note(f"{text}, which stays as it is")
-        del kept[method][name]
-    return replace(options, options={method: own for method, own in kept.items() if own})
-
-
-def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags) -> None:
-    """Note the flags that have no effect because the suite prescribes their values."""
-    suite, runs = plan.suite, plan.runs
-    if flags.recipe and any(run.variant.recipe not in ("", flags.recipe) for run in runs):
-        note(f"{suite.name} prescribes the recipes of its runs: --recipe {flags.recipe} changes none of them")
-    trained = [run for run in runs if run.spec.config.recipe.epochs]
-    if flags.shots and any(run.variant.shots not in (None, *plan.options.shots) for run in trained):
-        note(f"{suite.name} prescribes the shots of some runs: --shots {flags.shots} does not change those")
+def _note_prescribed(plan: SuitePlan, flags: SuiteFlags) -> None:
+    """Note the flags that variants of the suite overrule because they set the same themselves."""
+    chosen, variants = plan.options.options, {id(run.variant): run.variant for run in plan.runs}.values()
+    kept = {
+        f"--option {one.method}.{name}"
+        for one in variants
+        for name in chosen.get(one.method, {})
+        if name in one.options
+    }
+    if flags.recipe and any(one.recipe not in ("", flags.recipe) for one in variants):
+        kept.add(f"--recipe {flags.recipe}")
+    trained = [run.variant.shots for run in plan.runs if run.spec.config.recipe.epochs]
+    if flags.shots and any(shots not in (None, *plan.options.shots) for shots in trained):
+        kept.add(f"--shots {flags.shots}")
+    if kept:
+        note(f"{plan.suite.name} sets {', '.join(sorted(kept))} itself in some or all variants, which keep theirs")
 
 
 def _show_outputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import available_cores
-from shards.catalogue import CATALOGUE, PUBLISHED, find
+from shards.catalogue import PUBLISHED, find
 from shards.check_dataset import check_dataset
 from shards.check_source import check_source
 from shards.default_paths import data_root
@@ -25,7 +25,7 @@ from shards.mirror import is_mirror
 from shards.names import Finding
 from shards.raw.lists import find_folder
 from shards.raw.published import raw_source
-from shards.resolve import base_name, is_packed, packed_names, resolve_dataset
+from shards.resolve import is_packed, packed_names, resolve_dataset
 
 
 @command(
@@ -106,26 +106,15 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
             rows.append((name, "-", "-", "-", "unreadable"))
     show(columns(("data set", "split", "images readable", "shards found", "verdict"), rows))
     broken = [name for name, lines in problems.items() if lines]
-    for line in (*(problem for name in broken for problem in problems[name]), *_repair_commands(broken, root)):
-        note(f"procap: {line}")
+    for problem in (problem for name in broken for problem in problems[name]):
+        note(f"procap: {problem}")
+    if broken and is_mirror(root):
+        note(f"procap: delete what is broken below {root} and it is fetched again")
+    elif broken:
+        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {quote(root)}")
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0
-
-
-def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
-    """Yield commands that restore broken data sets, depending on their source."""
-    if is_mirror(root):
-        if folders := [quote(root / name) for name in broken if (root / name).exists()]:
-            yield f"delete what is broken and it is fetched again: rm -r {' '.join(folders)}"
-        return
-    again = f"--force --data {quote(root)}"
-    if known := [name for name in broken if base_name(name) in CATALOGUE]:
-        published = any(CATALOGUE[base_name(name)].source == "folder" for name in known)
-        raw = "--raw FOLDER " if published and not os.environ.get("PROCAP_RAW") else ""
-        yield f"pack again what is broken: procap data pack {' '.join(known)} {raw}{again}"
-    if own := [name for name in broken if name not in known]:
-        yield f"pack again from their YAML files: {', '.join(own)}: procap data pack FILE.yaml {again}"
 
 
 def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +12,10 @@ from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
 from shards.default_paths import data_root
 from shards.fewshot import (
-    DIGEST,
     FewShotSamples,
     draw_samples,
     list_split,
     parse_classes,
-    read_samples,
     select_labels,
     store_samples,
     write_samples,
@@ -102,37 +99,3 @@ def _list_images(shards: ShardSet, samples: FewShotSamples, classes: str) -> dic
         ]
         for split, paths in (("train", samples.train), ("val", samples.val))
     }
-
-
-def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
-    """Return the digest for `--few-shot-samples DIGEST|FILE`; empty without the flag."""
-    if not text:
-        return ""
-    if len(datasets) != 1:
-        raise UsageError(f"--few-shot-samples {text} are images of one data set, and {len(datasets)} are chosen")
-    if DIGEST.fullmatch(text):
-        return text
-    samples = _read(text)
-    if samples.dataset != datasets[0]:
-        raise UsageError(f"--few-shot-samples {text} are images of '{samples.dataset}', not of '{datasets[0]}'")
-    if samples.shots != shots:
-        raise UsageError(f"--few-shot-samples {text} are {samples.shots} shots: give --shots {samples.shots}")
-    return samples.digest
-
-
-def store_file(text: str, dataset: str, data: Path) -> None:
-    """Store the samples of `--few-shot-samples FILE` beside the packed shards; a digest needs no storing."""
-    if text and not DIGEST.fullmatch(text):
-        samples = _read(text)
-        shards = open_dataset(data, dataset)
-        imported = import_samples(shards, Path(text).expanduser(), samples.shots, samples.seed)
-        store_samples(shards.folder, imported)
-
-
-def _read(text: str) -> FewShotSamples:
-    file = Path(text).expanduser()
-    if file.suffix.lower() == ".pkl":
-        raise UsageError(f"--few-shot-samples {text}: import it first, with procap data few-shot NAME --import FILE")
-    if not file.exists():
-        raise UsageError(f"--few-shot-samples {text} is neither a file nor a digest that procap data few-shot prints")
-    return read_samples(file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ def evaluate(
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:
-        show(format_evaluations(done, {config.path: RunFolder(at.results / config.path) for config, at, _ in work}))
+        show(format_evaluations(done))
     if any(result.limited for _, _, result in done):
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
@@ -131,20 +131,15 @@ def evaluate(
     return code
 
 
-def format_evaluations(done: Iterable[Evaluated], folders: Mapping[str, RunFolder]) -> str:
-    """Format one line per evaluation; one under other settings stands below that under the default ones if it exists.
-
-    folders: where the results of a run are, by its path.
-    """
+def format_evaluations(done: Iterable[Evaluated]) -> str:
+    """Format one line per evaluation."""
     rows: list[tuple[object, ...]] = []
-    for config, target, result in done:
-        default = folders[config.path].evaluation(target) if result.settings.label else None
-        for one in filter(None, (default, result)):
-            accuracy = f"{one.accuracy:.2f}{' †' if one.limited else ''}"
-            fit = (f"{one.calibration.nll:.3f}", f"{one.calibration.equal_width.ece:.2f}") if one.calibration else "--"
-            rate = "-" if one.images_per_second is None else f"{one.images_per_second:.1f}"
-            name = one.settings.label or "default"
-            rows.append((config.path, str(target), name, one.correct, one.total, accuracy, *fit, rate))
+    for config, target, one in done:
+        accuracy = f"{one.accuracy:.2f}{' †' if one.limited else ''}"
+        fit = (f"{one.calibration.nll:.3f}", f"{one.calibration.equal_width.ece:.2f}") if one.calibration else "--"
+        rate = "-" if one.images_per_second is None else f"{one.images_per_second:.1f}"
+        name = one.settings.label or "default"
+        rows.append((config.path, str(target), name, one.correct, one.total, accuracy, *fit, rate))
     names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
     return columns(names, rows)
 

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import quote
 from procap.errors import UsageError
 
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+def examples(*lines: str) -> dict[str, Any]:
+    """Make the typer settings of a command whose help ends in example lines."""
+    return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}
 
 
 def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
@@ -93,7 +100,7 @@ class RecipeFlags:
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
     option: MethodOptions = None
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
-    few_shot_samples: Annotated[str, flag("DIGEST|FILE", "train on these, see `procap data few-shot --import`")] = ""
+    few_shot_samples: Annotated[str, flag("DIGEST", "train on these, see `procap data few-shot --import`")] = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,6 @@ class SuiteFlags(ChoiceFlags):
     eval_precision: EvalPrecision = ""
     eval_resize: EvalResize = ""
     samples: Samples = 0
-    price: Price = None
 
 
 @dataclass(frozen=True)
@@ -275,12 +281,6 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
     # typer follows __wrapped__ to the original annotations, which still hold the dataclasses.
     del run.__wrapped__
     return run
-
-
-def typed_names(context: Any) -> set[str]:
-    """Return the parameters that were typed, even with their default value. context: typer's."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
 
 
 def command_line(*groups: Any) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.data_few_shot import samples_digest
 from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.output import note
 from benchmarks.console.parse import (
@@ -61,7 +60,6 @@ def selected_runs(
     note_left_out(selection.methods, methods, kept)
     controls = CONTROL_OPTIONS if recipe.recipe == "procap" else {}
     shots = parse_shot_count(selection.shots or "16")
-    samples = samples_digest(recipe.few_shot_samples, datasets, shots)
     return [
         plan_run(
             method=method,
@@ -76,7 +74,7 @@ def selected_runs(
             task=task,
             overrides=recipe_changes(recipe),
             options={**controls.get(method, {}), **options[method]},
-            picks=samples,
+            picks=recipe.few_shot_samples,
             data=data,
         )
         for dataset in datasets

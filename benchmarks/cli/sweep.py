@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.plots.style import save_plots
-from benchmarks.suites.checks import check_engine, check_options, check_setup, check_training_images, note_small_classes
+from benchmarks.suites.checks import check_engine, check_setup, check_training_images, note_small_classes
 from benchmarks.sweeps import table
-from benchmarks.sweeps.file import merge_file
+from benchmarks.sweeps.file import load_file
 from benchmarks.sweeps.plot import plot_sweep
+from benchmarks.tables.render import render
 from cluster.configuration import (
     METRICS,
     SWEEPS,
@@ -28,7 +28,6 @@ from cluster.configuration import (
     SweepSettings,
     check_values,
     examples,
-    fields_without_effect,
     key_of,
     make_runs,
 )
@@ -37,9 +36,8 @@ from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS
 from cluster.run import final_score
 from cluster.space import format_domain
-from procap.recipe import warn_of_warmup
 from runner.config import RuntimeConfig
-from runner.environment import library_defaults, resolve_device
+from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import write_json
 from runner.run_collection import status_after
@@ -60,7 +58,6 @@ LISTED = 20
     "procap sweep lr.yaml --dry-run",
 )
 def sweep(
-    context: typer.Context,
     searched: flags.SweepFlags,
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
@@ -70,17 +67,19 @@ def sweep(
     output: flags.OutputFlags,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="YAML with the flags below as keys; a flag on the command line wins"),
+        typer.Argument(
+            metavar="FILE",
+            help="YAML with the flags below as keys; a flag on the command line wins",
+            is_eager=True,
+            callback=load_file,
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+    dry_run: flags.DryRun = False,
 ) -> int:
     """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
 
     Test images are never read. Finished runs are never trained again. Repeat the command to resume a sweep.
     """
-    if file is not None:
-        return sweep(context=context, **merge_file(context, file, flags.typed_names(context)) | {"file": None})
-
     library_defaults()
     launcher = launch.to_launcher()
     at = runtime_config(runtime, engine)
@@ -92,21 +91,13 @@ def sweep(
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_engine((run.config for run in runs), at, launcher.processes)
     check_training_images((run.config for run in runs), at.data)
-    if dry_run:
-        check_launcher(launcher, at.device)
-        if launcher.kind == "local":
-            find_unpacked(settings.datasets, at.data)
-            check_setup((run.config for run in runs), at, launcher.processes)
-        return _show_plan(settings, folder, at, output)
+    check_launcher(launcher, at.device)
     if launcher.kind == "local":
-        # Report a missing device before data sets are packed.
-        resolve_device(at.device)
-        if not folder.load():
-            each = (make_runs(settings, values, at.data) for values in examples(settings))
-            check_options((run.config for runs in each for run in runs), at)
+        find_unpacked(settings.datasets, at.data)
+        check_setup((run.config for run in runs), at, launcher.processes)
+    if dry_run:
+        return _show_plan(settings, folder, at, output)
     ensure_packed(settings.datasets, at.data)
-    if recipe.few_shot_samples:
-        store_file(recipe.few_shot_samples, settings.datasets[0], at.data)
     with folder.locked():
         folder.check(settings)
         return _execute(settings, folder, at, launcher, runtime, engine, output)
@@ -125,7 +116,6 @@ def _execute(
     from benchmarks.cli.execution import connect_checked
     from benchmarks.sweeps.progress import SweepProgress
 
-    _note_useless_runs(settings, at.data)
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
     searched = progress.sweep
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
@@ -173,7 +163,7 @@ def _show_outcome(
     # Includes the records of what was exported to MLflow.
     RemoteResults.from_runtime(searched.runtime).push_all()
     if found:
-        show(table.format_table(settings, found))
+        show(render(table.sweep_table(settings, found), "md"))
     if len(each := table.find_best_of_each(settings, found)) > 1:
         for name, one in each.items():
             show(f"best {'on' if settings.varies_data else 'of'} {name}: {one.score:.2f} with "
@@ -193,7 +183,6 @@ def _show_outcome(
 
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: flags.OutputFlags) -> int:
     """Print what would be searched and what is done already; writes nothing."""
-    _note_useless_runs(settings, at.data)
     note_small_classes((run.config for run in make_runs(settings, next(examples(settings)), at.data)), at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
@@ -219,14 +208,6 @@ def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, 
     if output.json:
         show_json({"sweep": settings.model_dump(mode="json"), "configurations": listed, "total": settings.size})
     return 0
-
-
-def _note_useless_runs(settings: SweepSettings, data: Path) -> None:
-    for field in fields_without_effect(settings, data):
-        note(f"procap: note: all values of {field.rpartition('.')[2]} give the same runs, so nothing is compared by it")
-    tried = (run.config for values in islice(examples(settings), LISTED) for run in make_runs(settings, values, data))
-    if found := next((config for config in tried if warn_of_warmup(config.recipe)), None):
-        note(f"procap: warning: {found.path} {warn_of_warmup(found.recipe)}")
 
 
 def _format_title(settings: SweepSettings) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.data_few_shot import samples_digest
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
 from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
@@ -54,7 +53,6 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         counts = [parse_shot_count(str(value)) if value == 0 or isinstance(value, str) else value for value in shots]
         space["shots"] = list(dict.fromkeys(counts))
     listed = all(isinstance(domain, list) for domain in space.values())
-    shot_count = parse_shot_count(selection.shots or "16")
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
     given = {**asdict(flags), **asdict(selection), "recipe": recipe.recipe}
     fields: dict[str, Any] = {name: given[name] for name in OPTIONAL if given[name] not in (None, "")} | {
@@ -64,10 +62,10 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "datasets": datasets,
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
         "search": flags.search or ("grid" if listed else "random"),
-        "shots": shot_count,
+        "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_changes(recipe),
         "options": parse_options(recipe.option or (), methods),
-        "few_shot_samples": samples_digest(recipe.few_shot_samples, list(datasets), shot_count),
+        "few_shot_samples": recipe.few_shot_samples,
     }
     try:
         settings = SweepSettings.model_validate(fields)
@@ -162,23 +160,19 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
     )
     training = RecipeFlags(
         recipe=chosen["recipe"],
-        option=[f"{name}={_format_option(value)}" for name, value in options.items()] or None,
-        recipe_field=[f"{name}={_format_option(value)}" for name, value in changes.items()] or None,
+        option=_assignments(options),
+        recipe_field=_assignments(changes),
         few_shot_samples=settings.few_shot_samples,
         **flags,
     )
-    tested = replace(place, timeout=RuntimeFlags().timeout)
+    chosen_flags = command_line(selection, training, place)
     return [
-        f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
-        f"procap eval {command_line(selection, training, tested)}".rstrip(),
+        f"procap train {chosen_flags} {command_line(parallel)}".rstrip(),
+        f"procap eval {chosen_flags}",
     ]
 
 
-def _format_option(value: Any) -> str:
-    """Format a value as it follows `=` on the command line: text without quotes unless it would parse as JSON."""
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except json.JSONDecodeError:
-            return value
-    return json.dumps(value)
+def _assignments(values: Mapping[str, Any]) -> list[str] | None:
+    return [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
+    ] or None

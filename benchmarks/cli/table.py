@@ -83,16 +83,13 @@ def table(
     tables: Sequence[Table]
     code = 0
     if suite == PUBLISHED:
-        if given := flags.command_line(selection, suite_flags):
-            raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
+        _refuse(suite, selection, suite_flags)
         tables = published_tables()
     elif suite == CLAIMS:
-        if given := flags.command_line(selection, replace(suite_flags, data="")):
-            raise UsageError(f"procap table {suite} is of all suites as they were run: no {given}")
+        _refuse(suite, selection, replace(suite_flags, data=""))
         tables, code = _claims_tables(results, suite_flags)
     elif suite in ("", CALIBRATION):
-        if given := flags.command_line(replace(suite_flags, data="")):
-            raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
+        _refuse(suite or "of all runs", replace(suite_flags, data=""))
         tables = _tables_of_runs(selection, results, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
@@ -108,6 +105,12 @@ def table(
     if output.json or form == "json":
         show_json(document)
     return code
+
+
+def _refuse(what: str, *groups: object) -> None:
+    """Raise UsageError if a flag of `groups` is given, none of which applies to the table."""
+    if given := flags.command_line(*groups):
+        raise UsageError(f"procap table {what} takes no {given}, a suite does")
 
 
 def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
@@ -128,8 +131,7 @@ def _suite_tables(
     """Make the tables of a suite or sweep; returns them with the exit code."""
     root, data = open_results(results), data_root(suite_flags.data)
     if name not in suite_paths() and (root / COLLECTIONS / "sweep" / name).is_dir():
-        if chosen := flags.command_line(selection, suite_flags):
-            raise UsageError(f"procap table {name} is a sweep, for which no run is chosen: no {chosen}")
+        _refuse(name, selection, suite_flags)
         return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.
     find_runs(root)
@@ -151,19 +153,11 @@ def _suite_tables(
         checked = check_metrics(done)
         return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
-    further = find_other_runs(collection, root, done.paths) if collection else ()
+    if collection and (further := find_other_runs(collection, root, done.paths)):
+        note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
     if not tables:
         command = suite.command(options, results)
-        if not collection and not suite_flags.profile:
-            # Without earlier runs of the suite, `bench` chooses the profile by the data.
-            trained = ",".join(dict.fromkeys(config.dataset for _, config in run_folders(root)))
-            ours = replace(selection, datasets=selection.datasets or trained)
-            place = flags.RuntimeFlags(suite_flags.data, results=results)
-            command = f"procap bench {name} {flags.command_line(ours, place)}"
-        others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
-        raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
-    if further:
-        note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
+        raise UserError(f"no result of {name} as it is chosen here below {results}; make them: {command}")
     return tables, 1 if done.unreadable else 0
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_setup, check_training_images, check_weights_of
+from benchmarks.console.packing import ensure_packed
+from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of
+from cluster.run import RunSpec
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -48,7 +48,8 @@ def train(
     if mode.dry_run:
         if is_first_rank():
             runs = _checked_runs(selection, recipe, runtime, mode)
-            check = partial(_check_plan, runs, runtime, force=mode.force)
+            specs, processes = [RunSpec(config=config) for config in runs], ranks_from_environment().size
+            check = partial(check_runs, specs, runtime, processes, force=mode.force)
             show_checked_plan(check, [(config, runtime, []) for config in runs], output, force=mode.force)
         return 0
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
@@ -56,9 +57,6 @@ def train(
     runs = _checked_runs(selection, recipe, runtime, mode) if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
         runs = runs or _checked_runs(selection, recipe, runtime, mode)
-        if recipe.few_shot_samples:
-            ensure_packed([runs[0].dataset], runtime.data)
-            store_file(recipe.few_shot_samples, runs[0].dataset, runtime.data)
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _train_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
@@ -91,20 +89,6 @@ def _checked_runs(
         for config in runs:
             engine_settings(config, runtime, ranks_from_environment())
     return runs
-
-
-def _check_plan(runs: Sequence[RunConfig], runtime: RuntimeConfig, *, force: bool) -> None:
-    """Raise what would stop the training of `runs` before its first step, or what forbids to keep a finished one."""
-    from runner.distributed.collectives import ProcessGroup
-    from runner.train import read_finished
-
-    folders = {} if force else {config: RunFolder(runtime.results / config.path) for config in runs}
-    group = ProcessGroup()
-    finished = {config for config, folder in folders.items() if read_finished(config, runtime, folder, group)}
-    left = [config for config in runs if config not in finished]
-    check_training_images(left, runtime.data)
-    find_unpacked((config.dataset for config in left), runtime.data)
-    check_setup(left, runtime, ranks_from_environment().size)
 
 
 def _train_all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -24,12 +23,11 @@ import typer
 from benchmarks.cli.flags import OpenBrowser, OutputFlags, Results, Tracking, command, flag
 from benchmarks.console.output import note, plural, show
 from benchmarks.console.parse import split_names
-from benchmarks.report.links import COMPARED, charts_page, compare_page
+from benchmarks.report.links import charts_page, compare_page
 from benchmarks.results.frame import open_results
 from procap.errors import UsageError, UserError, unknown_name
 from runner.environment import library_defaults
-from runner.run_collection import Collection, read_collections
-from runner.run_folders import find_runs
+from runner.run_collection import read_collections
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
@@ -40,23 +38,11 @@ STOP_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class RunFilter:
-    """Select runs to compare. runs: parts of their paths below the results; every field narrows further."""
-
-    runs: Sequence[str] = ()
-    suite: str = ""
-    sweep: str = ""
-    methods: Sequence[str] = ()
-    datasets: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class SelectedRuns:
-    """The runs to show: their paths, the MLflow search that finds them, and their ids if they are at most COMPARED."""
+    """Runs in MLflow: their ids, and the search that finds them."""
 
-    paths: Sequence[str]
-    where: str
     run_ids: Sequence[str]
+    where: str
 
 
 @command(
@@ -67,7 +53,6 @@ class SelectedRuns:
 )
 def ui(
     output: OutputFlags,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,
     suite: Annotated[str, flag("NAME", "compare runs of this suite")] = "",
     sweep: Annotated[str, flag("NAME", "compare runs of this sweep")] = "",
     methods: Annotated[str, flag("A,B", "compare runs of these methods")] = "",
@@ -82,19 +67,20 @@ def ui(
     Results that the store lacks are exported first. Ctrl-C stops the server; a store that is a server is only linked.
     """
     library_defaults()
-    wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
     root = open_results(results)
     store = TrackingStore.choose(root, tracking or None)
     if not store.is_server:
         check_port(port)
-    selected = prepare(root, store, wanted)
+    selected = select_runs(
+        root, store, suite=suite, sweep=sweep, methods=split_names(methods), datasets=split_names(datasets)
+    )
     address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
     with nullcontext() if store.is_server else server(store, port) as process:
         charts = charts_page(address, store.experiment_id, selected.where)
         side_by_side = compare_page(address, store.experiment_id, selected.run_ids)
-        show(f"MLflow, {plural(len(selected.paths), 'run')}: {charts}")
+        show(f"MLflow, {plural(len(selected.run_ids), 'run')}: {charts}")
         if side_by_side:
-            show(f"{len(selected.paths)} runs side by side, with parallel coordinates: {side_by_side}")
+            show(f"{len(selected.run_ids)} runs side by side, with parallel coordinates: {side_by_side}")
         if open_browser and not webbrowser.open(side_by_side or charts):
             note("no browser to open; follow the address above")
         if process is None:
@@ -107,61 +93,40 @@ def ui(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> SelectedRuns:
-    """Export missing results and select runs."""
-    collection = find_collection(results, wanted)
-    every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
-    paths, where = select(every, wanted, collection)
+def select_runs(
+    results: Path,
+    store: TrackingStore,
+    *,
+    suite: str = "",
+    sweep: str = "",
+    methods: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+) -> SelectedRuns:
+    """Export missing results, and select runs. Raises UsageError for a suite or sweep that was never started here."""
+    if suite and sweep:
+        raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
+    terms, kind, name = ["tags.method IS NOT NULL"], "suite" if suite else "sweep", suite or sweep
+    if name:
+        known = [one.name for one in read_collections(results) if one.kind == kind]
+        if name not in known:
+            raise unknown_name(kind, name, known)
+        terms = [f"tags.`{kind}.{name}` = 'yes'"]
     summary = sync(store.open())
     for run, reason in summary.failed:
         note(f"not shown: {run}: {reason}")
-    run_ids = []
-    if len(paths) <= COMPARED:
-        for path in paths:
-            folder = f"tags.folder = {json.dumps(str((results / path).resolve()), ensure_ascii=False)}"
-            run_ids += [run.info.run_id for run in store.client.search_runs([store.experiment_id], folder)[:1]]
-        if wanted.runs and run_ids:
-            where = f"attributes.run_id IN ({', '.join(map(repr, run_ids))})"
-    return SelectedRuns(paths, where, run_ids)
-
-
-def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
-    """Find the requested suite or sweep, None if none is requested. Raises UsageError if it was never started here."""
-    if wanted.suite and wanted.sweep:
-        raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
-    kind, name = ("suite", wanted.suite) if wanted.suite else ("sweep", wanted.sweep)
-    if not name:
-        return None
-    collections = {one.name: one for one in read_collections(results) if one.kind == kind}
-    if not collections:
-        raise UsageError(f"there is no {kind} in {results} yet")
-    if name not in collections:
-        raise unknown_name(kind, name, collections)
-    return collections[name]
-
-
-def select(every: Sequence[str], wanted: RunFilter, collection: Collection | None = None) -> tuple[list[str], str]:
-    """Select the paths of the requested runs among `every`, and make the search that finds them in MLflow."""
-    found = [path for path in every if collection is None or path in set(collection.runs)]
-    terms = [f"tags.`{collection.tag}` = 'yes'"] if collection else ["tags.method IS NOT NULL"]
-    # Positions of these parts in RunConfig.path.
-    for tag, place, names in (("method", 2, wanted.methods), ("dataset", 1, wanted.datasets)):
-        values = sorted({path.split("/")[place] for path in found})
+    found = list(store.search(terms[0]))
+    for tag, names in (("method", methods), ("dataset", datasets)):
+        values = sorted({run.data.tags[tag] for run in found})
         for name in names:
             if name not in values:
                 raise unknown_name(f"{tag} among these runs", name, values)
-        if len(names) == 1:
-            terms.append(f"tags.{tag} = '{names[0]}'")
-        elif names:
+        if names:
             # MLflow's search has no OR.
             terms += [f"tags.{tag} != '{other}'" for other in values if other not in names]
-        found = [path for path in found if not names or path.split("/")[place] in names]
-    if wanted.runs:
-        found = [path for path in found if any(part in path for part in wanted.runs)]
+            found = [run for run in found if run.data.tags[tag] in names]
     if not found:
-        what = f"no run matches {', '.join(wanted.runs)}" if wanted.runs and every else "there is no run to show"
-        raise UserError(f"{what}; `procap ls runs` names them, `procap train` or `procap demo` makes some")
-    return found, " AND ".join(terms)
+        raise UserError("there is no run to show; `procap train` or `procap demo` makes some")
+    return SelectedRuns([run.info.run_id for run in found], " AND ".join(terms))
 
 
 def check_port(port: int) -> None:

@@ -13,13 +13,12 @@ import re
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
 from benchmarks.results.runtime import SCHEMA, load_runtime_reports
-from benchmarks.runtime.settings import PRECISIONS, Settings, flags_of_options, make_settings
+from benchmarks.runtime.settings import Settings, flags_of_options, make_settings
 from procap.errors import UserError
 from runner.environment import environment, resolve_device
 from shards.masking import mask
@@ -63,9 +62,9 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON."""
     import torch
 
+    from benchmarks.runtime.case import TimeBudget, run_cases
     from benchmarks.runtime.data import load_case_data
     from benchmarks.runtime.measure import matmul_peak
-    from benchmarks.runtime.rounds import TimeBudget, run_cases
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
@@ -101,8 +100,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     try:
         report["scaling"] += _measure_scaling(settings, models, budget.left())
         if check and device.type == "cpu":
-            report["matmul_peak"] = {name: matmul_peak(device, name) for name in PRECISIONS} | peaks
-            report["scaling"] += _measure_full_size(settings, report["matmul_peak"])
+            report["scaling"] += _measure_full_size(settings)
     except UserError:
         raise
     except Exception as error:
@@ -133,27 +131,22 @@ def _measure_scaling(settings: Settings, models: Models, seconds: float | None) 
     return measure_sizes(models, method, sizes, settings, settings.repeats, seconds)
 
 
-def _measure_full_size(settings: Settings, peaks: dict[str, float]) -> list[dict[str, Any]]:
-    """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU; in bf16 only where it can pay."""
+def _measure_full_size(settings: Settings) -> list[dict[str, Any]]:
+    """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU."""
     from benchmarks.runtime.sizes import Size, measure_sizes
-    from benchmarks.runtime.targets import BF16_GAIN, CPU_RATIOS, FULL
+    from benchmarks.runtime.targets import CPU_RATIOS, FULL
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
     sizes = [Size(kind, classes, batch) for kind, classes, batch, _ in CPU_RATIOS]  # type: ignore[arg-type]
-    if peaks["bf16"] >= BF16_GAIN * peaks["fp32"]:
-        sizes.append(Size("train", 51, 4, "bf16"))
     note(f"single sizes of {FULL} with random weights: some minutes")
     models = models_by_mode(load_clip(FULL, "random"), settings.accelerations)
     return measure_sizes(models, "procap", sizes, settings, max(1, settings.repeats // 2), None)
 
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write and plot the measurements and log them to MLflow; returns the tables as Markdown."""
-    from benchmarks.plots.style import save_plots
-    from benchmarks.runtime.plots import plot_classes
+    """Write the measurements; returns the tables as Markdown."""
     from benchmarks.runtime.targets import list_targets
-    from benchmarks.runtime.tracking import log_rows
     from benchmarks.tables.runtime import write_report
     from runner.remote_results import RemoteResults
 
@@ -165,12 +158,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
     text = write_report(report, folder)
-    try:
-        save_plots(folder, {"runtime-classes": partial(plot_classes, report)})
-    except ImportError:
-        note("plots are left out: matplotlib is not installed")
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
-    log_rows(report, runtime)
     RemoteResults.from_runtime(runtime).push_all("runtime")
     return text
 

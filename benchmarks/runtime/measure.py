@@ -1,20 +1,35 @@
-"""Measure wall time on an idle device, peak memory, and the peak rate of matrix products."""
+"""Measure wall time on an idle device, peak memory, floating-point operations, and the peak rate of matrix products."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from procap.methods.method import Method
 
 PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 PEAK_SECONDS = 0.4
 REPEATS = {"cpu": 1, "cuda": 10}
 """How often to run a workload between two synchronizations, by the type of device."""
+FUSED = "PROCAP_FUSED"
+"""Environment variable with which `procap.kernels` disables fused kernels."""
+# Fused attention on a CPU, which torch's own table leaves out.
+CPU_ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, q, k, v, *rest, **more: sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -121,3 +136,42 @@ def matmul_peak(device: torch.device, precision: str) -> float:
         )
         best = max(best, 2 * size**3 / min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times))
     return best
+
+
+def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
+    """Count the operations of `work` on tensors without data, or with `compute` with data, for work that reads numbers.
+
+    A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
+    eager operations: count compiled or fused work on towers without such kernels.
+    method: gradients of its weights are disabled, as the counter cannot look up their graph in inference mode.
+    """
+    trained = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.requires_grad_(False)
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+    try:
+        with (
+            without_fused_kernels(),
+            torch.compiler.set_stance("force_eager"),
+            nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True),
+            counter,
+        ):
+            work()
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
+    return float(counter.get_total_flops())
+
+
+@contextmanager
+def without_fused_kernels() -> Iterator[None]:
+    """Run ProCAP's cross-attention as plain torch operations."""
+    before = os.environ.get(FUSED)
+    os.environ[FUSED] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(FUSED, None)
+        else:
+            os.environ[FUSED] = before

@@ -18,8 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks.runtime.flops import count_flops, without_fused_kernels
-from benchmarks.runtime.measure import peak_bytes, timed
+from benchmarks.runtime.measure import count_flops, peak_bytes, timed, without_fused_kernels
 from procap.clip import CLIP
 from procap.methods.method import Method
 from runner.acceleration import Acceleration, set_compile_cache

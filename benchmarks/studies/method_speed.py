@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_integers, parse_methods
 from benchmarks.runtime.data import synthetic_case
-from benchmarks.runtime.flops import count_flops
+from benchmarks.runtime.measure import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS
 from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Training, models_by_mode
 from benchmarks.studies.record import describe_run

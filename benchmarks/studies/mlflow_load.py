@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.ui import RunFilter, prepare, server
+from benchmarks.cli.ui import select_runs, server
 from benchmarks.console.output import columns, note, show
 from benchmarks.studies.record import describe_machine, describe_run, write_record
 from runner.config import RunConfig, Target, plan_run
@@ -105,8 +105,10 @@ def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
     best: dict[str, Any] = {"max_results": 100, "order_by": ["metrics.hm DESC"]}
     where = "tags.method = 'procap'"
     timed("the 100 best of a method", lambda: store.client.search_runs([store.experiment_id], where, **best))
-    wanted = RunFilter(suite=SUITE, methods=("maple", "procap"))
-    selected = timed("procap ui, until its server starts", lambda: prepare(results, store, wanted))
+    selected = timed(
+        "procap ui, until its server starts",
+        lambda: select_runs(results, store, suite=SUITE, methods=("maple", "procap")),
+    )
     with server(store, port):
         query = {"experiment_ids": [store.experiment_id], "filter": selected.where, **best}
         timed("the runs of a page, from the server", lambda: _ask(f"http://127.0.0.1:{port}", query))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.console.output import note
 from benchmarks.console.packing import find_unpacked
 from benchmarks.suites.planning import count_images
-from procap.errors import UsageError, UserError
+from cluster.run import RunSpec
+from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import Ranks
@@ -89,23 +90,20 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes:
             _build(config, runtime.data, backbones[weights])
 
 
-def check_options(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
-    """Build methods on the CPU until one can be built; raises the first error if none can, as every run would fail."""
-    import torch
+def check_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, *, force: bool) -> None:
+    """Raise what would stop runs here before their first step or image, or what forbids to keep a finished one."""
+    from runner.distributed.collectives import ProcessGroup
+    from runner.train import read_finished
 
-    from runner.setup import load_backbone
-
-    cpu = torch.device("cpu")
-    errors: dict[tuple[str, ...], UserError] = {}
-    for config in configs:
-        key = (config.method, config.backbone, str(config.pretrained), str(config.options))
-        try:
-            if key not in errors:
-                return _build(config, runtime.data, load_backbone(config, cpu, Acceleration()))
-        except UserError as error:
-            errors[key] = error
-    for first in errors.values():
-        raise first
+    configs, group = [run.config for run in runs], ProcessGroup()
+    kept = [] if force else [(config, RunFolder(runtime.results / config.path)) for config in configs]
+    finished = {config.path for config, folder in kept if read_finished(config, runtime, folder, group)}
+    left = [config for config in configs if config.path not in finished]
+    check_training_images(left, runtime.data)
+    find_unpacked((config.dataset for config in left), runtime.data)
+    check_targets((Target.parse_unchecked(target) for run in runs for target in run.targets), runtime.data)
+    check_weights((config.backbone, config.pretrained) for config in configs)
+    check_setup(left, runtime, processes)
 
 
 def _build(config: RunConfig, data: Path, clip: CLIP) -> None:

@@ -1,26 +1,23 @@
-"""Estimate how long runs take: for `--dry-run`, for the order of jobs, and for the time left in progress bars.
+"""Estimate how long runs take: for `--dry-run`, for the order of runs, and for the time left in progress bars.
 
-An estimate is the work of a run (operations in `flops.json`, counted by `python -m benchmarks.runtime.flops`, over an
-assumed pace, plus decoding) times the median ratio of measured to estimated seconds of finished runs with the same
-backbone and device, if possible of the same method. Methods without either are unknown (infinite seconds).
-Shapes: B images, C classes.
+An estimate is the work of a run (operations of the two towers over an assumed pace, plus decoding) times the median
+ratio of measured to estimated seconds of finished runs with the same backbone and device, if possible of the same
+method. It is infinite for a data set that is not known.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
-import json
 import math
 import os
 import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from benchmarks.console.output import plural
 from benchmarks.results.profiles import MINI
 from benchmarks.suites.planning import count_images, read_state
 from cluster.ray_cluster import Node
@@ -31,9 +28,11 @@ from runner.progress import format_duration
 from runner.run_folders import RunFolder, find_runs
 from shards.errors import DataError
 
-FLOPS_FILE = Path(__file__).with_name("flops.json")
-STAND_IN = "maple"
-"""The method whose counted operations are used for methods without counts."""
+OPERATIONS = {"mini": (1.9e8, 7.2e6), "ViT-B-32": (9e9, 4e8), "ViT-B-16": (3.3e10, 4e8), "ViT-L-14": (1.5e11, 8e8)}
+"""Floating-point operations of an image and of a class prompt in the towers, by backbone.
+
+A training step takes twice as many: where weights are frozen the backward pass costs as much as the forward pass.
+"""
 
 # Assumptions, used until runs have finished on the device.
 CPU_PACE = 5e10
@@ -90,28 +89,6 @@ def find_machine(device: str = "auto", nodes: Sequence[Node] = ()) -> Machine:
     return Machine(cpu_name(), "cpu")
 
 
-@functools.cache
-def load_flops() -> dict[str, dict[str, dict[str, Any]]]:
-    """Load counted operations by backbone and method: `step` and `eval` are [1, B, C, B C] coefficients."""
-    return json.loads(FLOPS_FILE.read_text(encoding="utf-8"))
-
-
-def flops(coefficients: Sequence[float], images: float, classes: float) -> float:
-    """Compute the operations on `images` images and `classes` encoded classes."""
-    terms = (1.0, images, classes, images * classes)
-    return sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True))
-
-
-def encoded_classes(counted: dict[str, Any], classes: int) -> float:
-    """Return how many class prompts a step encodes on average: all, or an interpolation of recorded numbers."""
-    import numpy as np
-
-    if "encoded" not in counted:
-        return classes
-    points = np.array(counted["encoded"])
-    return float(np.interp(classes, points[:, 0], points[:, 1]))
-
-
 class CostModel:
     """Estimate seconds of runs on one machine, from counted operations and the times of finished runs."""
 
@@ -141,9 +118,8 @@ class CostModel:
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done."""
-        counts = load_flops().get(config.backbone, load_flops()["ViT-B-16"])
-        name = config.method if config.method in counts else STAND_IN
-        counted, pace = counts[name], self.machine.pace(config.precision)
+        image, prompt = OPERATIONS.get(config.backbone, OPERATIONS["ViT-B-16"])
+        pace = self.machine.pace(config.precision)
         on_gpu = self.machine.device == "cuda"
         seconds = START_SECONDS[self.machine.device]
         if trained < 1 and config.recipe.epochs:
@@ -152,8 +128,7 @@ class CostModel:
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
-            encoded = encoded_classes(counted, classes)
-            step = flops(counted["step"], min(batch, images), encoded) / pace / self.processes
+            step = 2 * (image * min(batch, images) + prompt * classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
             again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)
@@ -162,7 +137,7 @@ class CostModel:
             dataset, classes, images = count_images(target.dataset, target.classes, target.split, self.runtime.data)
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             images = min(images, self.runtime.limit or images)
-            encode = flops(counted["eval"], images, classes) / pace * max(1, self.runtime.evaluation.samples)
+            encode = (image * images + prompt * classes) / pace * max(1, self.runtime.evaluation.samples)
             # Decoding overlaps with a GPU's work; on a CPU the times add up.
             both = max(encode, images * decode / DECODE_THREADS) if on_gpu else encode + images * decode
             seconds += both / self.processes
@@ -185,8 +160,6 @@ class CostModel:
         """Return the median of measured over estimated seconds of similar runs, and what it rests on."""
         if own := self._ratios.get((config.method, config.backbone)):
             return statistics.median(own), f"median of {len(own)} finished {config.method} runs"
-        if config.method not in load_flops().get(config.backbone, {}):
-            return math.inf, "unknown"
         lists = (ratios for (_, backbone), ratios in self._ratios.items() if backbone == config.backbone)
         if others := list(itertools.chain(*lists)):
             return statistics.median(others), f"median of {len(others)} finished runs of other methods"
@@ -212,10 +185,8 @@ class CostModel:
             self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
 
-def forecast_runs(
-    runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, price: float | None = None, *, force: bool = False
-) -> list[str]:
-    """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs. price: of an hour, idle or not."""
+def forecast_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, *, force: bool = False) -> list[str]:
+    """Describe wall time and GPU-hours of `runs` on clusters of 1 to 512 GPUs."""
     if not runs:
         return []
     machine = find_machine(runtime.device)
@@ -223,24 +194,16 @@ def forecast_runs(
         machine = Machine("H200", "cuda")
     model = CostModel(runtime, machine, processes=processes, force=force)
     seconds = sorted((model.seconds(run) for run in runs), reverse=True)
-    unit = "GPU" if machine.device == "cuda" else "machine"
-    ratios = [(run.config, *model.ratio(run.config)) for run in runs]
-    bases = list(dict.fromkeys(basis for _, ratio, basis in ratios if ratio < math.inf))
-    if unknown := [config for config, ratio, _ in ratios if ratio == math.inf]:
-        methods = ", ".join(dict.fromkeys(config.method for config in unknown))
-        backbones = ", ".join(dict.fromkeys(config.backbone for config in unknown))
-        bases.append(f"unknown: no finished runs and no counted operations of {methods} on {backbones}")
     if not math.isfinite(sum(seconds)):
-        return [f"Time on {machine.name}: {'; '.join(bases)}"]
+        return [f"Time on {machine.name}: unknown"]
+    unit = "GPU" if machine.device == "cuda" else "machine"
+    bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
     lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
     for size in CLUSTER_SIZES:
         groups = size // processes
         if groups and (groups == 1 or groups // 2 < len(seconds)):
             wall = makespan(seconds, groups)
-            hours = wall * size / 3600
-            cost = "" if price is None else f", costs {price * hours:,.2f}"
-            spent = f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
-            lines.append(f"{size:>4} {unit}{'s' * (size > 1)}: {format_duration(wall)}, {spent} {unit}-hours{cost}")
+            lines.append(f"{plural(size, unit)}: {format_duration(wall)}, {wall * size / 3600:.3g} {unit}-hours")
     return lines
 
 

@@ -14,7 +14,7 @@ from benchmarks.suites import ALL, SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import EARLIER_DEFAULTS, method_paths
+from procap.methods import method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
@@ -68,21 +68,18 @@ def find_suite(name: str, results: Path) -> Suite:
             made = {folder.name for kind in ("suite", "sweep") for folder in (results / COLLECTIONS / kind).glob("*")}
             raise unknown_name("suite", name, sorted({ALL, *suite_paths(), *made} - {name}))
         return load_suite(name)
-    if why := _why_not_run(Path(collection.file), results):
-        raise UsageError(f"suite '{name}' was run from {collection.file}, which {why}: name its file instead")
+    # The file is code, and results can come from other people.
+    file = Path(collection.file)
+    if not file.is_file() or file.resolve().is_relative_to(results.resolve()):
+        raise UsageError(
+            f"suite '{name}' was run from {file}, which is not there or lies among the results: name its file"
+        )
+    if file.stat().st_uid not in (0, os.geteuid()):
+        raise UsageError(f"suite '{name}' was run from {file}, which belongs to another user: name its file instead")
     suite = load_suite(collection.file)
     if suite.name != name:
-        raise UsageError(f"{collection.file}, from which suite '{name}' was run, now defines suite '{suite.name}'")
+        raise UsageError(f"{file}, from which suite '{name}' was run, now defines suite '{suite.name}'")
     return suite
-
-
-def _why_not_run(file: Path, results: Path) -> str:
-    """Explain why a file that results name is not run, because it is code and results can come from other people."""
-    if not file.is_file():
-        return "is not there"
-    if file.resolve().is_relative_to(results.resolve()):
-        return "lies among the results"
-    return "" if file.stat().st_uid in (0, os.geteuid()) else "belongs to another user"
 
 
 def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
@@ -198,10 +195,7 @@ def recorded_options(
             options = replace(options, methods=tuple(name for name in options.methods if name in method_paths()))
             if not options.methods:
                 raise UsageError(missing)
-        earlier = {name: {**old, **options.options.get(name, {})} for name, old in EARLIER_DEFAULTS.items()}
-        both = (options, replace(options, options={**options.options, **earlier}))
-        # The settings hold no defaults, but the paths of the runs depend on those of their time. Today's come first.
-        return max(both, key=lambda one: len({run.path for run in suite.plan(one)} & {*collection.runs}))
+        return options
     existing = {folder.path.relative_to(results).as_posix() for folder in find_runs(results)}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
     candidates = [suite.options(one, quick=quick, data=data) for one in profiles for quick in (False, True)]
@@ -229,7 +223,7 @@ def find_other_runs(collection: Collection, results: Path, planned: Iterable[str
 def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
     """Extend a plan to what earlier commands finished with the same settings; tables are of the extended plan.
 
-    Data sets, methods, seeds and shots are joined. A plan with other settings stays as it is, and so does that of a
+    Data sets, methods and seeds are joined. A plan with other settings stays as it is, and so does that of a
     suite with further results, which are of its last command.
     """
     suite, options = plan.suite, plan.options
@@ -238,32 +232,21 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
         return plan
     try:
         earlier = recorded_options(suite, collection, results, options.data)
+        alike = replace(earlier, datasets=options.datasets, methods=options.methods, seeds=options.seeds)
+        if alike.to_json() != options.to_json():
+            return plan
         finished = [run for run in suite.plan(earlier) if RunFolder(results / run.path).train_file.exists()]
-        # Without training the seed of a run is always the same.
-        seeds = {run.seed for run in finished if run.spec.config.recipe.epochs}
-        chosen = replace(
+        joined = replace(
             options,
             datasets=_join(options.datasets, earlier.datasets, {run.dataset for run in finished}),
             methods=_join(options.methods, earlier.methods, {run.variant.method for run in finished}),
-            seeds=_join(options.seeds, earlier.seeds, seeds),
+            # Without training the seed of a run is always the same.
+            seeds=_join(options.seeds, earlier.seeds, {run.seed for run in finished if run.spec.config.recipe.epochs}),
         )
-        joined = SuitePlan.make(suite, replace(chosen, shots=_join_shots(plan, finished)))
+        return SuitePlan.make(suite, joined)
     except (UserError, DataError):
         # The plan or the method of an earlier command is not here any more.
         return plan
-    lists = ("datasets", "methods", "seeds", "shots")
-    same = all(value == options.to_json()[name] for name, value in earlier.to_json().items() if name not in lists)
-    is_curve = all(run.variant.shots is not None for run in plan.runs)
-    return joined if same and (is_curve or earlier.shots == options.shots) else plan
-
-
-def _join_shots(plan: SuitePlan, finished: Sequence[SuiteRun]) -> tuple[int, ...]:
-    """Return the shots of a plan, and of finished runs if they are points of a curve."""
-    own, others = (
-        {run.variant.shots for run in runs if run.variant.shots is not None and run.spec.config.recipe.epochs}
-        for runs in (plan.runs, finished)
-    )
-    return tuple(sorted(own | others)) if others - own else plan.options.shots
 
 
 def _join(chosen: tuple[T, ...], earlier: tuple[T, ...], finished: Container[T]) -> tuple[T, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -105,18 +105,6 @@ class Suite:
             known = f"one of {', '.join(self.class_choices)}" if self.class_choices else f"{self.classes} alone"
             raise UsageError(f"--classes {options.classes}: {self.name} has its own classes to train on, {known}")
         return options.classes or self.classes
-
-    def prescribed_options(self, options: SuiteOptions) -> Iterator[tuple[str, str, bool]]:
-        """Yield method and name of each chosen option that variants set themselves, and whether all of them do.
-
-        What a variant sets takes precedence over what a user chooses.
-        """
-        for method, own in options.options.items():
-            variants = self.variants(options, method)
-            for name in own:
-                setting = [name in variant.options for variant in variants]
-                if any(setting):
-                    yield method, name, all(setting)
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""

@@ -8,37 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.errors import COMMAND_LINE_ERROR, one_line
+import typer
+
+from benchmarks.console.errors import one_line
 from benchmarks.console.parse import check_arguments
-from procap.errors import UsageError
-from runner.run_collection import COLLECTION_NAME
+from procap.errors import UsageError, unknown_name
 
 MAPPINGS = ("param", "option", "recipe_field")
 """Keys with a mapping of fields to values; each item corresponds to one flag."""
 
 
-def merge_file(context: Any, file: Path, typed: set[str]) -> dict[str, Any]:
-    """Merge the values of `file` into parameters without a typed flag; `param` is merged by field.
+def load_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Make the values of `file` the defaults of the command's flags; typer calls this for the argument FILE.
 
-    context: typer's. Raises UsageError for a file that is not there or not YAML, unknown keys and wrong values.
+    Raises UsageError for a file that is not there or not YAML, and for unknown keys.
     """
-    words = _to_flags(read_yaml(file))
-    check_arguments(words, {})
-    try:
-        read = context.command.make_context(context.info_name, words).params
-    except COMMAND_LINE_ERROR as error:
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
-        raise UsageError(f"{file}: {one_line(message)}") from error
-    params = {name: context.params[name] if name in typed else value for name, value in read.items()}
-    if "param" in typed:
-        fields = {text.partition("=")[0].strip() for text in context.params["param"]}
-        filed = [text for text in read["param"] or [] if text.partition("=")[0].strip() not in fields]
-        params["param"] = [*filed, *context.params["param"]]
-    if not params["name"]:
-        if not re.fullmatch(COLLECTION_NAME, file.stem):
-            raise UsageError(f"'{file.stem}' cannot name a sweep, which starts with a letter or digit: add --name")
-        params["name"] = file.stem
-    return params
+    if file is not None:
+        given = {str(key).replace("-", "_"): value for key, value in read_yaml(file).items() if value is not None}
+        values = {name: _to_flag(name, value) for name, value in given.items()}
+        known = {str(parameter.name) for parameter in context.command.params}
+        for name in values.keys() - known:
+            raise unknown_name(f"key in {file}", name, known)
+        texts = [one for value in values.values() for one in (value if isinstance(value, list) else [value])]
+        check_arguments([f"--{file}={text}" for text in texts], {})
+        context.default_map = {"name": file.stem} | values
+    return file
 
 
 def read_yaml(file: Path) -> Mapping[Any, Any]:
@@ -67,23 +61,16 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
     return found
 
 
-def _to_flags(document: Mapping[Any, Any]) -> list[str]:
-    words = []
-    for key, value in document.items():
-        name, flag = str(key).replace("-", "_"), f"--{str(key).replace('_', '-')}"
-        if name in MAPPINGS and isinstance(value, Mapping):
-            for field, one in value.items():
-                words += [flag, f"{field}={_to_text(one, name == 'param')}"]
-        elif value is True:
-            words.append(flag)
-        elif value is False and name == "tracking":
-            # YAML parses `off` as false.
-            words += [flag, "off"]
-        elif isinstance(value, list):
-            words += [flag, ",".join(map(str, value))]
-        elif value is not None and value is not False:
-            words += [flag, str(value)]
-    return words
+def _to_flag(name: str, value: Any) -> str | bool | list[str]:
+    """Convert a value of the file to what the flag takes."""
+    if name in MAPPINGS and isinstance(value, Mapping):
+        return [f"{field}={_to_text(one, name == 'param')}" for field, one in value.items()]
+    if name in MAPPINGS:
+        return [str(one) for one in (value if isinstance(value, list) else [value])]
+    if isinstance(value, bool):
+        # YAML parses `off` as false.
+        return value if name != "tracking" or value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _to_text(value: Any, domain: bool) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from benchmarks.console.output import columns
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from cluster.configuration import METRICS, Configuration, SweepSettings
@@ -42,22 +41,6 @@ def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) 
     """Find the best finished configuration; of each data set if they are varied, as such scores are not comparable."""
     each = find_best_of_each(settings, configurations)
     return list(each.values()) if settings.varies_data else rank(settings, each.values())[:1]
-
-
-def format_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> str:
-    """Format every configuration, the best first and marked."""
-    best = find_best(settings, configurations)
-    rows = []
-    for one in rank(settings, configurations):
-        score = "-" if one.score is None else f"{one.score:.2f}"
-        if one.score is not None and one.spread is not None:
-            score += f" ± {one.spread:.2f}"
-        seeds = f"{len(one.by_seed)}/{len(settings.seeds)}"
-        values = [_format_value(one.values.get(field)) for field in settings.domains]
-        mark = "best" if one in best else ""
-        rows.append((*values, score, seeds, f"{one.epoch}/{one.epochs}", STATES[one.state], mark))
-    headers = [field.rpartition(".")[2] for field in settings.domains]
-    return columns((*headers, f"{settings.metric} %", "seeds", "epochs", "state", ""), rows)
 
 
 def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:

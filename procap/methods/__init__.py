@@ -63,8 +63,6 @@ ADDED_OPTIONS: dict[str, dict[str, Any]] = {
 
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
-EARLIER_DEFAULTS: dict[str, dict[str, Any]] = {"procap": {"class_prompt": "maple"}}
-"""Defaults that have changed, before the change; suites that ran under them are shown with them."""
 
 
 def method_paths() -> dict[str, str]:

@@ -154,11 +154,6 @@ class Method(nn.Module):
         return {}
 
     @classmethod
-    def classes_per_step(cls, classes: int) -> float:
-        """Return how many of the class prompts a training step encodes on average, with default options."""
-        return classes
-
-    @classmethod
     def has_gaussians(cls, options: BaseModel) -> bool:
         """Whether the method with `options` has Gaussian tokens, of which inference can draw samples."""
         return False

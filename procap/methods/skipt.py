@@ -116,10 +116,6 @@ class SkipT(Method):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         return {"keep_labels": False}
 
-    @classmethod
-    def classes_per_step(cls, classes: int) -> float:
-        return float(keep_odds(classes, SkipTOptions.model_validate({})).nan_to_num().sum())
-
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return template_prompts(self.clip, space, template_of(space))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD
-from procap.errors import MissingWeights, UsageError, UserError, unknown_name
+from procap.errors import UsageError, UserError, unknown_name
 from procap.geometry import Geometry
 from procap.weights.architectures import (
     SUFFIXES,
@@ -190,7 +190,7 @@ def _find_file(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
         if found := _hugging_face_file(hub):
             return found
         places.append(f"the Hugging Face cache ({hub.rstrip('/')})")
-    raise MissingWeights(
+    raise UserError(
         f"weights '{tag}' of {architecture} are not on this machine; looked for {' and '.join(places)}: put the "
         f"file there, name a local file with --pretrained PATH, or allow the download with HF_HUB_OFFLINE=0"
     )

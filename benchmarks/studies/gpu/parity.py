@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.runtime.data import synthetic_case
-from benchmarks.runtime.flops import without_fused_kernels
+from benchmarks.runtime.measure import without_fused_kernels
 from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.runtime.workload import Models, ModeName, Training, make_classifier
 from procap.methods.method import Method
