@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from made_results import put_config, put_run, put_score
@@ -84,10 +85,6 @@ def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
     assert model.seconds(run) == pytest.approx(3 * fresh, rel=0.01)
     assert model.ratio(config())[1] == "median of 2 finished maple runs"
     assert model.ratio(config("coop"))[1] == "median of 2 finished runs of other methods"
-    # One run that hung changes no median.
-    for taken in (5 * fresh, 5 * fresh, 5 * fresh, 1e6):
-        model.learn(run, taken)
-    assert model.seconds(run) == pytest.approx(5 * fresh, rel=0.01)
 
 
 def test_the_time_on_an_unknown_data_set_is_unknown(runtime):
@@ -115,39 +112,17 @@ def test_jobs_start_as_soon_as_a_slot_is_free():
     assert makespan([5.0, 1.0], 8) == 5.0 and find_machine("cpu") == HERE
 
 
-class Guess:
-    """A forecast that records what it learns."""
-
-    def __init__(self) -> None:
-        self.learned: list[float] = []
-
-    def seconds(self, run: RunSpec) -> float:
-        return 10.0
-
-    def learn(self, run: RunSpec, taken: float) -> None:
-        self.learned.append(taken)
-
-    def remaining(self, left, at_once: int) -> float:
-        return sum(left) / at_once
-
-
-RUNNING, WAITING = TrialReport(host="a"), TrialReport(state="waiting", why="held", host="a")
-ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, TrialReport()], "held by others": [WAITING, RUNNING]}
-
-
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt):
-    guess, done, run = Guess(), TrialReport(state="done", seconds=4.0, host="a"), spec_of(config())
-    progress = RunProgress([run], guess, 1, quiet=True)
+def test_the_time_left_follows_from_the_work_that_has_ended(monkeypatch):
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("benchmarks.suites.progress.time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    progress = RunProgress([spec_of(config(seed=seed)) for seed in (1, 2)], [30.0, 10.0], quiet=True)
     with progress.display:
-        progress.started("0", {"number": 0})
-        for report in ATTEMPTS[attempt]:
-            if report.host:
-                progress.reported("0", {"number": 0}, report)
-            else:
-                progress.started("0", {"number": 0})
-        progress.ended("0", {"number": 0}, done)
-    assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.done == [0]
+        for number in (0, 1):
+            progress.started(str(number), {"number": number})
+        assert progress.seconds_left() == math.inf
+        progress.ended("0", {"number": 0}, TrialReport(state="done", seconds=4.0, host="a"))
+        # At 20 s three quarters of the work have ended.
+        assert progress.seconds_left() == pytest.approx(20 / 3) and progress.done == [0]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:

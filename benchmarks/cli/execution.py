@@ -67,10 +67,11 @@ def execute(
                     remote.delete_run(run.path)
                     folder.clear()
         # Greedy packing of the longest first ends early.
-        ordered = sorted(runs, key=costs.seconds, reverse=True)
+        work = {run.path: costs.seconds(run) for run in runs}
+        ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
         trackers.started = True
         trace = note if output.verbose else None
-        progress = RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace)
+        progress = RunProgress(ordered, [work[run.path] for run in ordered], trackers, trace=trace)
         with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +14,9 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.plots.style import save_plots
 from benchmarks.suites.checks import check_engine, check_setup, check_training_images, note_small_classes
 from benchmarks.sweeps import table
 from benchmarks.sweeps.file import load_file
-from benchmarks.sweeps.plot import plot_sweep
 from benchmarks.tables.render import render
 from cluster.configuration import (
     METRICS,
@@ -159,7 +156,6 @@ def _show_outcome(
     commands = [line for one in best for line in make_commands(settings, one.values, runtime, engine)]
     document = table.summarize(settings, found, commands)
     write_json(searched.folder.path / "summary.json", document)
-    plots = save_plots(searched.folder.path, {"sweep": partial(plot_sweep, settings, found)})
     # Includes the records of what was exported to MLflow.
     RemoteResults.from_runtime(searched.runtime).push_all()
     if found:
@@ -170,8 +166,6 @@ def _show_outcome(
                  f"{table.format_values(one.values)}")  # fmt: skip
     if left := searched.count("running"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to go on")
-    if plots:
-        note(f"plot: {plots[0]}")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {one}" for one in commands))
     failed = {table.format_values(one.values): table.format_failure(one) for one in found if one.state == "failed"}

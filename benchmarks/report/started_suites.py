@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.plots.style import Plots
 from benchmarks.results.frame import dataset_order, make_frame, make_records, order_in, run_folders
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import Profile
@@ -19,7 +18,6 @@ from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from benchmarks.suites import SUITES
 from benchmarks.suites.planning import describe_uninstalled, find_other_runs, find_suite, recorded_options
 from benchmarks.suites.suite import Suite
-from benchmarks.sweeps.plot import plot_sweep
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Column, Row, Table
@@ -203,7 +201,6 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
             f"sweep {settings.name}",
             settings.methods,
             partial(_sweep_tables, settings, configurations),
-            plots=partial(_sweep_plots, settings, configurations),
         )
         # Runs that a scheduler has stopped early are not unfinished.
         ended = {path for one in configurations if one.state in ("finished", "stopped") for path in one.runs}
@@ -214,10 +211,6 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
 
 def _sweep_tables(settings: SweepSettings, configurations: Sequence[Configuration], done: SuiteResults) -> list[Table]:
     return [sweep_table(settings, configurations)]
-
-
-def _sweep_plots(settings: SweepSettings, configurations: Sequence[Configuration], done: SuiteResults) -> Plots:
-    return {"sweep": partial(plot_sweep, settings, configurations)}
 
 
 def _read_group(

@@ -96,7 +96,6 @@ class CostModel:
         """Learn from finished runs of such a machine. processes: train one run together. force: repeat all."""
         self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
         self._ratios: dict[tuple[str, str], list[float]] = {}
-        self._first: dict[str, float] = {}
         finished = [folder for folder in find_runs(runtime.results) if folder.train_file.exists()]
         finished.sort(key=lambda folder: folder.train_file.stat().st_mtime, reverse=True)
         for folder in finished[:MAX_FINISHED_RUNS]:
@@ -105,16 +104,17 @@ class CostModel:
                 self._learn_from(folder)
 
     def seconds(self, run: RunSpec) -> float:
-        """Estimate the seconds of what was left of `run` at the first call; infinite if nothing is known of it."""
-        if run.path not in self._first:
-            self._first[run.path] = self._work_left(run)
-        work = self._first[run.path]
-        return self.ratio(run.config)[0] * work if work else 0.0
-
-    def learn(self, run: RunSpec, taken: float) -> None:
-        """Improve later estimates by a run that took `taken` seconds for all that was left of it."""
-        self.seconds(run)
-        self._add_ratio(run.config, self._first[run.path], taken)
+        """Estimate the seconds of what is left of `run`: 0 if everything is done, infinite for an unknown data set."""
+        targets, trained = [Target.parse_unchecked(target) for target in run.targets], 0.0
+        # An unreadable result counts as missing.
+        with suppress(UserError):
+            _, trained, targets = read_state(run.config, targets, self.runtime, force=self.force)
+            if trained == 1.0 and not targets:
+                return 0.0
+        try:
+            return self.work(run.config, targets, trained=trained) * self.ratio(run.config)[0]
+        except DataError:
+            return math.inf
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done."""
@@ -143,19 +143,6 @@ class CostModel:
             seconds += both / self.processes
         return seconds
 
-    def _work_left(self, run: RunSpec) -> float:
-        """Estimate seconds without correction; 0 if everything is done, infinite for an unknown data set."""
-        targets, trained = [Target.parse_unchecked(target) for target in run.targets], 0.0
-        # An unreadable result counts as missing.
-        with suppress(UserError):
-            _, trained, targets = read_state(run.config, targets, self.runtime, force=self.force)
-            if trained == 1.0 and not targets:
-                return 0.0
-        try:
-            return self.work(run.config, targets, trained=trained)
-        except DataError:
-            return math.inf
-
     def ratio(self, config: RunConfig) -> tuple[float, str]:
         """Return the median of measured over estimated seconds of similar runs, and what it rests on."""
         if own := self._ratios.get((config.method, config.backbone)):
@@ -178,10 +165,7 @@ class CostModel:
         # Recorded seconds do not include the start, but the estimate does.
         start = max(START_SECONDS[self.machine.device], sum(training.phases.get(name, 0.0) for name in STARTING))
         taken = start + training.seconds + sum(one.seconds for one in evaluations)
-        self._add_ratio(config, work, taken)
-
-    def _add_ratio(self, config: RunConfig, work: float, taken: float) -> None:
-        if 0 < work < math.inf and taken > 0:
+        if taken > 0:
             self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
 
