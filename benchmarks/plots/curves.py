@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import style
@@ -89,12 +90,16 @@ def _plots_by_method(suite: SuiteResults, name: str, key: str, label: str, base:
 def average_and_datasets(
     suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int | None
 ) -> Figure | None:
-    """Plot averages of base, novel and HM (left), and HM of each data set (right); a missing point leaves a gap."""
+    """Plot averages of base, novel and HM (left), and HM of each data set and their mean (right).
+
+    A missing point leaves a gap; None for less than two values.
+    """
     datasets = suite.options.datasets
     averages = {value: suite.halves(variant, AVERAGE) for value, variant in variants.items()}
     hms = {name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in datasets}
+    means = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
     every = [cell for own in [*averages.values(), *map(dict.values, hms.values())] for cell in own]
-    if not any(every):
+    if len(variants) < 2 or not any(every):
         return None
     variant = next(iter(variants.values()))
     figure, (left, right) = style.panels(2, 2.15, label, "accuracy, %")
@@ -104,7 +109,9 @@ def average_and_datasets(
         style.draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)
     dataset_looks = style.assign_dataset_looks(datasets)
     for name, own in hms.items():
-        style.draw_curve(right, own, dataset_looks[name], display_name(name))
+        style.draw_curve(right, own, dataset_looks[name], display_name(name), linewidth=0.9, markersize=3.5)
+    if len(datasets) > 1:
+        style.draw_curve(right, means, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
     over = f"average over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
     left.set_title(f"(a) {over}")
     right.set_title("(b) harmonic mean by data set")
@@ -118,52 +125,40 @@ def average_and_datasets(
 
 
 def sensitivity_plots(suite: SuiteResults) -> Plots:
-    """Return the heat map and the curve of the suite sensitivity."""
+    """Return the heat map of the suite sensitivity, and its curves over the initial temperature of InfoNCE."""
+    variants, label = sensitivity_variants(suite)[1], "initial temperature of InfoNCE"
     return {
         "sensitivity-weights": partial(weights_map, suite),
-        "sensitivity-temperature": partial(temperature_curve, suite),
+        "sensitivity-temperature": partial(average_and_datasets, suite, variants, label, 10),
     }
 
 
 @styled
 def weights_map(suite: SuiteResults) -> Figure | None:
     """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature."""
-    import numpy as np
+    import pandas as pd
     from matplotlib.patches import Rectangle
 
     cells = {weights: suite.mean_of_hms(variant) for weights, variant in sensitivity_variants(suite)[0].items()}
-    means = [cell.mean for cell in cells.values() if cell]
-    if not means:
+    if not any(cells.values()):
         return None
-    lambdas, betas = (sorted({weights[axis] for weights in cells}) for axis in (0, 1))
-    values = np.full((len(lambdas), len(betas)), np.nan)
-    for (weight, beta), cell in cells.items():
-        values[lambdas.index(weight), betas.index(beta)] = cell.mean if cell else np.nan
-    figure, (axes,) = style.panels(1, 0.36 * len(lambdas) + 0.4)
+    values = pd.Series({weights: cell.mean if cell else math.nan for weights, cell in cells.items()}).unstack()
+    lambdas, betas = values.index, values.columns
+    low, high = values.min(axis=None), values.max(axis=None)
+    figure, (axes,) = style.panels(1, 0.36 * len(lambdas) + 0.4, "weight of KL, β", "weight of InfoNCE, λ")
     figure.set_figwidth(max(style.COLUMN, 0.52 * len(betas) + 1.1))
-    low, high = min(means), max(means)
     image = axes.imshow(values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), origin="lower", aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        cell = cells.get((lambdas[row], betas[column]))
-        axes.text(
-            column,
-            row,
-            f"{cell.mean:.2f}" if cell else "–",
-            ha="center",
-            va="center",
-            color=style.contrasting_ink(image.cmap(image.norm(value))) if cell else style.FAINT,
-            fontsize=7.5,
-            fontweight="bold" if value == high else "normal",
-        )
+    for row, column in product(range(len(lambdas)), range(len(betas))):
+        value = values.iloc[row, column]
+        text = axes.text(column, row, "–" if math.isnan(value) else f"{value:.2f}", ha="center", va="center")
+        text.set(fontsize=7.5, color="white" if value < (low + high) / 2 else style.INK)
+        text.set_fontweight("bold" if value == high else "normal")
     paper, _ = paper_weights()
     if paper in cells:
-        corner = betas.index(paper[1]) - 0.5, lambdas.index(paper[0]) - 0.5
-        for colour, width in (("white", 3.6), (style.INK, 1.8)):
-            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width, clip_on=False))
-    axes.set_xticks(range(len(betas)), [_format_power(value) for value in betas], parse_math=True)
-    axes.set_yticks(range(len(lambdas)), [_format_power(value) for value in lambdas], parse_math=True)
-    axes.set_xlabel(r"weight of KL, $\beta$", parse_math=True)
-    axes.set_ylabel(r"weight of InfoNCE, $\lambda$", parse_math=True)
+        corner = betas.get_loc(paper[1]) - 0.5, lambdas.get_loc(paper[0]) - 0.5
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=style.INK, linewidth=1.8, clip_on=False))
+    axes.set_xticks(range(len(betas)), [f"{value:g}" for value in betas])
+    axes.set_yticks(range(len(lambdas)), [f"{value:g}" for value in lambdas])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     bar: Any = figure.colorbar(image, ax=axes, pad=0.02, aspect=14, label="harmonic mean, %")
@@ -174,37 +169,3 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     title = f"ProCAP by the weights of its loss, {over} ({seeds});\nframed: the paper's weights, bold: the best"
     style.heading(figure, title, cells.values())
     return figure
-
-
-@styled
-def temperature_curve(suite: SuiteResults) -> Figure | None:
-    """Plot HM over the initial temperature of InfoNCE at the paper's weights: thin per data set, thick on average."""
-    _, variants = sensitivity_variants(suite)
-    hms = {
-        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()}
-        for name in suite.options.datasets
-    }
-    every = [cell for own in hms.values() for cell in own.values()]
-    if len(variants) < 2 or not any(every):
-        return None
-    figure, (axes,) = style.panels(1, 2.3, y="harmonic mean, %")
-    looks = style.assign_dataset_looks(suite.options.datasets)
-    for name, own in hms.items():
-        style.draw_curve(axes, own, looks[name], display_name(name), linewidth=0.9, markersize=3.5)
-    if len(suite.options.datasets) > 1:
-        averages = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
-        style.draw_curve(axes, averages, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
-    _, temperature = paper_weights()
-    axes.axvline(temperature, color=style.FAINT, linewidth=0.8, linestyle=":", label="the paper's")
-    style.set_ticks(axes, list(variants), base=10)
-    axes.set_xlabel(r"initial temperature of InfoNCE, $\tau_p$", parse_math=True)
-    style.grid(axes, "y")
-    style.heading(figure, f"ProCAP by initial temperature ({style.describe_seeds(every)})", every)
-    style.legend(figure)
-    return figure
-
-
-def _format_power(value: float) -> str:
-    """Format 0, 1, 0.5, or a power of ten."""
-    exponent = round(math.log10(value)) if value > 0 else 0
-    return rf"$10^{{{exponent}}}$" if value > 0 and exponent and math.isclose(value, 10.0**exponent) else f"{value:g}"

@@ -243,14 +243,6 @@ def legend(figure: Figure) -> None:
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
-def contrasting_ink(colour: Any) -> str:
-    """Return white or ink, whichever is readable on a fill."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = to_rgb(colour)
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-
-
 def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
     """Describe the seeds of a plot: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
     seeds = {cell.seeds for cell in cells if cell is not None}
