@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
@@ -40,6 +41,8 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
     options = started.options
     configs = [run.spec.config for run in started.results.runs]
     settings = note_settings((config.method, describe_settings(config)) for config in configs)
+    moments = filter(None, (started.collection.started, started.collection.ended))
+    days = [datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments]
     facts = [
         ("Profile", f"{options.profile.name}{', quick' * options.quick}"),
         ("Data sets", ", ".join(options.datasets)),
@@ -47,6 +50,7 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
         ("Variants", ", ".join(started.results.by_title) if started.is_suite else ""),
         ("Seeds", ", ".join(map(str, options.seeds))),
         ("Setting", " ".join(settings).removeprefix("Setting: ")),
+        ("Dates", " to ".join(dict.fromkeys(days))),
         ("Runs", describe_state(started)),
     ]
     return [(name, value) for name, value in facts if value]

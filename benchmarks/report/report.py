@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,41 +56,31 @@ def write_report(
     results folder or URL as commands in the page name it. The rest: flags of `procap report`.
     """
     folder = out or results / "report"
-    _check_replaceable(folder)
+    page = folder / "index.html"
+    if folder.is_dir() and any(folder.iterdir()):
+        head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
+        if f'content="{GENERATOR}"' not in head:
+            raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
+    elif folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name a folder with --out")
     report = build_report(results, wanted, selected, shown=shown or str(results), data=data, price=price)
     try:
-        _replace_folder(folder, report)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{folder.name}."
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
+            fresh = Path(place) / "new"
+            fresh.mkdir()
+            write_page(report, fresh)
+            if folder.exists():
+                os.replace(folder, Path(place) / "old")
+            os.replace(fresh, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
     for name, what in report["problems"]:
         note(f"{name}: {what}")
     if not all(section["is_finished"] for section in report["sections"]):
         note(report["state"])
-    return folder / "index.html"
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise UsageError unless `folder` is absent, empty, or an old report."""
-    if folder.is_dir() and any(folder.iterdir()):
-        page = folder / "index.html"
-        head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
-        if f'content="{GENERATOR}"' not in head:
-            raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
-    elif folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: name a folder with --out")
-
-
-def _replace_folder(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write the report into a new folder, then rename it to `folder`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}."
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
-        fresh = Path(place) / "new"
-        fresh.mkdir()
-        write_page(report, fresh)
-        if folder.exists():
-            os.replace(folder, Path(place) / "old")
-        os.replace(fresh, folder)
+    return page
 
 
 def build_report(
@@ -137,7 +126,6 @@ def build_report(
             claims = None
     jobs = read_jobs(groups)
     return {
-        "lead": _describe_dates(groups),
         "state": state,
         "shown": shown,
         "sections": sections,
@@ -171,18 +159,6 @@ def _find_groups(
     members = {path for one in suites + sweeps for path in one.collection.runs}
     runs = read_runs(results, lambda config: config.path not in members, "single runs")
     return suites + sweeps + ([runs] if runs else []), problems
-
-
-def _describe_dates(suites: Sequence[StartedSuite]) -> str:
-    """Describe the number of suites, sweeps and runs, and the days between which they ran, in UTC."""
-    runs = len({path for one in suites for path in one.results.paths})
-    sweeps = sum(one.collection.kind == "sweep" for one in suites)
-    counts = [(sum(one.is_suite for one in suites), "suite"), (sweeps, "sweep"), (runs, "run")]
-    counted = ", ".join(plural(count, noun) for count, noun in counts if count)
-    moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
-    days = sorted({datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments})
-    between = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
-    return f"{counted}{f', {between}' if between else ''}."
 
 
 def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
