@@ -44,16 +44,6 @@ FEW = 4
 """The most shots of the low-shot regime ("1--4 shots")."""
 FULL, SENSITIVE = "procap Full ProCAP", ("dtd", "eurosat", "fgvc-aircraft")
 FINE_GRAINED = ("oxford-pets", "stanford-cars", "oxford-flowers", "food101", "fgvc-aircraft")
-STAND_INS: Mapping[str, str] = {
-    "dtd": "textures",
-    "eurosat": "tiles",
-    "oxford-pets": "petals",
-    "oxford-flowers": "petals",
-    "caltech101": "shapes",
-    "ucf101": "glyphs",
-}
-"""Generated data sets in the place of the paper's, as in the lists of the suites."""
-
 Differences = Mapping[str, "pd.Series"]
 Make = Callable[["pd.DataFrame"], Differences]
 
@@ -76,9 +66,8 @@ def versus(*others: str, metric: str = "hm", own: str = "procap") -> Make:
 
 
 def split(values: pd.Series, names: Sequence[str]) -> tuple[pd.Series, pd.Series]:
-    """Split values into those of the named data sets, or of those in their place, and the others."""
-    wanted = [*names, *(STAND_INS[name] for name in names if name in STAND_INS)]
-    mask = values.index.get_level_values("task").isin(wanted)
+    """Split values into those of the named data sets and the others."""
+    mask = values.index.get_level_values("task").isin(names)
     if not mask.any():
         raise UntestedError(f"none of {', '.join(names)} was run")
     return values[mask], values[~mask]
@@ -360,5 +349,4 @@ NOTES = (
     "All p but the binomial are two-sided. Runtime: from the lowest to the highest of repeated measurements.",
     "HM is of each seed and data set, its average the mean of HMs. The advantage in few-shot learning is that over the "
     "trained method that is the best over all shots.",
-    f"In the place of the paper's data sets: {', '.join(f'{new} ({old})' for old, new in STAND_INS.items())}.",
 )

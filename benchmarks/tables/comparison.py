@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.results.metrics import Metric
-from benchmarks.results.published.tables import display_name
 from benchmarks.results.statistics import DRAWS, EXACT, Comparison, Measure, PValues, compare, format_seeds, holm
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
@@ -21,23 +19,19 @@ NAMES: Mapping[Measure, str] = {"hm": "HM", "accuracy": "accuracy"}
 
 
 def comparison_tables(
-    suite: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None, source: str = ""
+    suite: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
     reference: the title that the others are compared with; None: that of `find_default`. variants: by title; None: all.
-    source: only runs trained on this data set.
     """
     titled = variants or suite.by_title
-    results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
+    results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant))}
     if len(results) < 2:
         return []
     reference = reference or find_default(suite, {title: titled[title] for title in results})
-    name = f"{suite.name}-comparison{f'-from-{source}' if source else ''}"
-    table = comparison_table(results, reference=reference if reference in results else None, name=name)
-    if source:
-        table = replace(table, title=f"{table.title}, trained on {display_name(source)}")
-    return [table]
+    reference = reference if reference in results else None
+    return [comparison_table(results, reference=reference, name=f"{suite.name}-comparison")]
 
 
 def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | None:

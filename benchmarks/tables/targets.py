@@ -27,9 +27,8 @@ def transfer_tables(suite: SuiteResults) -> list[Table]:
         name = suite.name if source == first else f"{suite.name}-from-{source}"
         heading = suite.suite.heading + (f", trained on {display_name(source)}" if others else "")
         tables.append(_table(suite, name, heading, source))
-    # Compare each source separately: over several sources a target would count more than once.
-    sources = suite.options.datasets if others else ("",)
-    return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
+    # Over several sources a target would count more than once.
+    return [*tables, *([] if others else comparison_tables(suite))]
 
 
 def pair_accuracies(
