@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from benchmarks.tables.rows import (
 )
 from benchmarks.tables.table import Cell, Column, Row, Table
 
-PAPER_TOKENS = 4
 LABELS = ("Data set", "Method")
 NOTE_ON_TOKEN_SETS = (
     "Without cross-attention nothing refines one token set level by level: each layer has a set of its own there, and "
@@ -84,15 +83,12 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
     main = _halves_table(suite, suite.name, "Number of prompt tokens", key="n_ctx", labels=(*LABELS, "Tokens"))
-    return [main, *comparison_tables(suite, _procap_title(suite, {"n_ctx": PAPER_TOKENS}))]
+    return [main, *comparison_tables(suite)]
 
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
     """Make results by the number of epochs: on average, as in the paper, and for every data set."""
-    tables = _average_first(suite, ("Method", "Epochs"), "epochs")
-    epochs = [variant.key["epochs"] for variant in suite.variants if variant.method == "procap"]
-    longest = _procap_title(suite, {"epochs": max(epochs)}) if epochs else None
-    return [*tables, *comparison_tables(suite, longest)]
+    return [*_average_first(suite, ("Method", "Epochs"), "epochs"), *comparison_tables(suite)]
 
 
 def ladder_tables(suite: SuiteResults) -> list[Table]:
@@ -237,9 +233,3 @@ def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) ->
     sets = suite.options.datasets if dataset == AVERAGE else (dataset,)
     pairs = pair_halves(suite, variant, dataset, printed)
     return tuple(suite.with_published(variant, sets, metric, number) for metric, number in pairs)
-
-
-def _procap_title(suite: SuiteResults, key: Mapping[str, Any]) -> str | None:
-    """Return the title of ProCAP's variant with this key, as comparisons print it."""
-    wanted = "procap", key
-    return next((title for title, one in suite.by_title.items() if (one.method, dict(one.key)) == wanted), None)
