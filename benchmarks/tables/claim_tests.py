@@ -175,7 +175,7 @@ def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
     try:
         found = claim.test.contrasts(scores)
         if claim.test.wins:
-            return _judge_wins(claim, find_wins(found, claim.test.above), len(found) + 1, claim.test.wins)
+            return _judge_wins(claim, found, claim.test.wins)
         estimates = {name: _estimate(one, claim.test.above) for name, one in found.items()}
     except UntestedError as error:
         return Outcome("not tested", str(error))
@@ -213,21 +213,14 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     return Estimate(float(sample.mean()), low, high, p, test)
 
 
-def find_wins(contrasts: Contrasts, above: float) -> pd.Series:
-    """Find on which tasks all contrasts are above `above`."""
-    import pandas as pd
-
-    means = {
-        name: one.groupby("task", sort=False).mean() for name, one in contrasts.items() if isinstance(one, pd.Series)
-    }
-    frame = pd.DataFrame(means)
-    return ((frame > above) | frame.isna()).all(axis=1)
-
-
-def _judge_wins(claim: Claim, won: pd.Series, variants: int, needed: Callable[[int], int]) -> Outcome:
+def _judge_wins(claim: Claim, contrasts: Contrasts, needed: Callable[[int], int]) -> Outcome:
     """Decide whether enough data sets are won; undecided if as many are likely among variants that are equally good."""
+    import pandas as pd
     from scipy.stats import binomtest
 
+    series = {name: one for name, one in contrasts.items() if isinstance(one, pd.Series)}
+    means = pd.DataFrame({name: one.groupby("task", sort=False).mean() for name, one in series.items()})
+    won, variants = ((means > claim.test.above) | means.isna()).all(axis=1), len(contrasts) + 1
     wins, n = int(won.sum()), len(won)
     p = float(binomtest(wins, n, 1 / variants, alternative="greater").pvalue)
     share = binomtest(wins, n).proportion_ci()

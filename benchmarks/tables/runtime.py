@@ -287,11 +287,25 @@ def list_runtime_notes(report: dict[str, Any]) -> list[str]:
         notes.append(
             "Threads: all cores, but one for small steps and batches of fast mode (`OMP_NUM_THREADS` sets them all)."
         )
-    notes.append(_describe_accelerations(settings, rows))
+    on = ", ".join(name for name, chosen in settings["accelerations"].items() if chosen)
+    starts = [
+        f"{describe_case(row)} {' + '.join(f'{one:.1f}' for one in row['start_seconds'].values() if one)}"
+        for row in rows
+        if row["mode"] == "fast"
+    ]
+    notes.append(
+        f"Accelerations of fast mode: {on or 'none'} (`--accelerate`); of reference mode: none."
+        + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
+    )
     if before > BUSY * machine["cpu"]["cores"]:
         notes.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
-    if (difference := _loss_difference(rows)) is not None:
-        notes.append(f"The first losses of reference and fast differ by {difference:.0e} of their value at most.")
+    losses: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        if row["first_loss"] is not None:
+            losses.setdefault((row["dataset"], row["method"], row["precision"]), []).append(row["first_loss"])
+    if differences := [(max(pair) - min(pair)) / abs(max(pair)) for pair in losses.values() if len(pair) == 2]:
+        text = f"{max(differences):.0e} of their value at most"
+        notes.append(f"The first losses of reference and fast differ by {text}.")
     parts = [f"{describe_case(row)}: {row['steps_measured']} of {row['steps']}" for row in rows if row["extrapolated"]]
     if parts:
         notes.append(f"{EXTRAPOLATED} EXTRAPOLATED from the steps that were run: {'; '.join(parts)}.")
@@ -316,24 +330,3 @@ def _describe_classes(rows: Sequence[dict[str, Any]]) -> str:
     if len(chosen) == 1:
         return next(iter(chosen))
     return " and ".join(f"{classes} ({', '.join(datasets)})" for classes, datasets in chosen.items())
-
-
-def _describe_accelerations(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the accelerations of fast mode, and the seconds of its starts."""
-    on = [name for name, chosen in settings["accelerations"].items() if chosen]
-    text = f"Accelerations of fast mode: {', '.join(on) or 'none'} (`--accelerate`); of reference mode: none."
-    starts = [
-        f"{describe_case(row)} {' + '.join(f'{one:.1f}' for one in row['start_seconds'].values() if one)}"
-        for row in rows
-        if row["mode"] == "fast"
-    ]
-    return text + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
-
-
-def _loss_difference(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Compute the largest relative difference between the modes in the loss of the first batch."""
-    losses: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        if row["first_loss"] is not None:
-            losses.setdefault((row["dataset"], row["method"], row["precision"]), []).append(row["first_loss"])
-    return max(((max(pair) - min(pair)) / abs(max(pair)) for pair in losses.values() if len(pair) == 2), default=None)
