@@ -33,6 +33,15 @@ METHOD_KEYS: Mapping[str, str] = {
 }
 """Our name of a method, by the paper's. "MaPLe-style", which the paper does not define, is read as MaPLe."""
 
+MMLOP_LADDER: Mapping[str, tuple[float, float, float]] = {
+    "IVLP": (84.21, 71.79, 77.51),
+    "+ low rank": (83.70, 71.39, 77.06),
+    "+ consistency": (83.60, 74.48, 78.78),
+    "+ drift correction": (83.78, 75.12, 79.20),
+    "+ shared factor": (83.79, 75.98, 79.70),
+}
+"""Base, novel and HM of ever more parts of MMLoP on average over the eleven data sets, from the paper of MMLoP."""
+
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
 
@@ -59,7 +68,7 @@ def table1_methods() -> list[str]:
 
 def cross_dataset(folder: Path = PUBLISHED) -> list[Any]:
     """Load method, key, venue, source (accuracy on ImageNet), targets (by data set), target_mean."""
-    rows = _read(folder / "cross_dataset.csv", by_dataset="targets")
+    rows = _read(folder / "cross_dataset.csv", by_dataset="targets", ImageNet="source")
     # Venues are printed in the other tables only.
     venues = {row.method: row.venue for row in (*domain_generalization(folder), *base_to_novel(folder))}
     for row in rows:
@@ -69,12 +78,13 @@ def cross_dataset(folder: Path = PUBLISHED) -> list[Any]:
 
 def domain_generalization(folder: Path = PUBLISHED) -> list[Any]:
     """Load the columns of `cross_dataset` for ImageNet's four shifts. "DCPL*" is printed with its star."""
-    return _read(folder / "domain_generalization.csv", by_dataset="targets")
+    return _read(folder / "domain_generalization.csv", by_dataset="targets", ImageNet="source")
 
 
 def stability(folder: Path = PUBLISHED) -> list[Any]:
     """Load dataset, base, base_std, novel, novel_std, hm, hm_std of ProCAP; the average's hm is the mean of hms."""
-    return _read(folder / "seed_stability.csv")
+    means = {f"{name}_mean": name for name in ("base", "novel", "hm")}
+    return _read(folder / "seed_stability.csv", **means)
 
 
 def ablation(folder: Path = PUBLISHED) -> list[Any]:
@@ -89,24 +99,27 @@ def duration(folder: Path = PUBLISHED) -> list[Any]:
 
 def runtime(folder: Path = PUBLISHED) -> list[Any]:
     """Load dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1."""
-    return _read(folder / "runtime.csv")
-
-
-HALVES_TABLES: Mapping[str, Mapping[str, Any]] = {
-    "base_to_novel": {},
-    "seed_stability": {"method": "ProCAP", "key": "procap"},
-    "training_duration": {"dataset": AVERAGE},
-    "mmlop_ladder": {"dataset": AVERAGE},
-}
-"""Tables of base, novel and HM, with what their rows have in common. The last is of the paper of MMLoP: ever more parts
-of it, on average over the eleven data sets."""
+    return _read(folder / "runtime.csv", time_s="train_seconds", fps="images_per_second")
 
 
 @functools.cache
 def halves_rows(table: str) -> list[Any]:
-    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of HALVES_TABLES; empty for another."""
-    rows = _read(PUBLISHED / f"{table}.csv") if table in HALVES_TABLES else []
-    return [SimpleNamespace(**{"epochs": 0, "venue": "Ours", **HALVES_TABLES[table], **vars(row)}) for row in rows]
+    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of four tables; empty for another."""
+    more: dict[str, Any] = {"epochs": 0, "venue": "Ours"}
+    match table:
+        case "base_to_novel":
+            rows = base_to_novel()
+        case "seed_stability":
+            rows, more = stability(), {**more, "method": "ProCAP", "key": "procap"}
+        case "training_duration":
+            rows, more = duration(), {**more, "dataset": AVERAGE}
+        case "mmlop_ladder":
+            rows, more = [], {**more, "dataset": AVERAGE}
+            for name, (base, novel, hm) in MMLOP_LADDER.items():
+                rows.append(SimpleNamespace(method=name, key=name, base=base, novel=novel, hm=hm))
+        case _:
+            rows = []
+    return [SimpleNamespace(**{**more, **vars(row)}) for row in rows]
 
 
 def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:
@@ -116,20 +129,21 @@ def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0
 
 
 @functools.cache
-def _read(file: Path, by_dataset: str = "") -> list[Any]:
-    """Read one table. by_dataset: attribute for the columns of data sets."""
+def _read(file: Path, by_dataset: str = "", **names: str) -> list[Any]:
+    """Read one table. by_dataset: attribute for the columns of data sets. names: our names of other columns."""
     ours = {printed: name for name, printed in DATASETS.items()}
     found = []
     # Not by pandas, whose import takes as long as the rest of planning a run.
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         values: dict[str, Any] = {by_dataset: {}} if by_dataset else {}
         for column, text in row.items():
-            if column in ours:
-                values[by_dataset][ours[column]] = _parse_cell(text)
+            value = _parse_cell(text)
+            if column in ours and column not in names:
+                values[by_dataset][ours[column]] = value
             else:
-                values[column] = ours.get(text, text) if column == "dataset" else _parse_cell(text)
+                values[names.get(column, column)] = ours.get(text, value) if column == "dataset" else value
         if "method" in values:
-            values.setdefault("key", METHOD_KEYS.get(values["method"]))
+            values["key"] = METHOD_KEYS.get(values["method"])
         found.append(SimpleNamespace(**values))
     return found
 
