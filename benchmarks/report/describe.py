@@ -14,15 +14,14 @@ from benchmarks.suites import SUITES
 from benchmarks.tables.notes import note_settings
 
 
-def describe_suite(started: StartedSuite) -> tuple[str, str]:
+def describe_suite(started: StartedSuite) -> str:
     """Return what the suite compares, and what the paper publishes of it, from the docstring of a built-in suite."""
     if not started.is_suite:
-        return "", ""
+        return ""
     module = sys.modules.get(SUITES.get(started.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
     prose = [" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost"))]
-    paper = " ".join(text for text in prose if text.startswith("Published"))
-    return " ".join(text for text in prose if not text.startswith("Published")) or started.suite.title, paper
+    return " ".join(prose) or started.suite.title
 
 
 def describe_state(started: StartedSuite) -> str:

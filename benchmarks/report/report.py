@@ -197,9 +197,8 @@ def _make_section(
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in results.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
-    has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
+    has_published = any(row.source == "published" for table in tables for row in table.rows)
     published = [] if has_published else published_tables()
-    text, paper = describe_suite(started)
     mistakes: tuple[list[Mistakes], str] = ([], "")
     if detailed and len(results.frame):
         mistakes = attempt("where it is wrong", partial(_find_mistakes, started, data), mistakes)
@@ -209,8 +208,7 @@ def _make_section(
     return {
         "name": started.name,
         "heading": started.name if started.is_suite else suite.heading,
-        "text": text,
-        "paper": paper,
+        "text": describe_suite(started),
         "command": suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
         "ui": shlex.join(ui) if results.paths else "",
         "facts": attempt("how it was run", lambda: list_facts(started), []),
