@@ -44,6 +44,16 @@ FEW = 4
 """The most shots of the low-shot regime ("1--4 shots")."""
 FULL, SENSITIVE = "procap Full ProCAP", ("dtd", "eurosat", "fgvc-aircraft")
 FINE_GRAINED = ("oxford-pets", "stanford-cars", "oxford-flowers", "food101", "fgvc-aircraft")
+STAND_INS: Mapping[str, str] = {
+    "dtd": "textures",
+    "eurosat": "tiles",
+    "oxford-pets": "petals",
+    "oxford-flowers": "petals",
+    "caltech101": "shapes",
+    "ucf101": "glyphs",
+}
+"""Generated data sets in the place of the paper's, as in the lists of the suites."""
+
 Differences = Mapping[str, "pd.Series"]
 Make = Callable[["pd.DataFrame"], Differences]
 
@@ -66,8 +76,9 @@ def versus(*others: str, metric: str = "hm", own: str = "procap") -> Make:
 
 
 def split(values: pd.Series, names: Sequence[str]) -> tuple[pd.Series, pd.Series]:
-    """Split values into those of the named data sets and the others."""
-    mask = values.index.get_level_values("task").isin(names)
+    """Split values into those of the named data sets, or of those in their place, and the others."""
+    wanted = [*names, *(STAND_INS[name] for name in names if name in STAND_INS)]
+    mask = values.index.get_level_values("task").isin(wanted)
     if not mask.any():
         raise UntestedError(f"none of {', '.join(names)} was run")
     return values[mask], values[~mask]
@@ -341,6 +352,7 @@ def claims_table(suites: Mapping[str, SuiteResults], commands: Mapping[str, str]
 
 
 NOTES = (
+    f"In the place of the paper's data sets: {', '.join(f'{new} ({old})' for old, new in STAND_INS.items())}.",
     "Result: every difference that the claim says is positive. A claim holds if all 95 % intervals are above 0 (or "
     "above the limit in its text), does not hold if one is wholly below, and is undecided otherwise. Interval and test "
     "are those of the difference that decides; they are not corrected for the number of claims.",
