@@ -272,11 +272,11 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
     assert f"next: procap table base-to-novel --data {data} --results results;" in err
     assert run(capsys, *words, "--shots", "2")[0] == 0
     code, _, err = run(capsys, "table", "base-to-novel")
-    assert code == 0 and "1 further run of base-to-novel with other flags" in err
+    assert code == 0 and "1 further run of base-to-novel with other seeds or settings" in err
     code, out, _ = run(capsys, "table", "base-to-novel", "--shots", "1", "--option", "ctx_init=")
     assert code == 0 and "CoOp ctx_init " in out
     code, _, err = run(capsys, "table", "base-to-novel", "--methods", "zeroshot")
-    assert code == 1 and "as it is chosen here" in err and "2 further runs of base-to-novel with other flags" in err
+    assert code == 1 and "as it is chosen here" in err and "2 further runs of base-to-novel with other seeds or" in err
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -361,10 +361,13 @@ def test_outputs_of_other_options_are_removed_and_other_files_kept(tmp_path, mon
     assert make_outputs(suite, done.options, runtime).tables and before <= {f.name for f in done.folder.iterdir()}
 
 
-def test_a_narrower_command_keeps_the_rows_of_earlier_ones(tmp_path, monkeypatch, capsys):
+def test_a_narrower_command_keeps_the_rows_of_earlier_ones_and_one_of_other_seeds_names_them(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
     made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
-    place = ["--profile", "mini", "--seeds", "1", "--results", str(tmp_path)]
+    made(tmp_path, "base-to-novel", MINI, datasets=("tiles",), methods=("maple",), seeds=(8,))
+    place = ["--profile", "mini", "--results", str(tmp_path), "--seeds", "1"]
     printed = []
     for methods, datasets in (("zeroshot,maple", "digits,tiles"), ("maple", "tiles")):
         assert main(["bench", "base-to-novel", "--methods", methods, "--datasets", datasets, *place]) == 0
@@ -372,11 +375,17 @@ def test_a_narrower_command_keeps_the_rows_of_earlier_ones(tmp_path, monkeypatch
         printed.append((tmp_path / "collections/suite/base-to-novel/base-to-novel.md").read_text())
         assert printed[0] in capsys.readouterr().out
     assert printed[0] == printed[1] and "| digits" in printed[0] and "CLIP (zero-shot)" in printed[0]
+    assert main(["bench", "base-to-novel", "--methods", "maple", "--datasets", "tiles", *place[:-1], "8"]) == 0
+    out, err = capsys.readouterr()
+    assert "MISSING" not in out and "One seed: 8" in out and "| digits" not in out
+    named = "--datasets digits,tiles --methods zeroshot,maple --seeds 1 --results " + str(tmp_path)
+    assert "4 further runs of base-to-novel with other seeds or settings" in err and named in err
+    assert main(["table", "base-to-novel", *named.split()]) == 0 and printed[0] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "earlier", "now", "together"), [
     ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",)}, {"methods": ("maple", "coop")}),
-    ("base-to-novel", {"seeds": (1, 2)}, {"seeds": (3,)}, {"seeds": (1, 2, 3)}),
+    ("base-to-novel", {"seeds": (1, 2)}, {"seeds": (3,)}, {}),
     ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop", "maple")}, {"methods": ("coop", "maple")}),
     ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",), "overrides": {"epochs": 3}}, {}),
     ("base-to-novel", {"methods": ("maple",), "shots": (4,)}, {"methods": ("coop",)}, {}),

@@ -32,7 +32,15 @@ from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_p
 from benchmarks.suites.checks import check_engine, check_runs, check_setup, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, is_done, join_recorded, merge_runs
+from benchmarks.suites.planning import (
+    SuitePlan,
+    describe_other_runs,
+    find_obstacle,
+    find_other_runs,
+    is_done,
+    join_recorded,
+    merge_runs,
+)
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
@@ -184,6 +192,8 @@ def bench(
             own = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
             status: Status = "failed" if own or made.failed else "finished"
             tracker.close(status, {**made.metrics, "runs_failed": float(len(own))}, own, wait=False)
+            if others := find_other_runs(tracker.collection, runtime.results, (run.path for run in plan.runs)):
+                note(describe_other_runs(plan, others, runtime_flags.results))
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))

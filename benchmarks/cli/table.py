@@ -11,14 +11,21 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.output import note, plural, quote, show, show_json
+from benchmarks.console.output import note, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.claims import read_claims
 from benchmarks.report.started_suites import find_started_suites, find_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import describe_uninstalled, find_other_runs, find_suite, recorded_options
+from benchmarks.suites.planning import (
+    SuitePlan,
+    describe_other_runs,
+    describe_uninstalled,
+    find_other_runs,
+    find_suite,
+    recorded_options,
+)
 from benchmarks.tables.check import OK, check_metrics, check_table
 from benchmarks.tables.latex import NEEDS
 from benchmarks.tables.published import published_tables
@@ -154,7 +161,7 @@ def _suite_tables(
         return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     if collection and (further := find_other_runs(collection, root, done.paths)):
-        note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
+        note(describe_other_runs(SuitePlan(suite, options, done.runs), further, results))
     if not tables:
         command = suite.command(options, results)
         raise UserError(f"no result of {name} as it is chosen here below {results}; make them: {command}")

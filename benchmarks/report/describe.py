@@ -69,7 +69,7 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[str]:
             caveats.append(f"{plural(count, 'evaluation')} used the first images of a test set only, marked †")
         if one.other_runs:
             further = plural(len(one.other_runs), "further run")
-            caveats.append(f"{further} made with other flags, which no table here shows")
+            caveats.append(f"{further} with other seeds or settings, which no table here shows")
         for caveat in caveats:
             found.setdefault(caveat, []).append(one.name)
     every = "all suites" if len(suites) > 1 else ""

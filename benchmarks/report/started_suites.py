@@ -53,7 +53,7 @@ class UnfinishedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StartedSuite:
-    """A suite that was started: its unfinished runs, the worst first; other_runs: finished ones made with other flags.
+    """A suite that was started: its unfinished runs, the worst first; other_runs: finished, of other settings.
 
     is_suite: False for a sweep and for runs without a suite, which no `procap bench` continues.
     """

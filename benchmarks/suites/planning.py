@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
+from benchmarks.console.output import plural, quote
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
 from benchmarks.suites import ALL, SUITES, load_suite, suite_paths
@@ -215,15 +217,39 @@ def describe_uninstalled(collection: Collection) -> str:
 
 
 def find_other_runs(collection: Collection, results: Path, planned: Iterable[str]) -> tuple[str, ...]:
-    """List the finished runs of a suite that are not `planned`, because of other flags, without uninstalled methods."""
+    """List the finished runs of a suite that are not `planned`, because of other seeds or settings.
+
+    Those of uninstalled methods are left out.
+    """
     finished = collection.finished(results, without={*planned})
     return tuple(path for path in finished if path.split("/")[2] in method_paths())
+
+
+def describe_other_runs(plan: SuitePlan, others: Sequence[str], shown: str) -> str:
+    """Count the `others` of a suite and name the command for those of other seeds. shown: the results, as typed."""
+    name, seeds = plan.suite.name, set[int]()
+    parts = zip(*(path.split("/") for path in others), strict=True)
+    _, datasets, methods, *_ = (tuple(dict.fromkeys(words)) for words in parts)
+    wider = replace(plan.options, datasets=datasets, methods=methods)
+    numbers = sorted({int(path.rpartition("/seed")[2].partition("-")[0]) for path in others})
+    # A data set of earlier runs may not be here any more. Without training the seed of a run is always the same.
+    with suppress(UserError, DataError):
+        runs = plan.suite.plan(replace(wider, seeds=tuple(numbers)))
+        seeds = {run.seed for run in runs if run.path in others and run.spec.config.recipe.epochs}
+    text = (
+        f"{plural(len(others), 'further run')} of {name} with other seeds or settings (flags or a method's own recipe)"
+    )
+    if not seeds:
+        return f"{text}: name them as they were trained"
+    lists = (",".join(map(str, words)) for words in (datasets, methods, sorted(seeds)))
+    flags = "--datasets {} --methods {} --seeds {}".format(*lists)
+    return f"{text}: procap table {name} {flags} --results {quote(shown)}"
 
 
 def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
     """Extend a plan to what earlier commands finished with the same settings; tables are of the extended plan.
 
-    Data sets, methods and seeds are joined. A plan with other settings stays as it is, and so does that of a
+    Data sets and methods are joined. A plan with other seeds or settings stays as it is, and so does that of a
     suite with further results, which are of its last command.
     """
     suite, options = plan.suite, plan.options
@@ -232,7 +258,7 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
         return plan
     try:
         earlier = recorded_options(suite, collection, results, options.data)
-        alike = replace(earlier, datasets=options.datasets, methods=options.methods, seeds=options.seeds)
+        alike = replace(earlier, datasets=options.datasets, methods=options.methods)
         if alike.to_json() != options.to_json():
             return plan
         finished = [run for run in suite.plan(earlier) if RunFolder(results / run.path).train_file.exists()]
@@ -240,8 +266,6 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
             options,
             datasets=_join(options.datasets, earlier.datasets, {run.dataset for run in finished}),
             methods=_join(options.methods, earlier.methods, {run.variant.method for run in finished}),
-            # Without training the seed of a run is always the same.
-            seeds=_join(options.seeds, earlier.seeds, {run.seed for run in finished if run.spec.config.recipe.epochs}),
         )
         return SuitePlan.make(suite, joined)
     except (UserError, DataError):
