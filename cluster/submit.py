@@ -84,7 +84,7 @@ def _sweep_settings(words: Sequence[str]) -> dict[str, Any]:
 
 def _command_files(words: Sequence[str]) -> list[str]:
     """List the files of this machine in a command; of absolute paths, which may be the nodes', the suite or sweep."""
-    own = words[1:2] if words[0] in ("bench", "sweep") else ()
+    own = words[1:2] if words[0] in ("bench", "sweep", "table") else ()
     return [word for word in words if Path(word).is_file() and (word in own or not Path(word).is_absolute())]
 
 

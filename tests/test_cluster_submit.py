@@ -24,7 +24,7 @@ from cluster.address import dashboard_url, ray_address, set_auth_mode
 from procap.errors import UsageError
 from procap.methods import method_source
 from runner.environment import SOURCE_VARIABLE, source_state
-from runner.run_collection import SUITE_FILE_VARIABLE
+from runner.run_collection import SUITE_FILE_VARIABLE, Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 
 ROOT = Path(__file__).parent.parent
@@ -113,7 +113,9 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(tmp_path / "lib")
     source = method_source("theirs")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_suite.py").write_text("SUITE = 1")
+    (tmp_path / "my_suite.py").write_text(SUITE)
+    record = Collection(kind="suite", name="sent", file=str(tmp_path / "my_suite.py"))
+    write_collection(tmp_path / "results", record)
     given = ["bench", "my_suite.py", "--results", "/r"]
     with submission.collect_sources(given, ROOT) as (words, folder, _, methods, _):
         assert words == ["bench", "submitted-1/my_suite.py", "--results", "/r"] and folder and "theirs" in methods
@@ -127,9 +129,11 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch,
     assert method_source("theirs") == source is not None
     assert main(["submit", "--dry-run", "--json", "--", "bench", "my_suite.py", *SHARED]) == 0
     plan = json.loads(capsys.readouterr().out)
-    absolute = ["bench", str(tmp_path / "my_suite.py"), *SHARED]
-    assert main(["submit", "--dry-run", "--json", "--", *absolute]) == 0
-    assert json.loads(capsys.readouterr().out)["sent"] == plan["sent"]
+    for same in (["bench", str(tmp_path / "my_suite.py"), *SHARED], ["table", "sent", f"--results={tmp_path}/results"]):
+        assert main(["submit", "--dry-run", "--json", "--", *same]) == 0
+        assert json.loads(capsys.readouterr().out)["sent"] == plan["sent"]
+    assert main(["submit", "--dry-run", "--", "bench", "sent", *SHARED]) == 2
+    assert "unknown suite 'sent': known: ablation" in capsys.readouterr().err
     assert plan["sent"]["files"] == {"submitted-1/my_suite.py": str(tmp_path / "my_suite.py")}
     assert plan["sent"]["methods"] == ["theirs"] and plan["sent"]["tree"] == str(ROOT)
     environment = plan["runtime_env"]["env_vars"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,9 @@ import typer
 
 from benchmarks.cli.flags import OutputFlags, command
 from benchmarks.console.output import note, show, show_json
-from procap.errors import UsageError
+from benchmarks.suites import ALL, load_suite
+from benchmarks.suites.planning import find_suite
+from procap.errors import UsageError, UserError
 from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
 if TYPE_CHECKING:
@@ -65,6 +69,7 @@ def submit(
     tree = Path(__file__).resolve().parents[2]
     if not installed and not (tree / "pyproject.toml").is_file():
         raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
+    _find_suite_file(words)
     check_command(words)
     environment, source, url = job_environment(env or ()), None if installed else tree, dashboard_url(address)
     suite = next((word for word in words[1:2] if words[0] == "bench" and word.endswith(".py")), "")
@@ -91,6 +96,18 @@ def submit(
     note(sent_line)
     show_json({"job": job}) if output.json else show(job)
     return 0
+
+
+def _find_suite_file(words: list[str]) -> None:
+    """Replace the name of a recorded suite by its file. Raises UsageError for a suite that `bench` does not know."""
+    name = next((word for word in words[1:2] if not word.startswith("-")), "")
+    if words[0] == "bench" and name not in ("", ALL):
+        load_suite(name)
+    elif words[0] == "table" and name:
+        flags = dict(itertools.pairwise(word for given in words for word in given.split("=", 1)))
+        # Other tables have names too, and results at a URL are not read.
+        with suppress(UserError):
+            words[1] = find_suite(name, Path(flags.get("--results", "results"))).typed or name
 
 
 def _follow(client: JobSubmissionClient, job: str, url: str, sent_line: str, output: OutputFlags) -> int:

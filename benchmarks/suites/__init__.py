@@ -102,8 +102,7 @@ def _find_module(name: str) -> tuple[ModuleType, str]:
 @functools.cache
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        hint = "one that was run here is known by its name too"
-        raise UsageError(f"no file {path}; a suite of your own is a Python file with a SUITE in it, and {hint}")
+        raise UsageError(f"no file {path}; a suite of your own is a Python file with a SUITE in it")
     spec = importlib.util.spec_from_file_location(f"procap_suite_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
