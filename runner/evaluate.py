@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
-from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
+from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
@@ -197,26 +197,44 @@ def _evaluate(
         space = label_space(manifest, selection.classnames)
         warn_of_unknown_names(clip, space.names())
         classifier = make_classifier(trained.method, config, space, settings.samples)
-    features = None
+    store = stored = None
     if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):
+        backbone = trained.training.backbone_digest
+        store = FeatureStore(runtime.features, feature_key(manifest, target, backbone, transform, precision, device))
         with meter.phase("features", rated=False):
-            backbone = trained.training.backbone_digest
-            key = feature_key(manifest, target.split, backbone, transform, precision, device)
-            features = FeatureStore(runtime.features, key, read=read_features)
+            stored = store.load(count) if read_features else None
     graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
-    inference = Inference(clip, classifier, images, features, graphs)
+    inference = Inference(clip, classifier, images, graphs, stored=stored, keep=store is not None)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
-        of_rank = -(-len(inference.to_encode) // group.size)
+        of_rank = -(-count // group.size)
         warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
     meter.settle()
-    with fitting_threads(clip, min(batch_size, count), "eval"):
+    what = f"{config.path} on {target}"
+    quiet = runtime.quiet or not group.ranks.first
+    with (
+        fitting_threads(clip, min(batch_size, count), "eval"),
+        ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
+    ):
+
+        def on_batch(evaluated: int) -> None:
+            meter.step(evaluated)
+            monitor.sample()
+            display.update(min(display.done + evaluated, count))
+
         batches = inference.batches(transform, batch_size, workers, group.ranks)
-        predictions = _predict(inference, batches, target, runtime, config, meter, monitor, stop, group)
+        signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, on_batch)
+    if predictions is None:
+        group.barrier()
+        raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
+    if store and stored is None:
+        with meter.phase("features", rated=False):
+            store.save(inference.features())
+    meter.settle()
     per_class = count_classes(images.labels, predictions.is_correct, selection.classnames)
     # With stored features the image tower does not run, so the speed would not be that of the method.
-    rated = inference.features == "computed"
+    rated = stored is None
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -232,7 +250,7 @@ def _evaluate(
         batch_size=batch_size,
         workers=workers,
         device=str(device),
-        features=inference.features,
+        features="computed" if rated else "cached",
         seconds=meter.seconds,
         images_per_second=meter.images_per_second() if rated else None,
         images_per_second_model=meter.images_per_second("model") if rated else None,
@@ -250,47 +268,38 @@ def _evaluate(
     )
 
 
-def _predict(
+def predict(
     inference: Inference,
     batches: Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]],
-    target: Target,
-    runtime: RuntimeConfig,
     config: RunConfig,
+    precision: Precision,
+    target: Target,
     meter: Meter,
-    monitor: ResourceMonitor,
     stop: StopRequest,
     group: ProcessGroup,
-) -> ImagePredictions:
+    on_batch: Callable[[int], None] = lambda images: None,
+) -> tuple[int, ImagePredictions | None]:
     """Predict this rank's `batches` and gather the predictions of all ranks.
 
-    Raises UserError if a logit is not finite, and Interrupted on all ranks if one has got a stop signal.
+    on_batch: called with the number of images that all ranks have evaluated since.
+    Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
+    Raises UserError if a logit is not finite.
     """
-    count, device = len(inference.images), inference.clip.device
-    precision = runtime.evaluation.precision or config.precision
-    predictions, flag_sync, what = Predictions(inference.images.labels), FlagSync(group), f"{config.path} on {target}"
-    with (
-        ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
-        inference.saving_features(meter),
-    ):
-        stopped = f"stopped the evaluation of {what}; it starts over when repeated"
-        waiting = stop.iterate(batches, f"the evaluation of {what}", together=group.size > 1)
-        for images, indices in meter.iterate("data", waiting):
-            # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
-            with meter.phase("model"), autocast(precision, device):
-                # All ranks have equally many images in a batch.
-                evaluated = group.size * predictions.add(inference(images, indices), indices)
-            meter.step(evaluated)
-            monitor.sample()
-            display.update(min(display.done + evaluated, count))
-            if signum := flag_sync.exchange(signum=stop.signum).signum:
-                group.barrier()
-                raise Interrupted(signum, stopped)
-        flag_sync.wait()
-        if group.size == 1:
-            stop.check(stopped)
+    predictions, flag_sync, signum = Predictions(inference.images.labels), FlagSync(group), 0
+    waiting = stop.iterate(batches, f"the evaluation of {config.path} on {target}", together=group.size > 1)
+    for images, indices in meter.iterate("data", waiting):
+        # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
+        with meter.phase("model"), autocast(precision, inference.clip.device):
+            evaluated = predictions.add(inference(images, indices), indices)
+        # All ranks have equally many images in a batch.
+        on_batch(group.size * evaluated)
+        if signum := flag_sync.exchange(signum=stop.signum).signum:
+            break
+    if signum := flag_sync.wait().signum or signum or (stop.signum or 0 if group.size == 1 else 0):
+        return signum, None
     meter.settle()
     if not predictions.are_finite(group):
         raise UserError(
             f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
         )
-    return predictions.gather(group)
+    return 0, predictions.gather(group)

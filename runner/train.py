@@ -162,7 +162,8 @@ def _train(
                 checkpointer.save_alone()
                 raise
             except Exception as error:
-                if first:
+                # The error of a callback ends a training whose state is saved already: it is interrupted.
+                if first and not validator.callback_failed:
                     _record_failure(folder, error)
                 raise
             if state.epoch < config.recipe.epochs:
@@ -182,8 +183,7 @@ def _train(
 def _record_failure(folder: RunFolder, error: Exception) -> None:
     """Record in the progress that the training has failed, and why, unless that cannot be written."""
     with suppress(UserError, OSError):
-        # The error of a callback ends a training whose state is saved already: it is interrupted.
-        if (progress := folder.progress()) and progress.status != "interrupted":
+        if progress := folder.progress():
             changes = {"status": "failed", "reason": describe_failure(error)}
             write_json(folder.progress_file, progress.model_copy(update=changes))
 

@@ -9,11 +9,11 @@ from procap.errors import UsageError, UserError
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
-from runner.distributed.collectives import FlagSync
 from runner.engine import autocast
 from runner.environment import num_decoders
+from runner.evaluate import predict
 from runner.inference import Inference
-from runner.predictions import Predictions
+from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.setup import clip_transform, label_space
 from runner.stop_signals import StopRequest
@@ -56,6 +56,8 @@ class Validator:
         self, callbacks: Callbacks | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest
     ) -> None:
         self.has_callbacks = callbacks is not None
+        self.callback_failed = False
+        """Whether `on_epoch_end` has raised an error, on any rank."""
         self.callbacks = callbacks or Callbacks()
         self.method = checkpointer.setup.method
         self.checkpointer = checkpointer
@@ -90,12 +92,21 @@ class Validator:
         checkpointer, epoch = self.checkpointer, self.checkpointer.state.epoch - 1
         if not self._targets:
             return
-        counts, signum = [count for count in self._counts if count.epoch != epoch], 0
+        config, clip, signum = checkpointer.config, self.method.clip, 0
+        batch_size = config.recipe.test_batch_size
+        counts = [count for count in self._counts if count.epoch != epoch]
         with checkpointer.meter.phase("validation", rated=False), self.group.uncounted():
             for target, space, images in self._targets:
-                correct, signum = self._count(target, space, images)
-                if signum:
+                with autocast(config.precision, clip.device):
+                    inference = Inference(clip, self.method.classifier(space), images)
+                batches = inference.batches(clip_transform(clip), batch_size, self._workers, self.group.ranks)
+                meter = Meter(clip.device, warmup=0)
+                signum, found = predict(
+                    inference, batches, config, config.precision, target, meter, self.stop, self.group
+                )
+                if found is None:
                     break
+                correct = int(found.is_correct.sum())
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:
             checkpointer.stop(signum)
@@ -104,31 +115,6 @@ class Validator:
             with checkpointer.meter.phase("validation", rated=False):
                 history = ValidationHistory(config_hash=checkpointer.config.hash, counts=counts)
                 write_json(checkpointer.folder.validation_file, history)
-
-    def _count(self, target: Target, space: LabelSpace, images: Split) -> tuple[int, int]:
-        """Count the correct images of a target; also returns the signal that asks to stop, else 0."""
-        config, clip, flag_sync, signum = self.checkpointer.config, self.method.clip, FlagSync(self.group), 0
-        with autocast(config.precision, clip.device):
-            classifier = self.method.classifier(space)
-        inference, predictions = (
-            Inference(clip, classifier, images, store=None, graphs=None),
-            Predictions(images.labels),
-        )
-        transform = clip_transform(clip)
-        batches = inference.batches(transform, config.recipe.test_batch_size, self._workers, self.group.ranks)
-        for pixels, indices in self.stop.iterate(batches, config.path, together=self.group.size > 1):
-            with autocast(config.precision, clip.device):
-                predictions.add(inference(pixels, indices), indices)
-            if signum := flag_sync.exchange(signum=self.stop.signum).signum:
-                break
-        if signum := flag_sync.wait().signum or signum or (self.stop.signum or 0 if self.group.size == 1 else 0):
-            return 0, signum
-        if not predictions.are_finite(self.group):
-            raise UserError(
-                f"{config.path} gives logits on {target} that are not finite after epoch "
-                f"{self.checkpointer.state.epoch}: try {config.stability_hint}"
-            )
-        return int(predictions.gather(self.group).is_correct.sum()), 0
 
     def notify(self, *, finished: bool = False) -> None:
         """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks."""
@@ -142,6 +128,7 @@ class Validator:
             except BaseException as caught:
                 error = caught
         if text := self.group.broadcast_object("" if error is None else f"{type(error).__name__}: {error}"):
+            self.callback_failed = True
             if not finished:
                 self.checkpointer.finish("interrupted")
             raise error or UserError(f"rank 0 of {self.group.size} stopped {self.checkpointer.config.path}: {text}")

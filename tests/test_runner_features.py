@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from small_runs import make_runtime
 
 from procap.classifier import Classifier
@@ -26,8 +24,8 @@ ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
 TEXT_ONLY = ("zeroshot", "coop", "cocoop")
 PROMPTED = ("maple", "procap")
 KEY = {
-    "dataset": "digits", "split": "test", "manifest": "m" * 16, "backbone": "b" * 16, "transform": "resize",
-    "precision": "fp32", "device": "cpu", "torch_version": "2.11", "pillow_version": "12",
+    "dataset": "digits", "classes": "all", "split": "test", "manifest": "m" * 16, "backbone": "b" * 16,
+    "transform": "resize", "precision": "fp32", "device": "cpu", "torch_version": "2.11", "pillow_version": "12",
 }  # fmt: skip
 
 
@@ -143,19 +141,16 @@ def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_lef
     assert not reads_plain_features(lambda images: images, tiny_clip)
 
 
-def test_halves_and_limits_share_stored_features(plan, without, runtime, answer, decoded):
-    config = plan("coop")
-    base, _ = answer(config, BASE, runtime)
-    few, _ = answer(config, ALL, dataclasses.replace(runtime, limit=20))
+def test_a_limit_reads_stored_features_and_other_classes_have_their_own(plan, without, runtime, answer, decoded):
+    config, few = plan("coop"), dataclasses.replace(runtime, limit=20)
+    assert answer(config, ALL, few)[0].features == "computed"
+    result, _ = answer(config, ALL, runtime)
+    assert result.features == "computed" and result.images_per_second
     decoded.clear()
-    result, logits = answer(config, ALL, runtime)
-    assert (base.features, few.features, result.features) == ("computed", "mixed", "mixed")
-    assert result.images_per_second is None and result.images_per_second_model is None
-    assert len(set(decoded)) == len(decoded) < result.total - base.total
-    assert answer(config, NOVEL, runtime)[0].features == "cached"
-    plain, wanted = answer(config, ALL, without)
-    # An image in another batch is rounded otherwise: by units in the last place of a scale of 100.
-    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4) and result.per_class == plain.per_class
+    limited, logits = answer(config, ALL, few)
+    assert limited.features == "cached" and limited.images_per_second is limited.images_per_second_model is None
+    assert torch.equal(logits, answer(config, ALL, dataclasses.replace(without, limit=20))[1]) and len(decoded) == 20
+    assert answer(config, BASE, runtime)[0].features == "computed" and len(files(runtime)) == 2
 
 
 def test_force_computes_again_and_replaces_stored_features(plan, without, runtime, answer, decoded, tiny_geometry):
@@ -163,11 +158,8 @@ def test_force_computes_again_and_replaces_stored_features(plan, without, runtim
     answer(config, BASE, runtime)
     [file] = files(runtime)
     sound = file.read_bytes()
-    _, wanted = answer(config, BASE, without)
-    false = FeatureStore(file.parent, read_key(file))
-    at = load_file(file)["positions"]
-    false.add(torch.ones(len(at), wide), at)
-    false.save()
+    plain, wanted = answer(config, BASE, without)
+    FeatureStore(file.parent, read_key(file)).save(torch.ones(plain.total, wide))
     misled, wrong = answer(config, BASE, runtime)
     assert misled.features == "cached" and not torch.equal(wrong, wanted)
     decoded.clear()
@@ -195,32 +187,10 @@ def test_everything_that_changes_features_has_a_file_of_its_own(field, tmp_path)
     assert FeatureStore(tmp_path, {**KEY, field: "other"}).path != own == FeatureStore(tmp_path, dict(KEY)).path
 
 
-def put(folder, positions, value=1.0, width=4):
-    store = FeatureStore(folder, KEY)
-    remember(store, positions, value, width)
-    store.save()
-    return store
-
-
-def remember(store: FeatureStore, positions: list[int], value: float = 1.0, width: int = 4) -> None:
-    features = value * torch.tensor(positions)[:, None].expand(-1, width)
-    store.add(features, np.array(positions))
-
-
 def read_key(file):
     data = file.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return json.loads(header["__metadata__"]["procap"])["key"]
-
-
-def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    def work(first: int) -> None:
-        for position in range(first, 40, 4):
-            put(tmp_path, [position])
-
-    children = [forked(lambda first=first: work(first)) for first in range(4)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
-    assert FeatureStore(tmp_path, KEY).load(np.arange(40))[:, 0].tolist() == list(range(40))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -235,25 +205,22 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
-    file = put(tmp_path, [1, 2, 3]).path
-    sound = file.read_bytes()
-    file.write_bytes(damage(sound))
-    assert file.read_bytes() != sound
+    store, features = FeatureStore(tmp_path, KEY), torch.arange(12.0).view(3, 4)
+    store.save(features)
+    sound = store.path.read_bytes()
+    store.path.write_bytes(damage(sound))
+    assert store.path.read_bytes() != sound
     with pytest.warns(UserWarning, match=r"cannot be used .*computed again") as notes:
-        store = FeatureStore(tmp_path, KEY)
+        assert store.load(2) is None
     [said] = own(notes)
-    assert "\n" not in said and not store.contains(np.arange(4)).any()
-    remember(store, [1, 2, 3])
-    store.save()
-    assert file.read_bytes() == sound
+    assert "\n" not in said
+    store.save(features)
+    assert store.path.read_bytes() == sound and torch.equal(store.load(2), features[:2]) and store.load(4) is None
 
 
 def test_features_that_are_not_finite_are_never_kept(tmp_path):
-    store = FeatureStore(tmp_path, KEY)
-    encoded = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [0.0, float("inf")]])
-    store.add(encoded, np.arange(3))
-    store.save()
-    assert FeatureStore(tmp_path, KEY).contains(np.arange(3)).tolist() == [True, False, False]
+    FeatureStore(tmp_path, KEY).save(torch.tensor([[1.0, 2.0], [0.0, float("inf")]]))
+    assert FeatureStore(tmp_path, KEY).load(1) is None
 
 
 def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
@@ -267,15 +234,3 @@ def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
 def own(notes):
     """What the project warns of; what is thrown away just then may have a warning as well."""
     return [str(note.message) for note in notes if note.category is UserWarning]
-
-
-def forked(work: Callable[[], None]) -> int:
-    """The id of a process that does `work` and ends with 0, or with 1 where it raises."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    finally:
-        os._exit(1)

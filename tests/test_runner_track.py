@@ -218,7 +218,8 @@ def test_a_request_that_the_client_repeats_creates_one_run(store, folder, export
     """As when the network loses the server's answer."""
     create = type(store.client).create_run
     twice = lambda *run, **fields: (create(*run, **fields), create(*run, **fields))[1]  # noqa: E731
-    monkeypatch.setattr(type(store.client), "create_run", twice)
+    monkeypatch.setattr(type(store.open().client), "create_run", twice)
+    monkeypatch.setattr(TrackingStore, "is_server", True)
     finished(folder)
     assert export().sent and len(runs_of(store, folder)) == 1
 

@@ -125,8 +125,9 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
                 client.set_terminated(replaced.info.run_id, "KILLED")
             tags = mask_values({KEY_TAG: content.key, **content.tags})
             run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name)
-            # MLflow repeats a request whose answer was lost, and so creates a second run.
-            run = _find_run(store, content.key) or run
+            if store.is_server:
+                # MLflow repeats a request whose answer was lost, and so creates a second run.
+                run = _find_run(store, content.key) or run
         elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
             return run.info.run_id, False
         run_id = run.info.run_id
