@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
@@ -139,14 +137,13 @@ class Engine:
         if self.scaler.is_enabled():
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
-        self._group = group or ProcessGroup()
-        if self._group.size > 1:
+        if group and group.size > 1:
             device = method.clip.device
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
             buffers: dict[str, Any] = {name: False}
-            self.module = parallel = nn.parallel.DistributedDataParallel(
+            self.module = nn.parallel.DistributedDataParallel(
                 self.objective,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
@@ -154,8 +151,6 @@ class Engine:
                 static_graph=True,
                 **buffers,
             )
-            # A lambda, because DDP checks the annotations of a hook and cannot resolve the string annotations here.
-            parallel.register_comm_hook(self._group, lambda group, bucket: _average(group, device, bucket))
 
     def set_rate(self, *rates: float) -> None:
         """Set the learning rates of the next steps, those of `Schedule.rates`; a group scales its own.
@@ -177,8 +172,6 @@ class Engine:
         """Compute the gradients of `loss`, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
-        # No other work overlaps with the wait after the last bucket was sent, so it counts as communication.
-        self._group.end_waiting(self.method.clip.device)
 
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step.
@@ -219,9 +212,3 @@ def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: obje
     """Copy the flag that a GradScaler hands to a fused optimizer during its step; no other optimizer gets one."""
     found = getattr(optimizer, "found_inf", None)
     skipped.zero_() if found is None else skipped.copy_(found)
-
-
-def _average(group: ProcessGroup, device: torch.device, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    group.begin_waiting(device)
-    assert dist.group.WORLD is not None
-    return allreduce_hook(dist.group.WORLD, bucket)

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,41 +105,36 @@ def available_memory() -> int:
     """Return the free memory in bytes, within the limits of the control groups."""
     import psutil
 
-    limits = [psutil.virtual_memory().available]
-    for version, group in _control_groups("memory"):
-        with suppress(OSError, ValueError):
-            limits.append(int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text()))
-    return min(limits)
+    limits = [int(limit) for (limit,) in _read_limits("memory", ("memory.max",), ("memory.limit_in_bytes",))]
+    return min([psutil.virtual_memory().available, *limits])
 
 
 def available_cores() -> int:
     """Return the number of usable cores, within the limits of the control groups."""
     # Only Linux has a CPU affinity of processes.
-    limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
-    for version, group in _control_groups("cpu"):
-        with suppress(OSError, ValueError):
-            if version == 2:
-                quota, period = (group / "cpu.max").read_text().split()
-            else:
-                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            if int(quota) > 0:
-                limits.append(int(quota) / int(period))
-    return max(1, int(min(limits)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = _read_limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return max(1, int(min([float(cores), *(quota / period for quota, period in limits)])))
 
 
-def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """List version and folder of the control groups of this process; "max" and -1 in their files mean no limit."""
+def _read_limits(controller: str, second: Sequence[str], first: Sequence[str]) -> Iterator[list[float]]:
+    """Read the numbers in files of the control groups of this process that set a limit.
+
+    second, first: names of the files by the groups' version. "max" and negative numbers are no limits.
+    """
     with suppress(OSError):
         for line in OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            version, root = (1, CGROUPS / controller) if controllers else (2, CGROUPS)
+            root = CGROUPS / controller if controllers else CGROUPS
             own = root / path.lstrip("/")
-            for group in (own, *own.parents):
-                yield version, group
-                if group == root:
-                    break
+            for group in (group for group in (own, *own.parents) if group.is_relative_to(root)):
+                with suppress(OSError, ValueError):
+                    texts = [(group / name).read_text() for name in (first if controllers else second)]
+                    numbers = [float(number) for number in " ".join(texts).split()]
+                    if min(numbers) > 0:
+                        yield numbers
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

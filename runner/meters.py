@@ -14,11 +14,28 @@ import psutil
 import torch
 from pydantic import Field
 
-from runner.clock import Mark, now, seconds_between
 from runner.config import Amount, Count, FrozenModel
 from runner.results import PeakMemory, ResourceUse
 
 Item = TypeVar("Item")
+Mark = float | torch.cuda.Event
+
+
+def now(device: torch.device) -> Mark:
+    """Return the time, or an event recorded in the current stream of a GPU; the host does not wait for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Compute the seconds between two marks of one device; those of a GPU must be synchronized."""
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float) and isinstance(end, float)
+        return end - start
+    return start.elapsed_time(end) / 1000
 
 
 class MeterState(FrozenModel):
@@ -45,11 +62,9 @@ class Meter:
         self.phases = dict.fromkeys(phases, 0.0)
         self.seconds = 0.0
         self.step_seconds = 0.0
-        self._rated: dict[str, float] = {}
-        self._rated_images = 0
-        self._warm: dict[str, float] = {}
-        self._warm_images = 0
-        self._warm_before = 0
+        # Of steps in the warm-up (False) and after it (True).
+        self._rated: dict[bool, dict[str, float]] = {False: {}, True: {}}
+        self._images = {False: 0, True: 0}
         self._before = MeterState()
         self._steps = 0
         self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
@@ -77,10 +92,7 @@ class Meter:
 
     def step(self, images: int) -> None:
         """Count a finished step over `images` images."""
-        if self._steps >= self.warmup:
-            self._rated_images += images
-        else:
-            self._warm_images += images
+        self._images[self._steps >= self.warmup] += images
         self._steps += 1
 
     def settle(self) -> None:
@@ -91,8 +103,7 @@ class Meter:
             seconds = seconds_between(start, end)
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if counted is not None:
-                totals = self._rated if counted else self._warm
-                totals[name] = totals.get(name, 0.0) + seconds
+                self._rated[counted][name] = self._rated[counted].get(name, 0.0) + seconds
                 self.step_seconds += seconds
         self._spans.clear()
         before, self._last = self._last, time.perf_counter()
@@ -104,31 +115,30 @@ class Meter:
             phases=dict(self.phases),
             seconds=self.seconds,
             step_seconds=self.step_seconds,
-            rated=dict(self._rated),
-            rated_images=self._rated_images,
+            rated=dict(self._rated[True]),
+            rated_images=self._images[True],
             warmup_steps=self.warmup_steps,
         )
 
     def resume(self, before: MeterState) -> None:
         """Add the measurements of an earlier process; this process has a warm-up of its own."""
         self._before = before
-        for totals, earlier in ((self.phases, before.phases), (self._rated, before.rated)):
+        for totals, earlier in ((self.phases, before.phases), (self._rated[True], before.rated)):
             for phase, seconds in earlier.items():
                 totals[phase] = totals.get(phase, 0.0) + seconds
         self.seconds += before.seconds
         self.step_seconds += before.step_seconds
-        self._rated_images += before.rated_images
-        self._warm_before += before.warmup_steps
+        self._images[True] += before.rated_images
 
     @property
     def warmup_steps(self) -> int:
         """Steps that rates leave out; 0 if no other steps followed."""
-        return self._warm_before + min(self._steps, self.warmup) if self._rated_images else 0
+        return self._before.warmup_steps + min(self._steps, self.warmup) if self._images[True] else 0
 
     def images_per_second(self, *phases: str) -> float | None:
         """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""
-        images, totals = (self._rated_images, self._rated) if self._rated_images else (self._warm_images, self._warm)
-        seconds = sum(value for name, value in totals.items() if not phases or name in phases)
+        images = self._images[after := bool(self._images[True])]
+        seconds = sum(value for name, value in self._rated[after].items() if not phases or name in phases)
         return images / seconds if images and seconds > 0 else None
 
     def own_seconds(self, phase: str = "") -> float:

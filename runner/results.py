@@ -67,7 +67,7 @@ class RankUse(FrozenModel):
     device: str
     images_per_second: Rate | None = Field(default=None, description="its own images; warm-up left out")
     data_share: Amount = Field(description="of the seconds in steps, waited for images")
-    communication_share: Amount | None = Field(description="of the seconds in steps; None with DeepSpeed")
+    communication_share: Amount | None = Field(default=None, description="only in files of older versions")
     peak_memory_bytes: PeakMemory
 
 

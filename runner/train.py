@@ -173,7 +173,15 @@ def _train(
             checkpointer.average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    ranks = group.all_gather_object(_rank_use(meter, monitor, group, is_ddp=runtime.engine == "ddp"))
+    rate = meter.images_per_second()
+    own = RankUse(
+        host=platform.node(),
+        device=str(meter.device),
+        images_per_second=rate and rate / group.size,
+        data_share=meter.own_seconds("data") / (meter.own_seconds() or 1.0),
+        peak_memory_bytes=monitor.peak_memory(),
+    )
+    ranks = group.all_gather_object(own)
     result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, monitor, facts, ranks))
     if validator is not None:
         validator.notify(finished=True)
@@ -199,7 +207,6 @@ def _fit(
     device = method.clip.device
     state = checkpointer.restore()
     validator.resume()
-    group.reset_seconds()
     graphs = CudaGraphs(device) if setup.acceleration.graphs and runtime.engine == "ddp" else None
     step = TrainStep(checkpointer.engine, meter, graphs)
     losses, flag_sync = AsyncLosses(device), FlagSync(group)
@@ -344,15 +351,3 @@ def _write_result(
     write_json(folder.train_file, result)
     folder.forget_progress()
     return result
-
-
-def _rank_use(meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_ddp: bool) -> RankUse:
-    seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
-    return RankUse(
-        host=platform.node(),
-        device=str(meter.device),
-        images_per_second=rate and rate / group.size,
-        data_share=meter.own_seconds("data") / seconds,
-        communication_share=group.communication_seconds / seconds if is_ddp else None,
-        peak_memory_bytes=monitor.peak_memory(),
-    )

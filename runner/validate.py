@@ -95,7 +95,7 @@ class Validator:
         config, clip, signum = checkpointer.config, self.method.clip, 0
         batch_size = config.recipe.test_batch_size
         counts = [count for count in self._counts if count.epoch != epoch]
-        with checkpointer.meter.phase("validation", rated=False), self.group.uncounted():
+        with checkpointer.meter.phase("validation", rated=False):
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images)

@@ -133,7 +133,7 @@ def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
 @pytest.mark.parametrize(("method", "options"), [("maple", {}), ("procap", {"gaussian": False})])
 def test_samples_of_a_method_without_gaussians_are_refused(method, options):
     config = plan_run(method=method, dataset="digits", options=options)
-    with pytest.raises(UsageError, match=rf"--samples 3: {method}.* has no Gaussian tokens .* have: procap$"):
+    with pytest.raises(UsageError, match=rf"--samples 3: {method} has no Gaussian tokens"):
         SAMPLED.for_run(config)
 
 

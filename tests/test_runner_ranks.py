@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rank_processes import Processes, run_ranks
-from shared_clock import SharedClock
 from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
@@ -127,27 +126,16 @@ def same_decisions(group: ProcessGroup) -> None:
     assert decisions == [go, go, Flags(save=True), go, stop, go, go, stop] and flag_sync.wait() == go
 
 
-def waits_are_counted(group: ProcessGroup, clock: SharedClock) -> None:
-    group.barrier()
-    before = group.communication_seconds
-    if group.ranks.first:
-        clock.hold_up(1.0)
-    group.barrier()
-    first, *others = group.all_gather_object(group.communication_seconds - before)
-    assert first < 0.01 and others == pytest.approx([1.0] * len(others), abs=0.01), (first, others)
-
-
-def work_together(folder: str) -> None:
+def work_together() -> None:
     with init_process_group(ranks_from_environment(), CPU) as group:
         for check in (same_numbers, same_rows, same_objects, same_decisions):
             check(group)
-        waits_are_counted(group, SharedClock(Path(folder) / "clock", group.ranks))
         print("done", flush=True)
 
 
 @pytest.mark.parametrize("size", (2, 4))
-def test_several_ranks_compute_and_decide_as_one(size, tmp_path):
-    for end in run_ranks(size, work_together, str(tmp_path)):
+def test_several_ranks_compute_and_decide_as_one(size):
+    for end in run_ranks(size, work_together):
         assert (end.code, end.out, end.err) == (0, "done\n", "")
 
 
@@ -157,7 +145,7 @@ def test_one_process_needs_no_group():
         assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
         assert group.all_gather_object(1) == [1] and group.broadcast_object("x") == "x"
         group.barrier()
-        assert group.communication_seconds == 0 and not torch.distributed.is_initialized()
+        assert not torch.distributed.is_initialized()
         flag_sync, wish = FlagSync(group), Flags(save=True, signum=2)
         assert flag_sync.exchange(save=True, signum=2) == wish and flag_sync.wait() == Flags()
         same_rows(group)
@@ -369,7 +357,7 @@ def test_ranks_are_read_from_the_environment():
     ({"RANK": "-1"}, "counts from 0"),
     ({"LOCAL_RANK": "4"}, "counts from 0"),
     ({"LOCAL_WORLD_SIZE": "9"}, "counts from 0"),
-    ({"WORLD_SIZE": "two"}, "whole numbers"),
+    ({"WORLD_SIZE": "two"}, "counts from 0"),
     ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
 ])  # fmt: skip
 def test_contradictory_environment_variables_are_refused_in_one_line(change, words):

@@ -57,7 +57,7 @@ TURN_SECONDS, LEAST_ROUNDS = 0.3, 3
 WARM_UPS = 3
 """DDP rebuilds its buckets, with extra messages, within the first three steps."""
 HEADERS = (
-    "method", "on", "classes", "ms", "lowest-highest", "CPU ms", "speed-up", "efficiency", "in messages", "MB sent",
+    "method", "on", "classes", "ms", "lowest-highest", "CPU ms", "speed-up", "efficiency", "MB sent",
     "messages", "MB of a step",
 )  # fmt: skip
 
@@ -124,15 +124,14 @@ class Steps:
         self._step = TrainStep(self.engine, self.meter)
 
     def take(self, times: int) -> dict[str, Any]:
-        """Take `times` steps; returns mean seconds, CPU seconds, and seconds of communication."""
+        """Take `times` steps; returns mean seconds and CPU seconds."""
         self._set_sharding()
-        waited, worked, began = self.group.communication_seconds, time.process_time(), time.perf_counter()
+        worked, began = time.process_time(), time.perf_counter()
         for _ in range(times):
             self._step(self.batch)
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
-        waited = self.group.communication_seconds - waited
         self.meter.settle()
-        return {"seconds": seconds / times, "cpu": worked / times, "waited": waited / times}
+        return {"seconds": seconds / times, "cpu": worked / times}
 
     def inspect(self) -> dict[str, Any]:
         """Measure the loss of a step, what it sends, and the tensors that are alive at once."""
@@ -211,16 +210,14 @@ def _make_row(
 
     seconds: of every round, by the slowest process; cpu: of the processor, by the process that used most.
     speedup: one process's seconds over these, median over the rounds.
-    communication: share of a step in messages and waiting, mean of the processes.
     sent_bytes, messages: of one process in a step. tensor_bytes: alive at once, in the process that has most.
     """
     seconds = [_slowest(answer) for answer in answers]
     speedup = statistics.median(one / own for one, own in zip(alone, seconds, strict=True))
     cpu = [max(process["cpu"] for process in answer) for answer in answers]
-    shares = [statistics.mean(process["waited"] / process["seconds"] for process in answer) for answer in answers]
     return {
         "job": asdict(spec), "variant": asdict(variant), "seconds": seconds, "cpu": cpu, "speedup": speedup,
-        "communication": statistics.median(shares), "sent_bytes": inspected[0]["sent_bytes"],
+        "sent_bytes": inspected[0]["sent_bytes"],
         "messages": inspected[0]["messages"], "tensor_bytes": max(one["tensor_bytes"] for one in inspected),
         "loss": inspected[0]["loss"], "learnables": inspected[0]["learnables"],
         "median": statistics.median(seconds), "cpu_median": statistics.median(cpu),
@@ -276,7 +273,6 @@ def format_report(report: dict[str, Any]) -> str:
         "- several processes: each has its share of the images and, unless noted, of the classes.",
         "- speed-up: milliseconds of one process over these, median over the rounds; efficiency: by the number of "
         "processes. CPU ms: of the processor, by the process that used most, without waiting.",
-        "- in messages: of a step, sending, receiving and waiting for the others, mean of the processes.",
         "- MB sent: by one process in a step, counted from its tensors; MB of a step: tensors alive at once, in the "
         "process that has most.",
     ]
@@ -293,7 +289,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 def _format_row(row: dict[str, Any]) -> list[str]:
     shared = [
-        f"{row['speedup']:.2f}", f"{row['efficiency']:.0%}", f"{row['communication']:.0%}",
+        f"{row['speedup']:.2f}", f"{row['efficiency']:.0%}",
         f"{row['sent_bytes'] / 1e6:.2f}", str(row["messages"]),
     ]  # fmt: skip
     return [

@@ -5,8 +5,7 @@ Shapes: W ranks, N rows of one rank, R rows of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from procap.errors import UserError
-from runner.clock import Mark, now, seconds_between
 from runner.distributed.ranks import Ranks
 
-CPU = torch.device("cpu")
 T = TypeVar("T")
 
 
@@ -34,8 +31,6 @@ class ProcessGroup:
         """flag_group: a separate gloo group for `FlagSync`, so that no other message delays it."""
         self.ranks = ranks or Ranks()
         self.flag_group = flag_group
-        self._waits: list[tuple[Mark, Mark]] = []
-        self._waiting_since: Mark | None = None
 
     @property
     def rank(self) -> int:
@@ -80,8 +75,7 @@ class ProcessGroup:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with self.timed(CPU):
-            dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, value: T) -> T:
@@ -89,8 +83,7 @@ class ProcessGroup:
         if self.size == 1:
             return value
         values = [value if self.ranks.first else None]
-        with self.timed(CPU):
-            dist.broadcast_object_list(values, src=0, device=CPU)
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return cast(T, values[0])
 
     def call_on_first(self, function: Callable[[], T]) -> T:
@@ -106,45 +99,7 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
         if self.size > 1:
-            with self.timed(CPU):
-                dist.monitored_barrier(self.flag_group)
-
-    def reset_seconds(self) -> None:
-        """Set `communication_seconds` to 0, because a group may do several runs and waits while each is set up."""
-        self._waits.clear()
-
-    @property
-    def communication_seconds(self) -> float:
-        """Time in the calls above, waiting for other ranks included; on a GPU synchronize before reading it."""
-        return sum(seconds_between(start, end) for start, end in self._waits)
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Leave what the block sends out of `communication_seconds`."""
-        before = len(self._waits)
-        try:
-            yield
-        finally:
-            del self._waits[before:]
-
-    def begin_waiting(self, device: torch.device) -> None:
-        """Mark the time after which the device only waits for messages; a later call replaces the mark."""
-        self._waiting_since = now(device)
-
-    def end_waiting(self, device: torch.device) -> None:
-        """Count the time since `begin_waiting` in `communication_seconds`."""
-        if self._waiting_since is not None:
-            self._waits.append((self._waiting_since, now(device)))
-            self._waiting_since = None
-
-    @contextmanager
-    def timed(self, device: torch.device) -> Iterator[None]:
-        """Count the block, which communicates tensors of `device`, in `communication_seconds`."""
-        start = now(device)
-        try:
-            yield
-        finally:
-            self._waits.append((start, now(device)))
+            dist.monitored_barrier(self.flag_group)
 
 
 class _Gather(torch.autograd.Function):
@@ -152,8 +107,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.ranks = group.ranks
         gathered = rows.new_empty(group.ranks.size * len(rows), *rows.shape[1:])
-        with group.timed(rows.device):
-            dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
     @staticmethod
@@ -197,7 +151,6 @@ class FlagSync:
         if self._pending is None:
             return Flags()
         (values, work), self._pending = self._pending, None
-        with self._group.timed(CPU):
-            work.wait()
+        work.wait()
         save, signum = values.tolist()
         return Flags(bool(save), signum)

@@ -34,15 +34,14 @@ def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
         return Ranks()
     shown = ", ".join(f"{name}={value}" for name, value in found.items())
     remedy = "start with torchrun, or unset them all for one process"
-    if missing := [name for name in names if name not in found]:
+    wanted = names if environ.get("WORLD_SIZE") == "1" else (*names, "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in wanted if not environ.get(name)]:
         raise UsageError(f"the environment has {shown} but not {' and '.join(missing)}: {remedy}")
     try:
         ranks = Ranks(*(int(found[name]) for name in names))
+        if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size <= ranks.size):
+            raise ValueError
     except ValueError:
-        raise UsageError(f"the environment has {shown}, which should be whole numbers: {remedy}") from None
-    if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size <= ranks.size):
         rule = "RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK to LOCAL_WORLD_SIZE - 1, of WORLD_SIZE at most"
-        raise UsageError(f"the environment has {shown}, but {rule}: {remedy}")
-    if ranks.size > 1 and (lost := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]):
-        raise UsageError(f"the environment has {shown} but not {' and '.join(lost)}: {remedy}")
+        raise UsageError(f"the environment has {shown}, but {rule}: {remedy}") from None
     return ranks

@@ -147,7 +147,7 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
     }
     peaks = {"system": train.peak_memory_bytes}
     for rank, use in enumerate(train.ranks):
-        for name in ("images_per_second", "data_share", "communication_share"):
+        for name in ("images_per_second", "data_share"):
             metrics[f"rank/{rank}/{name}"] = getattr(use, name)
         peaks[f"rank/{rank}"] = use.peak_memory_bytes
     for prefix, peak in peaks.items():
