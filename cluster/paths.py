@@ -29,8 +29,6 @@ class StoragePaths:
 
         $PROCAP_DATA of the driver has the same effect as --data.
         """
-        file = runtime.deepspeed_json
-        runtime = replace(runtime, deepspeed_json=file and file.absolute())
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
     def with_device(self, device: str) -> StoragePaths:

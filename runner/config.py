@@ -240,15 +240,18 @@ class RuntimeConfig:
     timeout: float = 300.0
     engine: str = "ddp"
     zero_stage: int | None = None
-    deepspeed_json: Path | None = None
     store: str | None = None
     no_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise unknown_name("engine", self.engine, ENGINES)
-        if self.engine != "deepspeed" and (self.zero_stage is not None or self.deepspeed_json):
-            raise UsageError("--zero-stage and --deepspeed-config are DeepSpeed's: add --engine deepspeed")
+        if self.engine != "deepspeed" and self.zero_stage is not None:
+            raise UsageError("--zero-stage is DeepSpeed's: add --engine deepspeed")
+        if self.zero_stage not in (None, 0, 1, 2):
+            raise UsageError(
+                f"ZeRO stage {self.zero_stage} is not supported: use 0, 1 or 2 (3 would share out frozen weights)"
+            )
         check_device_name(self.device)
         acceleration_names(self.accelerate)
         if self.workers is not None and self.workers < 0:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from procap.methods.method import Method
 from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
 from runner.config import RunConfig
@@ -36,51 +36,55 @@ from runner.engine import Engine, learned_parameters
 class DeepSpeedEngine(Engine):
     """An `Engine` on DeepSpeed; `close` it, and collect garbage, before the process group is destroyed."""
 
-    def __init__(self, method: Method, config: RunConfig, settings: Mapping[str, Any]) -> None:
-        """settings: from `deepspeed_config`. Raises UsageError for a value that DeepSpeed refuses."""
+    def __init__(self, method: Method, config: RunConfig, world_size: int, stage: int = 0) -> None:
+        """stage: of ZeRO, 0, 1 or 2."""
         super().__init__(method, config)
-        self.stage = int(settings["zero_optimization"]["stage"])
+        self.stage = stage
         self._groups: list[list[nn.Parameter]] = [list(group["params"]) for group in self.optimizer.param_groups]
         self._learnables = [learnable for group in self._groups for learnable in group]
         self._alone = not dist.is_initialized()
         device = method.clip.device
         with _environment(device), redirect_stdout(sys.stderr):
-            deepspeed = _import_deepspeed(device, settings["log_level"])
+            deepspeed = _import_deepspeed(device)
             if self._alone:
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             deepspeed.init_distributed(dist_init_required=False)
             for learnable in self._learnables:
                 dist.broadcast(learnable.detach(), src=0)
-            self.module = self._deepspeed = self._initialize(deepspeed, settings)
+            self.module = self._deepspeed = self._initialize(deepspeed, world_size)
         if self.stage and not all(torch.equal(self._part(group, vector), vector) for group, vector in self._parts()):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} lays out ZeRO's partitions in a way unknown to this program: "
                 f"use --zero-stage 0, --engine ddp or DeepSpeed 0.19.8"
             )
 
-    def _initialize(self, deepspeed: ModuleType, settings: Mapping[str, Any]) -> Any:
+    def _initialize(self, deepspeed: ModuleType, world_size: int) -> Any:
         """Wrap objective and optimizer in DeepSpeed's engine."""
-        # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
-        zero = {"reduce_bucket_size": sum(each.numel() for each in self._learnables)}
-        settings = {**settings, "zero_optimization": {**zero, **settings["zero_optimization"]}}
-        if not self.stage:
-            # `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the whole
-            # gradients, as with DDP.
-            settings["gradient_clipping"] = 0.0
+        recipe = self.objective.config.recipe
+        settings: dict[str, Any] = {
+            "train_batch_size": recipe.batch_size,
+            "train_micro_batch_size_per_gpu": recipe.batch_size // world_size,
+            "gradient_accumulation_steps": 1,
+            # At stage 0 `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the
+            # whole gradients, as with DDP.
+            "gradient_clipping": (recipe.grad_clip or 0.0) if self.stage else 0.0,
+            "communication_data_type": "fp32",
+            # The optimizer is torch's, and DeepSpeed refuses optimizers outside its list of tested ones by default.
+            "zero_allow_untested_optimizer": True,
+            # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
+            "zero_optimization": {
+                "stage": self.stage,
+                "reduce_bucket_size": sum(each.numel() for each in self._learnables),
+            },
+        }
         for learnable in self._learnables:
             # DeepSpeed does not broadcast tensors with this attribute; its broadcast fails on scalars.
             learnable.ds_optim_param = True  # type: ignore[attr-defined]
         try:
-            deepspeed.DeepSpeedConfig(dict(settings))
             return deepspeed.initialize(
-                model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
+                model=self.objective, optimizer=self.optimizer, config=settings, dist_init_required=False
             )[0]
-        except (AssertionError, ValueError) as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise UsageError(
-                f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
-            ) from error
         finally:
             for learnable in self._learnables:
                 del learnable.ds_optim_param  # type: ignore[attr-defined]
@@ -205,7 +209,7 @@ def _whole(part: Tensor, group: Sequence[Tensor]) -> list[Tensor]:
     return [values.view(each.shape) for values, each in zip(parts, group, strict=True)]
 
 
-def _import_deepspeed(device: torch.device, level: str) -> ModuleType:
+def _import_deepspeed(device: torch.device) -> ModuleType:
     try:
         import deepspeed
         from deepspeed.accelerator import get_accelerator
@@ -215,7 +219,7 @@ def _import_deepspeed(device: torch.device, level: str) -> ModuleType:
             f"--engine deepspeed needs the package deepspeed ({error}): pip install 'deepspeed>=0.19', or --engine ddp"
         ) from error
     log = logging.getLogger("DeepSpeed")
-    log.setLevel(level.upper())
+    log.setLevel(logging.ERROR)
     for handler in log.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)

@@ -23,7 +23,6 @@ from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
-from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
@@ -165,20 +164,11 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
 
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
     """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
-    settings = engine_settings(config, runtime, group.ranks)
-    if settings is None:
+    if runtime.engine == "ddp":
         return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(method, config, settings)
-
-
-def engine_settings(config: RunConfig, runtime: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
-    """Return DeepSpeed's configuration for a run; None with DDP. Raises UsageError if it is wrong."""
-    if runtime.engine == "ddp":
-        return None
-    user = read_deepspeed_json(runtime.deepspeed_json) if runtime.deepspeed_json else None
-    return deepspeed_config(config, ranks.size, runtime.zero_stage, user)
+    return DeepSpeedEngine(method, config, group.size, runtime.zero_stage or 0)
 
 
 def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:

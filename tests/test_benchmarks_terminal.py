@@ -68,7 +68,7 @@ def test_control_characters_in_the_environment_are_refused(name, tmp_path, monke
 @pytest.mark.parametrize("kind", ["device", "pipe", "socket"])
 @pytest.mark.parametrize("line", [
     "predict run {}", "predict run images --out {}", "sweep {}", "import {} --method maple", "data pack {}",
-    "train --deepspeed-config={}", "train --option sentences={}", "table --results {}", "export {}",
+    "train --option sentences={}", "table --results {}", "export {}",
 ])  # fmt: skip
 def test_devices_pipes_and_sockets_are_refused(line, kind, tmp_path, capsys):
     """Reading one might not end, and writing a file would replace it."""

@@ -23,14 +23,13 @@ from small_runs import make_runtime, seeded
 from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from procap.methods import METHODS, build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner import evaluate, run_folders, train
 from runner.checkpoint import StateFiles, TrainState, read_checkpoint
 from runner.config import RunConfig, Target, plan_run
-from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
 from runner.deepspeed_engine import DeepSpeedEngine
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
@@ -106,13 +105,13 @@ class Worker:
     def __init__(self, folder: Path, clip, space, ranks: Ranks) -> None:
         self.folder, self.clip, self.space, self.ranks = folder, clip, space, ranks
 
-    def engine(self, kind, run="adamw", user=None, method=None):
+    def engine(self, kind, run="adamw", method=None):
         group, config = ProcessGroup(self.ranks) if self.ranks.size > 1 else None, planned(run)
         method = method or method_on(self.clip, self.space, group)
         if kind == "ddp":
             engine = Engine(method, config, group)
         else:
-            engine = DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
+            engine = DeepSpeedEngine(method, config, self.ranks.size, kind)
         # At this scale the first step of fp16 overflows, and the last one does not.
         engine.scaler.load_state_dict(engine.scaler.state_dict() | {"scale": 16384.0})
         return engine
@@ -120,11 +119,11 @@ class Worker:
     def write(self, name, terms, tensors):
         save_file({"terms": terms, **tensors}, self.folder / f"{name}-{self.ranks.rank}.safetensors")
 
-    def train(self, name, kind, run="adamw", user=None):
+    def train(self, name, kind, run="adamw"):
         method = method_on(self.clip, self.space, ProcessGroup(self.ranks) if self.ranks.size > 1 else None, run)
         for stage in range(len(method.stage_starts(STEPS))):
             method.begin_stage(stage)
-            engine = self.engine(kind, run, user, method)
+            engine = self.engine(kind, run, method)
             terms = trained(engine)
             self.write(name, terms, engine.tensors())
             self.close(engine)
@@ -157,12 +156,6 @@ class Worker:
             (self.folder / "not-finite.txt").write_text(str(error))
         self.close(engine)
 
-    def refusal(self):
-        try:
-            self.engine(1, user={"zero_optimization": {"reduce_bucket_size": -1}})
-        except UsageError as error:
-            (self.folder / "refusal.txt").write_text(str(error))
-
 
 def work(place: str, size: int, jobs: str) -> None:
     """Import DeepSpeed, which takes longer than the trainings, then fork into `size` ranks that do `jobs`."""
@@ -192,7 +185,6 @@ def work(place: str, size: int, jobs: str) -> None:
         for run, stage in PAIRS:
             worker.train(f"{run}-{stage}", stage, run)
         worker.not_finite()
-        worker.refusal()
     for run in ("adamw-clipped", "sgd-clipped") if jobs == "all" else ("adamw-clipped",):
         worker.relay(f"{run}-relay", (2, "ddp", 1), run)
         worker.relay(f"{run}-alone", ("ddp", "ddp", "ddp"), run)
@@ -283,7 +275,6 @@ def test_one_process_without_a_group_trains_too(finished, clip, tiny_space):
 
 def test_errors_are_the_only_output(finished):
     assert "not finite" in (finished / "not-finite.txt").read_text()
-    assert "reduce_bucket_size" in (finished / "refusal.txt").read_text()
     assert (finished / "printed.txt").read_text() == ""
 
 
@@ -297,50 +288,8 @@ def test_four_processes_hand_a_state_to_one(tmp_path, clip, tiny_space):
 def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_space):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(UserError, match=r"needs the package deepspeed.*--engine ddp"):
-        DeepSpeedEngine(method_on(clip, tiny_space), planned(), deepspeed_config(planned(), 1))
+        DeepSpeedEngine(method_on(clip, tiny_space), planned(), 1)
     assert not {"DS_ACCELERATOR", "LOCAL_RANK"} & os.environ.keys()
-
-
-def test_the_user_may_choose_how_deepspeed_works(tmp_path):
-    """ "auto" is as if it were not there; --zero-stage takes precedence over the file."""
-    (tmp_path / "ds.json").write_text(
-        '{"steps_per_print": 7, "train_batch_size": "auto", "bf16": {"enabled": "auto"},'
-        ' "zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8}}'
-    )
-    user = read_deepspeed_json(tmp_path / "ds.json")
-    made = deepspeed_config(planned("adamw-clipped"), 2, None, user)
-    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}
-    assert made["steps_per_print"] == 7 and made["train_batch_size"] == 4 and made["zero_optimization"] == zero
-    assert deepspeed_config(planned("adamw-clipped"), 2, 1, user)["zero_optimization"] == {**zero, "stage": 1}
-
-
-REFUSED = [
-    ({"train_batch_size": 64}, "'train_batch_size'"),
-    ({"bf16": {"enabled": True}}, "'bf16'"),
-    ({"zero_optimization": {"stage": 3}}, "should be 0, 1 or 2"),
-    ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "'offload_optimizer'"),
-    ({"zero_optimisation": {"stage": 1}}, "did you mean zero_optimization"),
-    ({"steps_per_print": 0}, "steps_per_print = 0"),
-]
-
-
-@pytest.mark.parametrize(("user", "message"), REFUSED, ids=[json.dumps(user) for user, _ in REFUSED])
-def test_other_fields_and_wrong_values_are_refused(user, message):
-    with pytest.raises(UsageError) as refused:
-        deepspeed_config(planned("adamw-clipped"), 2, 1, user)
-    assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "not a JSON object")])
-def test_a_wrong_file_is_refused(tmp_path, text, message):
-    path = tmp_path / "ds.json"
-    with pytest.raises(UsageError, match="cannot read"):
-        read_deepspeed_json(path)
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message):
-        read_deepspeed_json(path)
-    path.write_text('{"steps_per_print": 5}')
-    assert read_deepspeed_json(path) == {"steps_per_print": 5}
 
 
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
-from benchmarks.suites.checks import check_engine, check_runs, check_setup, check_training_images
+from benchmarks.suites.checks import check_runs, check_setup, check_training_images
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import (
@@ -136,7 +136,6 @@ def bench(
     suites = [load_suite(one) for one in (PAPER_SUITES if several else [name])]
     plans = plan_suites(suites, flags, runtime_flags, runtime.data)
     runs = merge_runs(plans)
-    check_engine((run.config for run in runs), runtime, launcher.processes)
     for run in runs:
         settings.for_run(run.config)
     if flags.methods in METHOD_GROUPS:

@@ -124,7 +124,6 @@ class EngineFlags:
 
     engine: Annotated[str, flag("ddp|deepspeed", "what averages gradients over processes")] = "ddp"
     zero_stage: Annotated[int | None, flag("0|1|2", "DeepSpeed: share the optimizer's state from stage 1 on")] = None
-    deepspeed_config: Annotated[Path | None, flag("FILE", "DeepSpeed: JSON merged into what the run asks for")] = None
 
 
 @dataclass(frozen=True)

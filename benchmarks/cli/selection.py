@@ -212,7 +212,6 @@ def runtime_config(
         timeout=flags.timeout,
         engine=engine.engine,
         zero_stage=engine.zero_stage,
-        deepspeed_json=engine.deepspeed_config,
         store=store,
         no_cache=flags.no_cache,
     )

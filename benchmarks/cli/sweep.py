@@ -14,7 +14,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_engine, check_setup, check_training_images, note_small_classes
+from benchmarks.suites.checks import check_setup, check_training_images, note_small_classes
 from benchmarks.sweeps import table
 from benchmarks.sweeps.file import load_file
 from benchmarks.tables.render import render
@@ -86,7 +86,6 @@ def sweep(
     folder.check(settings)
     check_values(settings, at.data)
     runs = make_runs(settings, next(examples(settings)), at.data)
-    check_engine((run.config for run in runs), at, launcher.processes)
     check_training_images((run.config for run in runs), at.data)
     check_launcher(launcher, at.device)
     if launcher.kind == "local":

@@ -79,15 +79,10 @@ def train(
 def _checked_runs(
     selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
 ) -> list[RunConfig]:
-    """Return the selected runs. Raises UserError without their weights, or if the engine cannot train one of them."""
+    """Return the selected runs. Raises UserError without their weights."""
     runs = selected_runs(selection, recipe, runtime.data)
     if not mode.dry_run:
         check_weights_of(runs, runtime)
-    if runtime.engine != "ddp":
-        from runner.setup import engine_settings
-
-        for config in runs:
-            engine_settings(config, runtime, ranks_from_environment())
     return runs
 
 

@@ -15,10 +15,8 @@ from benchmarks.console.output import note
 from benchmarks.console.packing import find_unpacked
 from benchmarks.suites.planning import count_images
 from cluster.run import RunSpec
-from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.distributed.ranks import Ranks
 from runner.run_folders import RunFolder
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_classes, check_shots, select_labels
@@ -42,23 +40,6 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
     """Check the weights of runs of which nothing exists yet, as far as the results folder is on this machine."""
     new = (one for one in configs if not (runtime.store or RunFolder(runtime.results / one.path).train_file.exists()))
     check_weights((one.backbone, one.pretrained) for one in new)
-
-
-def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
-    """Raise UsageError for an engine that no run can use with so many processes."""
-    if runtime.engine == "ddp":
-        return
-    from runner.setup import engine_settings
-
-    refused: list[UsageError] = []
-    for config in configs:
-        try:
-            engine_settings(config, runtime, Ranks(size=processes, local_size=processes))
-            return
-        except UsageError as error:
-            refused.append(error)
-    if refused:
-        raise refused[0]
 
 
 def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
