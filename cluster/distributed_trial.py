@@ -19,7 +19,7 @@ from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
 from cluster.run import Halving, TrialReport
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
+from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
 
 POLL_SECONDS = 1.0
@@ -121,7 +121,7 @@ def execute_in_group(
 
 
 def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
-    """Make the environment variables that torchrun would set for processes at (node, address, free port).
+    """Make the environment variables of processes at (node, address, free port).
 
     Processes of one node get ranks that follow each other, nodes in order of their first process.
     """
@@ -130,12 +130,6 @@ def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, s
     _, master, port = found[order[0]]
     environments: list[dict[str, str]] = [{} for _ in found]
     for rank, index in enumerate(order):
-        numbers = {
-            "RANK": rank,
-            "WORLD_SIZE": len(found),
-            "LOCAL_RANK": hosts[:index].count(hosts[index]),
-            "LOCAL_WORLD_SIZE": hosts.count(hosts[index]),
-            "MASTER_PORT": port,
-        }
-        environments[index] = {"MASTER_ADDR": master, **{name: str(number) for name, number in numbers.items()}}
+        ranks = Ranks(rank, len(found), hosts[:index].count(hosts[index]), hosts.count(hosts[index]))
+        environments[index] = ranks.environment(master, port)
     return environments

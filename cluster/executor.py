@@ -13,17 +13,15 @@ from typing import Any
 
 from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
 from cluster.stop_request import watch_stop_request
-from procap.errors import UserError
-from procap.methods.plugins import describe_unexpected
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
+from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
 from runner.run_folders import RunFolder, RunHeld
 from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks
-from shards.errors import DataError
 from shards.pack import pack_missing
 from shards.reader import open_dataset
 
@@ -143,15 +141,14 @@ class RunExecutor:
 def attempt(work: Callable[[], TrialReport]) -> TrialReport:
     """Call `work`; an exception becomes a failed report, as it would occur again after a restart."""
     began = time.monotonic()
-    why = trace = ""
     try:
         return work()
     except Interrupted:
         raise
-    # Errors of the user or the environment are reported in one line, all others with a traceback.
-    except (UserError, DataError, OSError) as error:
-        why = " ".join(str(error).split())
     except Exception as error:
-        why = describe_unexpected(error)
-        trace = traceback.format_exc()
-    return TrialReport(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())
+        # Errors of the user or the environment are reported in one line, all others with a traceback.
+        trace = "" if isinstance(error, EXPECTED) else traceback.format_exc()
+        seconds = time.monotonic() - began
+        return TrialReport(
+            state="failed", why=describe_failure(error), trace=trace, seconds=seconds, host=platform.node()
+        )

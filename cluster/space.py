@@ -25,11 +25,6 @@ DISTRIBUTIONS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 }
 """The arguments of each distribution. The upper bound of `randint` is exclusive, as in Ray Tune."""
 RUN_FIELDS = ("method", "dataset", "shots", "backbone", "pretrained", "precision", "recipe")
-REFUSED = {
-    **dict.fromkeys(("seed", "seeds"), "every configuration is averaged over all of --seeds"),
-    "classes": "the metric decides which classes are trained on, see --metric and --classes",
-    "few_shot_samples": "the samples are the same for the whole sweep, see --few-shot-samples",
-}
 DIGITS = 4
 """Significant digits of drawn numbers, so that people can read and repeat them."""
 
@@ -62,19 +57,14 @@ def resolve_field(name: str, methods: Sequence[str]) -> str:
     from procap.methods import method_class
 
     name = name.strip()
-    if name in REFUSED:
-        raise UsageError(f"'{name}' cannot be varied: {REFUSED[name]}")
-    options = {method: list(method_class(method).Options.model_fields) for method in methods}
-    common = [option for option in options[methods[0]] if all(option in own for own in options.values())]
+    first, *others = [method_class(method).Options.model_fields for method in methods]
+    common = [option for option in first if all(option in own for own in others)]
     fields = [*RUN_FIELDS, *(f"recipe.{field}" for field in Recipe.model_fields), *(f"options.{one}" for one in common)]
     matching = [name] if name in fields else [field for field in fields if field.partition(".")[2] == name]
     if len(matching) == 1:
         return matching[0]
     if matching:
         raise UsageError(f"'{name}' is a field of the recipe and of the method: use {' or '.join(matching)}")
-    lacking = [method for method, own in options.items() if name.removeprefix("options.") not in own]
-    if 0 < len(lacking) < len(options):
-        raise UsageError(f"'{name}' is no option of {', '.join(lacking)}: sweep over methods that all have it")
     raise unknown_name("field", name, [field.rpartition(".")[2] for field in fields])
 
 

@@ -340,9 +340,6 @@ def explain_validation_error(error: ValidationError, model: type[BaseModel], wha
     path = [str(part) for part in first["loc"]]
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        for name in path[:-1]:
-            inner = model.model_fields[name].annotation if name in model.model_fields else None
-            model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
         return UsageError(f"{unknown_name(f'{what} field', path[-1], model.model_fields)}{more}")
     if first["type"] == "missing":
         return UsageError(f"{what}: {'.'.join(path)} is missing{more}")

@@ -6,8 +6,10 @@ from procap.errors import UserError
 from procap.methods.plugins import describe_unexpected
 from shards.errors import DataError
 
+EXPECTED = (UserError, DataError, OSError)
+"""Errors of the user or the environment, which are no fault of the program."""
+
 
 def describe_failure(error: Exception) -> str:
     """Describe in one line why a run or another part of a command failed."""
-    expected = isinstance(error, UserError | DataError | OSError)
-    return " ".join((str(error) if expected else describe_unexpected(error)).split())
+    return " ".join((str(error) if isinstance(error, EXPECTED) else describe_unexpected(error)).split())

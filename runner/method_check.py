@@ -30,7 +30,7 @@ from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
+from runner.distributed.ranks import Ranks
 from runner.engine import autocast, learned_parameters
 from runner.environment import resolve_device
 from runner.evaluate import evaluate
@@ -300,11 +300,11 @@ def check_processes(case: CheckCase) -> str:
 
 def _train_rank(rank: int, port: int, config: RunConfig, runtime: RuntimeConfig) -> str:
     """Train as one of two processes; returns the error."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
+    ranks = Ranks(rank, 2, rank, 2)
+    os.environ |= ranks.environment("127.0.0.1", port)
     torch.set_num_threads(1)
     try:
-        with init_process_group(ranks_from_environment(), torch.device("cpu"), runtime.timeout) as group:
+        with init_process_group(ranks, torch.device("cpu"), runtime.timeout) as group:
             train(config, runtime, group=group)
     except Exception as error:
         return describe_failure(error)

@@ -59,7 +59,7 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--param", "seed=1,2"], "averaged over all of --seeds"), (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
+    (["--param", "seed=1,2"], "unknown field 'seed'"), (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
     (["--param", "shots=3,-1"], "shots = -1"), (["--param", "lr=0.1,inf"], "lr must be a finite number"),
     (["--param", "lr=0.1,1e999"], "lr must be a finite number"),
     (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "use random or tpe"),
@@ -157,9 +157,8 @@ def test_plain_names_find_their_field(name, field):
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("seed", "averaged over all of --seeds"), ("seeds", "averaged over all of --seeds"),
-    ("classes", "the metric decides"), ("learnrate", "unknown field 'learnrate'"),
-    ("momentun", "did you mean momentum"), ("depth", "no option of coop"), ("recipe.n_ctx", "unknown field"),
+    ("seed", "unknown field 'seed'"), ("classes", "unknown field 'classes'"), ("recipe.n_ctx", "unknown field"),
+    ("momentun", "did you mean momentum"), ("depth", "unknown field 'depth'"),
 ])  # fmt: skip
 def test_fields_that_cannot_be_varied_are_refused_in_one_line(name, message):
     with pytest.raises(UsageError, match=message) as raised:

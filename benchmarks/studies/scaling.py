@@ -45,7 +45,7 @@ from procap.weights.loading import load_clip, weights_file
 from runner.config import plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
+from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.results import write_bytes
@@ -231,11 +231,11 @@ def _slowest(answers: Sequence[dict[str, Any]]) -> float:
 
 def measure_plan(rank: int, size: int, port: int, plan: Plan, out: Path) -> None:
     """Run one process; the first writes the rows of all steps to `out`."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1")
+    ranks = Ranks(rank, size, rank, size)
+    os.environ |= ranks.environment("127.0.0.1", port)
     torch.set_num_threads(1)
     clip, began, rows = load_clip(plan.backbone, plan.pretrained), time.perf_counter(), list[dict[str, Any]]()
-    with init_process_group(ranks_from_environment(), torch.device("cpu"), WAIT_SECONDS) as group:
+    with init_process_group(ranks, torch.device("cpu"), WAIT_SECONDS) as group:
         for number, spec in enumerate(plan.steps):
             left = plan.seconds - (time.perf_counter() - began)
             found = measure_step(spec, plan, left / (len(plan.steps) - number), group, clip)

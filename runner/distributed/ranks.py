@@ -23,6 +23,12 @@ class Ranks:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
+    def environment(self, address: str, port: int) -> dict[str, str]:
+        """Return the variables that torchrun would set for this process, with rank 0 at `address`:`port`."""
+        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        numbers |= {"LOCAL_WORLD_SIZE": self.local_size, "MASTER_PORT": port}
+        return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
+
 
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
