@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from cluster.address import LOCAL, ray_address, set_auth_mode
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import (
-    VISIBLE,
     Capacity,
     Resources,
     check_listening,
@@ -100,8 +98,12 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     if local.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
         yield local
         return
+    if device.startswith("cuda:"):
+        raise UsageError(
+            f"--device {device} holds one run: set CUDA_VISIBLE_DEVICES={device[5:]} and use --device cuda"
+        )
     cpus = max(available_cores(), local.max_concurrent * launcher.processes)
-    with connected(LOCAL, cpus=cpus, gpu=visible_gpu(device)):
+    with connected(LOCAL, cpus=cpus):
         fits = count_runs(nodes(), local.resources)
         yield Capacity(local.resources, min(local.max_concurrent, fits), ray=True)
 
@@ -151,12 +153,3 @@ def local_capacity(launcher: Launcher, device: str) -> Capacity:
         fit = min(fit, count_on_gpus(count, gpus))
     resources = Resources(launcher.processes, launcher.cpus or 1.0, gpus)
     return Capacity(resources, launcher.max_concurrent or max(1, fit // launcher.processes), ray=False)
-
-
-def visible_gpu(device: str) -> str | None:
-    """Return the `CUDA_VISIBLE_DEVICES` that shows only the numbered GPU of `device`, None without a number."""
-    _, colon, number = device.partition(":")
-    visible = os.environ.get(VISIBLE)
-    if not colon:
-        return None
-    return visible.split(",")[int(number)].strip() if visible else number

@@ -1,4 +1,4 @@
-"""Check one node of a cluster: versions, data, weights, results, GPUs. Sent to the node by value.
+"""Check one node of a cluster: versions, data, weights, results. Sent to the node by value.
 
 It must also run on a node without this program: only functions import more than the standard library.
 """
@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +19,8 @@ from typing import Any
 
 PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
 DRIVER = "driver"
-SAMPLES, SAMPLE_BYTES = 16, 2**16
-"""Bytes sampled from a large file for its digest."""
-FREE_BYTES = 256 * 2**20
+DIGEST_BYTES = 2**22
+"""Bytes of a large file that are compared."""
 VISIBLE_SECONDS = 5.0
 """How long another machine's file may take to appear on a network disk."""
 
@@ -51,8 +49,6 @@ class ProbeRequest:
     nonce: str
     """Content of the file that the driver writes into the folder of results."""
     node: str = DRIVER
-    gpus: float = 0.0
-    """The GPUs that Ray counts on this node; 0 if runs use none."""
 
 
 def probe_node(request: ProbeRequest) -> tuple[Facts, list[str]]:
@@ -72,7 +68,7 @@ def probe_node(request: ProbeRequest) -> tuple[Facts, list[str]]:
         warnings.simplefilter("ignore")
         check("program", _digest_program)
         for file in request.files:
-            check(f"weights {file}", _digest_samples, Path(file))
+            check(f"weights {file}", _digest_beginning, Path(file))
         if "program" in facts:
             for name in request.plug_ins:
                 check(f"method {name}", _digest_method, name)
@@ -82,8 +78,6 @@ def probe_node(request: ProbeRequest) -> tuple[Facts, list[str]]:
             for name, tag in request.backbones if request.node != DRIVER else ():
                 check("weights", _check_weights, name, tag)
             check("results", _check_results, request)
-        if request.gpus:
-            check("GPUs", _check_gpus, request.gpus)
     return facts, problems
 
 
@@ -151,14 +145,9 @@ def _check_weights(name: str, tag: str | None) -> str:
 
 def _check_results(request: ProbeRequest) -> str:
     """Write the driver's file; on a node look for that file, and write one."""
-    from shards.default_paths import cache_home
     from shards.remote import RemoteFolder
-    from shards.urls import local_path, redact
+    from shards.urls import redact
 
-    folder = (local_path(request.results) or cache_home()).absolute()
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if free < FREE_BYTES:
-        raise Unusable(f"only {free / 2**20:.0f} MiB free")
     there, mark, content = RemoteFolder(request.results), f".preflight-{request.nonce}", request.nonce.encode()
     if request.node == DRIVER:
         there.write(mark, content)
@@ -176,25 +165,7 @@ def _check_results(request: ProbeRequest) -> str:
     return ""
 
 
-def _digest_samples(file: Path) -> str:
-    """Compute a digest of the size and of samples all over a file."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
+def _digest_beginning(file: Path) -> str:
+    """Return the size of a file and the digest of its first bytes, in which other weights differ."""
     with file.open("rb") as stream:
-        for number in range(SAMPLES):
-            stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-            digest.update(stream.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
-
-
-def _check_gpus(expected: float) -> str:
-    """Count the GPUs, including those that Ray hides from a task."""
-    import pynvml
-    import torch
-
-    if torch.version.cuda is None:
-        raise Unusable("torch was built without CUDA")
-    pynvml.nvmlInit()
-    if (count := pynvml.nvmlDeviceGetCount()) < expected:
-        raise Unusable(f"{count} on this machine, and Ray was started with {expected:g}")
-    return ""
+        return f"{file.stat().st_size} {hashlib.sha256(stream.read(DIGEST_BYTES)).hexdigest()[:16]}"

@@ -49,7 +49,7 @@ def check_nodes(
     if not found and not autoscale:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
     on_gpus = paths.runtime.device.startswith("cuda")
-    requests = [replace(request, node=node.identifier, gpus=node.gpus if on_gpus else 0.0) for node in found]
+    requests = [replace(request, node=node.identifier) for node in found]
     try:
         here, problems = probe_node(request)
         if problems:

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.address import LOCAL, environment_variable, set_auth_mode
+from cluster.address import LOCAL, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 
 NAMESPACE = "procap"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_CPUS = 16
 """Default limit of CPUs per process with a GPU; they decode images, and more do not make training faster."""
 CONNECT_SECONDS = 5.0
@@ -70,10 +69,8 @@ class Capacity:
 
     def device(self, given: str) -> str:
         """Return the --device of a run: `given`, or what it means for a process with `resources`."""
-        if given == "auto" and not self.resources.gpus:
-            # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
-            return "cpu"
-        return "cuda" if self.ray and given.startswith("cuda:") else given
+        # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
+        return "cpu" if given == "auto" and not self.resources.gpus else given
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,11 @@ def count_on_gpus(gpus: float, part: float) -> int:
 
 
 @contextmanager
-def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> Iterator[None]:
+def connected(address: str, cpus: int | None = None) -> Iterator[None]:
     """Connect this process to the cluster at `address` for the duration of the block; UserError if none answers.
 
     address: "auto" (this machine's cluster or $RAY_ADDRESS), host:port, or "local" for a Ray that ends with the block.
-    cpus, gpu: for a local Ray, the number of CPUs and the value of $CUDA_VISIBLE_DEVICES.
+    cpus: the number of CPUs of a local Ray.
     """
     library_defaults()
     for name, value in SETTINGS.items():
@@ -130,9 +127,7 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
 
     before = signal.getsignal(signal.SIGTERM)
     try:
-        # Shows a single GPU to Ray's processes only; this process has listed its GPUs already.
-        with environment_variable(VISIBLE, gpu):
-            _init(address, {"num_cpus": cpus, "include_dashboard": False} if local else {})
+        _init(address, {"num_cpus": cpus, "include_dashboard": False} if local else {})
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.

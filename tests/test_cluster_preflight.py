@@ -22,12 +22,11 @@ from toy_shards import toy_source
 from benchmarks.studies.chaos.nodes import Nodes
 from benchmarks.studies.chaos.object_server import object_server
 from cluster import node_probe
-from cluster.address import LOCAL
-from cluster.launcher import RUN_BYTES, Launcher, local_capacity, visible_gpu
+from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.node_probe import ProbeRequest, probe_node
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_request
-from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
+from cluster.ray_cluster import Node, Resources, count_runs, default_resources
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from shards.pack import pack_source
@@ -123,12 +122,6 @@ def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
     assert reason.startswith("results: ") and str(file) in reason
 
 
-def test_a_full_disk_is_named_before_the_first_run(wants, monkeypatch):
-    pair = Pair(wants)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**20))
-    assert pair.reasons() == ["results: only 1 MiB free"]
-
-
 def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
     pair = Pair(wants)
     assert "no shards of 'toy'" in pair.reasons(data=str(tmp_path / "nowhere"))[0]
@@ -161,13 +154,6 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
     file.unlink()
     [reason] = pair.reasons()
     assert reason.startswith(f"weights {file}: ") and "No such file or directory" in reason
-
-
-def test_fewer_gpus_than_ray_was_started_with_are_named(wants, monkeypatch):
-    nvml = SimpleNamespace(nvmlInit=int, nvmlDeviceGetCount=lambda: 1)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    assert Pair(wants).reasons(gpus=2.0) == ["GPUs: 1 on this machine, and Ray was started with 2"]
 
 
 def test_a_node_without_this_program_can_be_probed(wants):
@@ -388,17 +374,3 @@ def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(cgroup, files, tmp_
     for file in files:
         (tmp_path / file).write_text("-1\n")
     assert count_local_runs(device="cpu") == 64
-
-
-@pytest.mark.slow
-def test_a_local_ray_sees_only_the_gpu_of_the_device_flag(monkeypatch):
-    import ray
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert visible_gpu("cuda:1") == "6" and visible_gpu("cuda") is None
-    with connected(LOCAL, cpus=1, gpu=visible_gpu("cuda:1")):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
-        seen = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert ray.get(seen.remote()) == "6"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert visible_gpu("cuda:1") == "1"
