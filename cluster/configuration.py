@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -20,11 +20,11 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.config import Count, FrozenModel, RuntimeConfig, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
-from shards.files import LockHeld, file_lock
+from shards.files import file_lock
 
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
@@ -195,16 +195,9 @@ class SweepFolder:
                 f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name"
             )
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the sweep for this process. Raises UserError naming the holder if another process has locked it."""
-        try:
-            with file_lock(self.path / ".lock", timeout=0):
-                yield
-        except LockHeld as error:
-            reason = f"is being carried out by another process ({error.owner})"
-            advice = "wait for it, stop it, or give this one another --name"
-            raise UserError(f"the sweep '{self.path.name}' {reason}; {advice}") from None
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the sweep for this process. Raises LockHeld naming the holder if another process has locked it."""
+        return file_lock(self.path / ".lock", timeout=0)
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:

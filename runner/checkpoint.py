@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from procap.clip import describe_differences
 from procap.errors import UserError
 from procap.recipe import Recipe
-from runner.card import SCHEMA, CheckpointCard, describe_no_checkpoint, read_description
 from runner.config import Amount, Count, FrozenModel
 from runner.meters import MeterState
-from runner.results import EpochLog, write_bytes
+from runner.results import SCHEMA, CheckpointCard, EpochLog, describe_no_checkpoint, read_description, write_bytes
 from shards.errors import describe_invalid
 from shards.files import read_file
 

@@ -1,11 +1,13 @@
-"""Compute logits of the images of a target, with the whole classifier or from image features stored on disk.
+"""Compute logits of the images of a target, from pixels or from image features stored on disk, and collect predictions.
+
+An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
 Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,11 +15,14 @@ from numpy.typing import NDArray
 
 from procap.classifier import Classifier, SampledClassifier
 from procap.clip import CLIP
+from runner.calibration import ImagePredictions
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
+from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
+from runner.results import PerClass
 from shards.loader import evaluation_batches
 from shards.reader import Split
-from shards.transfer import to_device
+from shards.transfer import to_device, upload
 from shards.transforms import EvalTransform
 
 WARMUP_BATCHES = 2
@@ -90,3 +95,55 @@ class Inference:
         """Return the features [N, E] that one process has computed for all images, on the CPU, in their order."""
         order = np.argsort(np.concatenate([indices for indices, _ in self._encoded]))
         return torch.cat([batch for _, batch in self._encoded]).float().cpu()[torch.from_numpy(order)]
+
+
+class Predictions:
+    """Predictions by the image's index in the target; they stay on the device until `gather`."""
+
+    def __init__(self, labels: NDArray[np.int64]) -> None:
+        """labels: the true classes [N] of the target."""
+        self._labels = labels
+        self._indices: list[NDArray[np.int64]] = []
+        self._rows: list[torch.Tensor] = []
+        self._finite: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
+        """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
+        labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
+        self._indices.append(indices)
+        self._rows.append(_describe(logits, labels))
+        self._finite.append(torch.isfinite(logits).all())
+        return int((indices >= 0).sum())
+
+    def are_finite(self, group: ProcessGroup) -> bool:
+        """Whether all logits of all ranks were finite."""
+        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
+
+    def gather(self, group: ProcessGroup) -> ImagePredictions:
+        """Return the predictions for all N images on every rank; exactly one rank must have added each image."""
+        indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
+        rows = group.gather(torch.cat(self._rows).cpu()).numpy()
+        # The last batch of a rank is padded, so that all ranks gather equally many rows.
+        real = indices >= 0
+        order = np.argsort(indices[real])
+        if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
+            raise RuntimeError("not every image was evaluated exactly once")
+        predicted, confidence, nll, brier = rows[real][order].astype(np.float64).T
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
+
+
+def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
+    """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
+    correct, total = (np.bincount(own, minlength=len(names)).tolist() for own in (labels[is_correct], labels))
+    return PerClass(correct=correct, total=total, names=list(names))
+
+
+def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score."""
+    true = labels[:, None]
+    log_probabilities = logits.float().log_softmax(dim=1)
+    probabilities = log_probabilities.exp()
+    # Subtracting from 0 gives no -0.0, where a target has a single class.
+    nll = 0 - log_probabilities.gather(1, true)[:, 0]
+    brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
+    return torch.stack([logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier], dim=1)

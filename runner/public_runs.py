@@ -9,14 +9,13 @@ from procap.errors import UserError
 from procap.methods.method import Method
 from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
-from runner.card import CheckpointCard
 from runner.checkpoint import check_finite, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.environment import environment, resolve_device
 from runner.evaluate import load_trained
 from runner.meters import ResourceMonitor
 from runner.remote_results import RemoteResults, synchronized_run
-from runner.results import ImportedFile, TrainResult, write_bytes, write_json
+from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.run_folders import RunFolder
 from runner.setup import build, load_backbone
 from runner.tracking.background import exporter_for

@@ -14,20 +14,25 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError, model_validator
+from pydantic_core import from_json
 
 from procap.errors import UsageError, UserError
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
+from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from runner.environment import Environment
 from runner.image_answers import unpack_bits, unpack_labels
 from shards.errors import describe_invalid
-from shards.files import read_file, write_file
+from shards.files import read_file, require_regular, write_file
 from shards.masking import mask
 from shards.names import has_control
+from shards.resolve import base_name
 
 SCHEMA: Literal[1] = 1
+MAX_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
 Document = TypeVar("Document", bound=BaseModel)
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
@@ -357,3 +362,55 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
         command = "eval" if path.parent.name == "eval" else "train"
         repair = repair or f"move it away, or repeat that run with procap {command} --force"
         raise UserError(f"{path} cannot be read ({describe_invalid(error)}); {repair}") from error
+
+
+class CheckpointCard(FrozenModel):
+    """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
+
+    checkpoint_schema: Literal[1] = SCHEMA
+    config: RunConfig
+    classnames: tuple[str, ...]
+    template: str
+    templates: tuple[str, ...]
+    backbone_digest: str
+    manifest_digest: str
+
+    @property
+    def space(self) -> LabelSpace:
+        """The classes the prompts were trained on."""
+        return LabelSpace(self.classnames, self.template, self.templates, base_name(self.config.dataset))
+
+
+def read_description(header: bytes) -> str:
+    """Return the JSON text that this program wrote into the header of a safetensors file, after its first 8 bytes.
+
+    Raises ValueError if there is none.
+    """
+    content: Any = from_json(header)
+    found = content.get("__metadata__") if isinstance(content, dict) else None
+    text = found.get("procap") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ValueError("it carries no description of this program")
+    return text
+
+
+def read_card(path: Path) -> CheckpointCard | None:
+    """Read the card of a checkpoint; None if there is no file. Raises UserError if it is no checkpoint."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= MAX_HEADER else b""
+        return CheckpointCard.model_validate_json(read_description(header), strict=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise describe_no_checkpoint(path, error) from error
+
+
+def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
+    """Explain in one line why `path` is no checkpoint."""
+    reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
+    return UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force")

@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from procap.errors import UsageError, UserError
-from runner.card import read_card
 from runner.config import EvalSettings, RunConfig, Target
-from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
+from runner.results import (
+    EvalResult,
+    Progress,
+    TrainResult,
+    ValidationCount,
+    ValidationHistory,
+    read_card,
+    read_document,
+)
 from shards.files import LockHeld, file_lock, read_file
 from shards.manifest import FILE
 from shards.reader import open_dataset

@@ -17,7 +17,7 @@ from benchmarks.report.started_suites import find_started_suites, merge_unfinish
 from benchmarks.results.runtime import SCHEMA
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from runner.image_answers import pack_bits, pack_labels
-from runner.predictions import count_classes
+from runner.inference import count_classes
 from runner.results import Progress, RankUse, ResourceUse, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder

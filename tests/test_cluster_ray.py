@@ -143,7 +143,7 @@ def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, ca
     with SweepFolder(searched / "sweeps" / "grid").locked():
         assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
     error = capsys.readouterr().err
-    assert "being carried out by another process (pid " in error and error.count("\n") == 1
+    assert "held by another process (pid " in error and error.count("\n") == 1
 
 
 def test_tpe_resumes_and_keeps_to_its_budget(halved):

@@ -16,10 +16,9 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from procap.errors import UserError
-from runner.card import CheckpointCard
 from runner.checkpoint import pack_tensors, save_checkpoint, unpack_tensors
 from runner.config import RunConfig, RuntimeConfig, plan_run
-from runner.results import write_bytes
+from runner.results import CheckpointCard, write_bytes
 from runner.run_folders import RunFolder
 from runner.train import train
 

@@ -15,7 +15,7 @@ from procap.plan import Plan
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.features import FeatureStore, reads_plain_features
-from runner.predictions import Predictions
+from runner.inference import Predictions
 from runner.run_folders import RunFolder
 from runner.train import train
 from shards.reader import Split

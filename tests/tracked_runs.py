@@ -5,10 +5,19 @@ import torch
 
 from procap.recipe import Recipe
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.card import CheckpointCard
 from runner.checkpoint import save_checkpoint
 from runner.config import RunConfig
-from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, Progress, ResourceUse, TrainResult, write_json
+from runner.results import (
+    CheckpointCard,
+    EpochLog,
+    EvalResult,
+    PeakMemory,
+    PerClass,
+    Progress,
+    ResourceUse,
+    TrainResult,
+    write_json,
+)
 from runner.run_folders import RunFolder
 
 ENVIRONMENT = {"device": "cpu", "gpu": None, "git": {"commit": "0123abcd" * 5, "dirty": True}}

@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
-from shards.files import LockHeld, file_lock
+from shards.files import file_lock
 from shards.masking import mask
 from shards.remote import warn_of_stall
 
@@ -218,17 +218,9 @@ def sqlite_uri(file: Path) -> str:
     return f"{SQLITE if encoded == path else SQLITE.replace(':', '+pysqlite:')}{encoded}"
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock a file, or raise TrackingError after LOCK_SECONDS; in a read-only folder, continue without a lock."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(path, timeout=LOCK_SECONDS))
-        except LockHeld as error:
-            raise TrackingError(f"another process ({error.owner}) has held {path} for {LOCK_SECONDS:.0f} s") from None
-        except OSError:
-            pass
-        yield
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Lock a file, or raise LockHeld after LOCK_SECONDS; in a read-only folder, continue without a lock."""
+    return file_lock(path, timeout=LOCK_SECONDS, required=False)
 
 
 def format_error(error: BaseException) -> str:
