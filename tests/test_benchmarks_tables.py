@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -180,11 +181,15 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
 
 
-def test_different_packings_of_a_target_are_called_out(tmp_path):
-    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    put_halves(tmp_path, "zeroshot", "shapes", (60, 90), (40, 100))
-    [note] = [note for note in notes_of(tmp_path) if "do not compare" in note]
-    assert note.startswith("shapes:base:test")
+def test_results_on_an_older_packing_of_a_target_are_left_out(tmp_path):
+    old = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    for file in (tmp_path / old.path).rglob("eval/*"):
+        file.write_text(file.read_text().replace("d" * 16, "e" * 16))
+        os.utime(file, (1, 1))
+    put_halves(tmp_path, "coop", "shapes", (60, 100), (40, 100), seed=2)
+    assert line_of(tmp_path, "coop", "shapes").cells["Base"].values == (60,)
+    [note] = [note for note in notes_of(tmp_path) if "packed again" in note]
+    assert note.startswith(f"LEFT OUT: {old.path}: shapes was packed again since") and "--force" in note
 
 
 def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):

@@ -80,6 +80,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         train_seconds         NaN for a method that trains nothing, and for imported weights
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
+        written               when the file of the evaluation was written, in Unix seconds
         changed               how the test set differs from the published one, empty if it does not
         correct_bits          which images were right, see `runner.image_answers`; None in files of older versions
         wrong_images          true and predicted labels [2, total - correct] of the others, in order; None likewise
@@ -181,6 +182,7 @@ def make_records(
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
+            "written": folder.eval_file(target, result.settings).stat().st_mtime,
             "changed": result.variant,
             "wrong_images": result.wrong_images(),
         }
@@ -193,7 +195,7 @@ COLUMNS = (
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
     *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
     *("limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds", "losses"),
-    *("manifest", "changed", "correct_bits", "wrong_images"),
+    *("manifest", "written", "changed", "correct_bits", "wrong_images"),
 )
 
 
@@ -208,6 +210,15 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     )
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     return frame
+
+
+def leave_out_older_images(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Drop results on other images of a target than its newest result is of, with the reason by run."""
+    newest = frame.groupby("target").written.transform("idxmax")
+    is_newest = frame.manifest.to_numpy() == frame.manifest.reindex(newest).to_numpy()
+    older = frame[~is_newest].groupby("path", sort=False).target_dataset.unique()
+    why = "{} was packed again since, and newer results are of that; --force repeats a run"
+    return frame[is_newest], {str(path): why.format(", ".join(names)) for path, names in older.items()}
 
 
 def is_half(frame: pd.DataFrame) -> pd.Series:

@@ -9,7 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.frame import changed_datasets, make_frame, make_records, metric_over_seeds
+from benchmarks.results.frame import (
+    changed_datasets,
+    leave_out_older_images,
+    make_frame,
+    make_records,
+    metric_over_seeds,
+)
 from benchmarks.results.metrics import Halves, Metric, average, harmonic
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
@@ -38,7 +44,7 @@ class SuiteResults:
 
     frame: columns of `benchmarks.results.load`, and `number`, the place of the variant in `variants`. A result of a
     method without training has one row for each seed. paper_rounding: accuracies have one decimal, their means over
-    seeds two. unreadable: errors of files that could not be read, by run; these results are missing.
+    seeds two. unreadable: why results are left out, by run, such as files that cannot be read; they are missing.
     """
 
     suite: SuiteDefinition
@@ -75,6 +81,8 @@ class SuiteResults:
                 seeds = [config.seed] if config.recipe.epochs else options.seeds
                 records += [{**record, "seed": seed} for seed in seeds]
         frame = make_frame(records).assign(number=[record["number"] for record in records])
+        frame, older = leave_out_older_images(frame)
+        unreadable |= older
         return cls(suite, options, runs, frame, results, paper_rounding, unreadable)
 
     @cached_property

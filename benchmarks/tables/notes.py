@@ -52,10 +52,12 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
     found += note_schedules(suite)
     if suite.missing:
         named = join_first([f"{path} on {target}" for path, target in suite.missing])
+        force = " --force" if suite.unreadable else ""
         found.append(
             f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({named}). A dash is printed for every "
-            f"metric that needs them; `{suite.suite.command(suite.options, suite.results)}` runs them."
+            f"metric that needs them; `{suite.suite.command(suite.options, suite.results)}{force}` runs them."
         )
+    found += note_left_out(suite.unreadable)
     if label := suite.options.eval_settings.label:
         found.append(f"Evaluated otherwise than by default: {label}.")
     if suite.frame.limited.any():
@@ -150,20 +152,22 @@ def note_changed(changed: Mapping[str, str]) -> list[str]:
 
 
 def note_sources(frame: pd.DataFrame) -> list[str]:
-    """Describe runs that were imported, and targets whose images are not the same for all runs."""
+    """Describe runs that were imported, and code of plug-in methods."""
     imported = frame[frame.imported].drop_duplicates("path")
     names = [
         f"{title_method(method)} on {dataset} ({'seeds' if len(runs) > 1 else 'seed'} "
         f"{', '.join(map(str, sorted(runs.seed.unique())))})"
         for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
     ]
-    versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
-    found = [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
-    return found + [
-        f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
-        for target, count in versions.items()
-        if count > 1
-    ]
+    return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
+
+
+def note_left_out(reasons: Mapping[str, str]) -> list[str]:
+    """Name the runs that are left out by their reason. reasons: by run."""
+    paths: dict[str, list[str]] = {}
+    for path, why in reasons.items():
+        paths.setdefault(why, []).append(path)
+    return [f"LEFT OUT: {join_first(found)}: {why}." for why, found in paths.items()]
 
 
 def note_code(frame: pd.DataFrame) -> list[str]:

@@ -14,6 +14,7 @@ from benchmarks.results.frame import (
     dataset_order,
     images_per_second,
     is_half,
+    leave_out_older_images,
     metric_over_seeds,
     settings_key,
     sort_variants,
@@ -24,7 +25,7 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import SPEEDS
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.notes import list_means, note_changed, note_settings, note_sources
+from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError
@@ -155,14 +156,18 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Drop all but the first of results that would share a cell and a seed, and describe them."""
+    """Drop results of older images, and all but the first that would share a cell and a seed; describe them."""
+    frame, older = leave_out_older_images(frame)
     keys = [settings_key(*row) for row in zip(frame.method, frame.settings, strict=True)]
     cells = frame.assign(key=list(map(repr, keys))).groupby(["dataset", "seed", "key", "target"], sort=False)
     first = cells.path.transform("first")
     dropped = zip(frame.path[frame.path != first], first[frame.path != first], strict=True)
     notes = [
-        f"{path} is left out: it differs from {other} in its recipe or few-shot samples alone."
-        for path, other in dict.fromkeys(dropped)
+        *note_left_out(older),
+        *(
+            f"{path} is left out: it differs from {other} in its recipe or few-shot samples alone."
+            for path, other in dict.fromkeys(dropped)
+        ),
     ]
     return frame[frame.path == first], notes
 
