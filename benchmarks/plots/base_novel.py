@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.console.output import plural
 from benchmarks.plots import style
 from benchmarks.plots.style import OTHER, Look, Plots, styled
-from benchmarks.results.frame import order_in
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.calibration import average_over_tests
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHOWN, FIRST = 5, ("procap", "zeroshot", "maple", "coop")
-"""Of more methods than SHOWN those of FIRST, and then the most accurate ones, have panels."""
-WIDTH = 21
+WIDTH = 17
 """Letters of a title that fit above a panel."""
 
 
@@ -129,7 +126,7 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
 
 @styled
 def reliability(suite: SuiteResults) -> Figure | None:
-    """Draw base above novel classes for up to SHOWN methods; None without evaluations that recorded calibration.
+    """Draw base above novel classes for each highlighted method; None without evaluations that recorded calibration.
 
     The bars of a panel pool the images of all data sets and seeds; its ECE is the mean over them, as in the table.
     """
@@ -138,10 +135,8 @@ def reliability(suite: SuiteResults) -> Figure | None:
     recorded = {title: own for title, own in frames.items() if len(own)}
     if not recorded:
         return None
-    methods = {title: suite.by_title[title].method for title in recorded}
-    ranked = sorted(recorded, key=lambda title: (order_in(methods[title], FIRST)[0], -recorded[title].accuracy.mean()))
-    titles = [title for title in recorded if title in ranked[:SHOWN]]
-    looks = style.assign_looks({title: methods[title] for title in titles})
+    looks = _assign_looks(suite)
+    titles = [title for title in recorded if looks[title] is not OTHER]
     halves, across = sorted(frame.target_classes.unique()), len(titles)
     figure, axes = style.panels(len(halves) * across, 1.35, "confidence", across=across, sharex=True, sharey=True)
     figure.set_figwidth(min(style.PAGE, 0.8 + 1.22 * across))
