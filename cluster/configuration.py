@@ -21,7 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError
-from runner.config import Count, FrozenModel, RuntimeConfig, plan_run
+from runner.config import Count, FrozenModel, RuntimeConfig, control_options, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
 from shards.files import file_lock
@@ -218,7 +218,8 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     for name in ("method", "backbone", "precision", "recipe"):
         if not isinstance(run[name], str):
             raise UsageError(f"{name} = {run[name]!r} is not a name")
-    run["options"] = {**settings.options.get(run["method"], {}), **options}
+    controls = control_options(run["method"], run["recipe"])
+    run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
     specs = []

@@ -320,6 +320,11 @@ def plan_run(
     return _make_config(resolved, {**fields, "picks": picks if resolved.epochs else ""})
 
 
+def control_options(method: str, recipe: str) -> dict[str, Any]:
+    """Return the options of a method where the recipe is chosen by name: in ProCAP's, MaPLe has as many tokens."""
+    return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
+
+
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(fields)

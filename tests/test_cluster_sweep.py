@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from small_runs import make_runtime
 
 from benchmarks.cli import main
+from benchmarks.cli.flags import EngineFlags, RuntimeFlags
+from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, summarize
 from cluster import distributed_trial, executor, paths, ray_cluster, tune_runner
@@ -107,6 +110,22 @@ def test_configurations_on_different_data_sets_are_not_compared():
     assert document["best"] is None and document["best_by_method"] == {}
     best = find_best_of_each(varied, found)
     assert {name: one.values["recipe.lr"] for name, one in best.items()} == {"digits": 2, "tiles": 1}
+
+
+def test_the_printed_command_trains_the_runs_of_the_sweep(where, tmp_path, capsys):
+    """With ProCAP's recipe, which gives MaPLe more tokens, and an option that the sweep varies."""
+    fixed = ["--methods", "maple", "--datasets", "digits", "--recipe", "procap", *where, "--results", str(tmp_path)]
+    assert main(["sweep", *fixed, "--param", "depth=3,9", "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    deep = document["configurations"][1]
+    document["sweep"]["schema"] = document["sweep"].pop("schema_version")
+    asked = SweepSettings.model_validate(document["sweep"])
+    command, _ = make_commands(asked, deep["values"], RuntimeFlags(data=where[3], results=str(tmp_path)), EngineFlags())
+    assert main([*shlex.split(command)[1:], "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [run["run"] for run in plan["runs"]] == deep["runs"]
+    [run] = make_runs(asked, deep["values"], Path(where[3]))
+    assert run.config.options["n_ctx"] == 4 and run.config.options["depth"] == 9
 
 
 def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint):

@@ -20,11 +20,18 @@ from benchmarks.console.parse import (
     split_names,
 )
 from benchmarks.results.published.tables import table1_methods
-from benchmarks.results.variant import CONTROL_OPTIONS
 from procap.errors import UsageError, unknown_name
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import check_backbone
-from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, explain_validation_error, plan_run
+from runner.config import (
+    EvalSettings,
+    RunConfig,
+    RuntimeConfig,
+    Target,
+    control_options,
+    explain_validation_error,
+    plan_run,
+)
 from runner.remote_results import results_root
 from runner.tracking.store import check_uri
 from shards.catalogue import CATALOGUE, find
@@ -58,7 +65,6 @@ def selected_runs(
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     note_left_out(selection.methods, methods, kept)
-    controls = CONTROL_OPTIONS if recipe.recipe == "procap" else {}
     shots = parse_shot_count(selection.shots or "16")
     return [
         plan_run(
@@ -73,7 +79,7 @@ def selected_runs(
             recipe=recipe.recipe or "published",
             task=task,
             overrides=recipe_changes(recipe),
-            options={**controls.get(method, {}), **options[method]},
+            options={**control_options(method, recipe.recipe), **options[method]},
             picks=recipe.few_shot_samples,
             data=data,
         )

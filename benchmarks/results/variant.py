@@ -17,7 +17,7 @@ from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
 from procap.errors import UserError
 from procap.methods import METHODS
-from runner.config import EvalSettings, RunConfig, Target, describe_invalid, plan_run
+from runner.config import EvalSettings, RunConfig, Target, control_options, describe_invalid, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -25,8 +25,6 @@ INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent", "inject": "level
 """Options of ProCAP with a token set for each layer, which enters that layer."""
 ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
-CONTROL_OPTIONS: Mapping[str, Mapping[str, Any]] = {"maple": {"n_ctx": 4}}
-"""Options of methods that are chosen to be trained in ProCAP's recipe: as many tokens as ProCAP."""
 UNTRAINED_SEED = 1
 """The seed of runs without training."""
 
@@ -129,7 +127,7 @@ class SuiteOptions:
             task=task,
             options={
                 **profile.options.get(method, {}),
-                **(CONTROL_OPTIONS.get(method, {}) if "procap" in (variant.recipe, self.recipe) else {}),
+                **control_options(method, variant.recipe or self.recipe),
                 **self.options.get(method, {}),
                 **variant.options,
             },
