@@ -46,7 +46,7 @@ from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
 from cluster.launcher import check_launcher
 from procap.errors import UsageError, UserError
-from runner.config import RuntimeConfig, Target
+from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
@@ -147,7 +147,6 @@ def bench(
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
         check_training_images((run.config for run in runs), runtime.data)
-        work = [(run.config, runtime, [Target.parse_unchecked(target) for target in run.targets]) for run in runs]
         forecast = forecast_runs(open_runs, runtime, launcher.processes, force=mode.force)
 
         def check() -> None:
@@ -155,7 +154,7 @@ def bench(
             if launcher.kind == "local":
                 check_runs(open_runs, runtime, launcher.processes, force=mode.force)
 
-        show_checked_plan(check, work, output, force=mode.force, forecast=forecast)
+        show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast)
         return 0
     if flags.option and launcher.kind == "local":
         check_setup((run.config for run in open_runs), runtime, launcher.processes)

@@ -12,17 +12,14 @@ from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
 from shards.default_paths import data_root
 from shards.fewshot import (
-    FewShotSamples,
     draw_samples,
     list_split,
-    parse_classes,
-    select_labels,
     store_samples,
     write_samples,
 )
 from shards.import_samples import import_samples
 from shards.manifest import lines_digest
-from shards.reader import ShardSet, open_dataset
+from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
 
 IMAGE = ("label", "class", "path")
@@ -39,7 +36,6 @@ def few_shot(
     data: Data = "",
     shots: Annotated[int, flag("N", "training images per class", min=1)] = 16,
     seed: Annotated[int, flag("N", "of the draw", min=0)] = 1,
-    classes: Annotated[str, flag("all|base|novel", "whose images are listed")] = "all",
     source: Annotated[
         Path | None, flag("FILE", "take CoOp's .pkl cache, or .json of --out, instead", "--import")
     ] = None,
@@ -47,9 +43,6 @@ def few_shot(
 ) -> int:
     """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
     root = data_root(data)
-    classes = parse_classes(classes)
-    if classes != "all" and (out or source):
-        raise UsageError(f"--classes {classes}: files hold the samples of all classes, a run takes its half of them")
     if out and out.is_dir():
         raise UsageError(f"--out {out} is a folder; name a file, for example samples.json")
     shards = open_dataset(root, resolve_dataset(name, root).name)
@@ -58,13 +51,18 @@ def few_shot(
     if source:
         samples = import_samples(shards, source.expanduser(), shots, seed)
         stored = store_samples(shards.folder, samples)
-    images = _list_images(shards, samples, classes)
-    digests = {split: lines_digest(image["path"] for image in listed) for split, listed in images.items()}
+    images: dict[str, list[dict[str, Any]]] = {}
+    for split, paths in (("train", samples.train), ("val", samples.val)):
+        labels = dict(zip(*list_split(shards, split), strict=True))
+        images[split] = [
+            {"label": int(labels[path]), "class": shards.classnames[labels[path]], "path": path} for path in paths
+        ]
+    digests = {"train": lines_digest(samples.train), "val": lines_digest(samples.val)}
     origin = {"coop-rule": "drawn by CoOp's rule", "imported": "imported"}[samples.source]
-    show(f"{shards.name}: {samples.shots} shots, seed {samples.seed}, {classes} classes, {origin}")
+    show(f"{shards.name}: {samples.shots} shots, seed {samples.seed}, {origin}")
     for split, listed in images.items():
-        labels = {image["label"] for image in listed}
-        show(f"{split:<5}  {len(listed):,} images of {len(labels)} classes; digest {digests[split]}")
+        count = len({image["label"] for image in listed})
+        show(f"{split:<5}  {len(listed):,} images of {count} classes; digest {digests[split]}")
     if not source:
         rows = [(split, *(image[key] for key in IMAGE)) for split, listed in images.items() for image in listed]
         show("\n" + columns(("split", *IMAGE), rows))
@@ -81,21 +79,7 @@ def few_shot(
         note(f"written to {stored}")
     if output.json:
         names = ("dataset", "shots", "seed", "source")
-        document: dict[str, Any] = {name: getattr(samples, name) for name in names} | {"classes": classes, **images}
+        document: dict[str, Any] = {name: getattr(samples, name) for name in names} | images
         document |= {"digest": digests["train"], "val_digest": digests["val"], "file": str(stored) if stored else None}
         show_json(document | ({"equals_rule": samples.has_images_of(drawn)} if source else {}))
     return 0
-
-
-def _list_images(shards: ShardSet, samples: FewShotSamples, classes: str) -> dict[str, list[dict[str, Any]]]:
-    """List the sampled images of `classes` by split, with the data set's own label of each."""
-    labels = {split: dict(zip(*list_split(shards, split), strict=True)) for split in ("train", "val")}
-    chosen = set(select_labels((labels["train"][path] for path in samples.train), classes))
-    return {
-        split: [
-            {"label": int(label), "class": shards.classnames[label], "path": path}
-            for path in paths
-            if (label := labels[split][path]) in chosen
-        ]
-        for split, paths in (("train", samples.train), ("val", samples.val))
-    }

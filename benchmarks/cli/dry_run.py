@@ -12,6 +12,7 @@ from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_method, title_variants
 from benchmarks.suites.checks import count_training_images, note_small_classes
 from benchmarks.suites.planning import RunState, count_images, read_state
+from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -24,34 +25,30 @@ from shards.resolve import base_name, is_packed, resolve_dataset
 
 def show_checked_plan(
     check: Callable[[], None],
-    work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]],
-    output: OutputFlags,
-    **more: Any,
-) -> None:
-    """Print the plan, then raise the error of `check`, which stops the command itself; a usage error comes alone."""
-    try:
-        check()
-    except (UserError, DataError) as error:
-        if error.exit_code != UsageError.exit_code:
-            show_plan(work, output, **more)
-        raise
-    show_plan(work, output, **more)
-
-
-def show_plan(
-    work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]],
+    specs: Sequence[RunSpec],
+    runtime: RuntimeConfig,
     output: OutputFlags,
     *,
     force: bool = False,
     forecast: Sequence[str] = (),
 ) -> None:
-    """Print what is left of runs and their evaluations. forecast: lines about the time that this will take."""
-    for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
-        RemoteResults.from_runtime(runtime).pull_all()
+    """Print what is left of runs, then raise the error of `check`, which stops the command; a usage error comes alone.
+
+    forecast: lines about the time that this will take.
+    """
+    stops: UserError | DataError | None = None
+    try:
+        check()
+    except (UserError, DataError) as error:
+        if error.exit_code == UsageError.exit_code:
+            raise
+        stops = error
+    RemoteResults.from_runtime(runtime).pull_all()
+    configs = [spec.config for spec in specs]
     runs: list[dict[str, Any]] = []
     used: dict[str, None] = {}
-    for config, runtime, targets in work:
-        epoch_images, passes = 0, 0.0
+    for config, spec in zip(configs, specs, strict=True):
+        targets, epoch_images, passes = [Target.parse_unchecked(target) for target in spec.targets], 0, 0.0
         try:
             state = read_state(config, targets, runtime, force=force)
         except OtherContent:
@@ -71,18 +68,14 @@ def show_plan(
             planned.append({"target": str(target), "done": target not in state.open, "images": test_images})
         plan = {"run": config.path, "state": state.status, "epochs": passes, "images": epoch_images if passes else 0}
         runs.append({**plan, "train_images": round(epoch_images * passes), "targets": planned})
-    data = data_states(used, work[0][1].data) if work else {}
-    weights = weights_states(config for config, _, _ in work)
-
-    for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
-        open_runs = (config for (config, at, _), run in zip(work, runs, strict=True) if at == runtime and run["epochs"])
-        note_small_classes(open_runs, runtime.data)
+    data, weights = data_states(used, runtime.data), weights_states(configs)
+    note_small_classes((config for config, run in zip(configs, runs, strict=True) if run["epochs"]), runtime.data)
     show(columns(("data set", "shards"), list(data.items())) + "\n")
     for name, place in weights.items():
         show(f"weights of {name}: {place}")
-    settings = [describe_settings(config) for config, _, _ in work]
-    titles = title_variants(SimpleNamespace(method=[config.method for config, _, _ in work], settings=settings))
-    titles = [_name_options(title, config) for title, (config, _, _) in zip(titles, work, strict=True)]
+    settings = [describe_settings(config) for config in configs]
+    titles = title_variants(SimpleNamespace(method=[config.method for config in configs], settings=settings))
+    titles = [_name_options(title, config) for title, config in zip(titles, configs, strict=True)]
     rows: list[tuple[Any, ...]] = []
     for run, title in zip(runs, titles, strict=True):
         names = " ".join(f"{one['target']}{'=done' if one['done'] else ''}" for one in run["targets"])
@@ -99,6 +92,8 @@ def show_plan(
         show("\n" + "\n".join(forecast))
     if output.json:
         show_json({"data": data, "weights": weights, "runs": runs})
+    if stops:
+        raise stops
 
 
 def _name_options(title: str, config: RunConfig) -> str:

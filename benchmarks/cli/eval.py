@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks.cli.selection import (
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.suites.checks import check_targets, check_weights, check_weights_of
+from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
@@ -37,8 +38,6 @@ from shards.default_paths import cache_home
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
 
-Located = tuple[RunConfig, RuntimeConfig]
-"""A run, and the runtime with its results folder."""
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
 
@@ -76,38 +75,48 @@ def evaluate(
     if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
-    def find_runs() -> list[Located]:
+    def find_runs() -> tuple[list[RunSpec], RuntimeConfig]:
+        """Find the runs with their targets, and the runtime with their results folder."""
         if folders:
-            found = [find_run(folder, runtime) for folder in folders]
+            located = [find_run(folder, runtime) for folder in folders]
+            if len({at.results for _, at in located}) > 1:
+                raise UsageError("these runs lie in several results folders: evaluate those of each by themselves")
+            configs, at = [config for config, _ in located], located[0][1]
         else:
-            found = [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+            configs, at = selected_runs(selection, recipe, runtime.data), runtime
             if not mode.dry_run:
-                check_weights_of((config for config, _ in found), runtime)
+                check_weights_of(configs, runtime)
         if not targets:
-            note_missing_halves((config for config, _ in found), runtime.data)
-        for config, _ in found:
+            note_missing_halves(configs, runtime.data)
+        for config in configs:
             # Refuse impossible settings before any run is evaluated.
             settings.for_run(config)
-        return found
+        wanted = [evaluation_targets(config, targets, runtime.data) for config in configs]
+        specs = [RunSpec(config=one, targets=tuple(map(str, own))) for one, own in zip(configs, wanted, strict=True)]
+        return specs, at
 
     train_flags = (
         "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
     )
+    train_command = f"procap train {train_flags}"
     if mode.dry_run:
         if is_first_rank():
-            work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
-            show_checked_plan(partial(_check_plan, work, f"procap train {train_flags}", force=mode.force), work, output)
+            runs, runtime = find_runs()
+            check = partial(_check_plan, runs, runtime, train_command, force=mode.force)
+            show_checked_plan(check, runs, runtime, output)
         return 0
     # One process checks its flags before it imports torch, which takes seconds.
-    runs = find_runs() if ranks_from_environment().size == 1 else []
+    found = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as (group, runtime):
-        runs = runs or (_broadcast(find_runs, group, runtime) if folders else find_runs())
-        work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]
-        absent = absent_targets((target for _, _, wanted in work for target in wanted), runtime.data)
-        work = [(config, at, [one for one in wanted if one not in absent]) for config, at, wanted in work]
+        # Only rank 0 needs access to the results folder.
+        runs, at = found or (group.call_on_first(find_runs) if folders else find_runs())
+        runtime = replace(runtime, results=at.results, store=at.store)
+        absent = absent_targets(
+            (Target.parse_unchecked(target) for run in runs for target in run.targets), runtime.data
+        )
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         failures.reasons |= {str(target): why for target, why in absent.items()}
-        done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
+        done = _evaluate_all(runs, runtime, failures, group, train_command, force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:
         show(format_evaluations(done))
@@ -145,20 +154,22 @@ def format_evaluations(done: Iterable[Evaluated]) -> str:
 
 
 def _evaluate_all(
-    work: Iterable[tuple[RunConfig, RuntimeConfig, list[Target]]],
+    runs: Iterable[RunSpec],
+    runtime: RuntimeConfig,
     failures: Failures,
     group: ProcessGroup,
     train_command: str,
     *,
     force: bool,
 ) -> list[Evaluated]:
-    """Evaluate finished runs; each is loaded once for all targets that have no result yet."""
+    """Evaluate finished runs on all targets without a reason in `failures`; each is loaded once if it is needed."""
     from runner.evaluate import TrainedRun, load_trained
     from runner.evaluate import evaluate as evaluate_run
 
     done: list[Evaluated] = []
     loaded: TrainedRun | None = None
-    for config, runtime, target in ((config, at, target) for config, at, targets in work for target in targets):
+    work = [(run.config, target) for run in runs for target in run.targets if target not in failures.reasons]
+    for config, target in ((config, Target.parse_unchecked(target)) for config, target in work):
         with failures.collect(f"{config.path} on {target}"):
             needed = True
             if not config.recipe.epochs:
@@ -212,42 +223,36 @@ def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_
     return existing is None or existing.limit not in (None, runtime.limit)
 
 
-def _check_plan(
-    work: Iterable[tuple[RunConfig, RuntimeConfig, list[Target]]], train_command: str, *, force: bool
-) -> None:
+def _check_plan(runs: Iterable[RunSpec], runtime: RuntimeConfig, train_command: str, *, force: bool) -> None:
     """Raise what would stop the evaluations before the first image."""
     from runner.acceleration import Acceleration
     from runner.checkpoint import read_checkpoint
     from runner.distributed.collectives import ProcessGroup
     from runner.evaluate import find_result, load_trained
 
-    needed = [
-        (config, at, target)
-        for config, at, targets in work
-        for target in targets
-        if _is_needed(config, at, target, train_command, force=force)
-    ]
-    for runtime in dict.fromkeys(at for _, at, _ in needed):
+    work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
+    needed = [one for one in work if _is_needed(one[0], runtime, one[1], train_command, force=force)]
+    if needed:
         Acceleration.parse(runtime.accelerate, resolve_device(runtime.device))
-        check_targets((target for _, at, target in needed if at == runtime), runtime.data)
-    check_weights((config.backbone, config.pretrained) for config, _, _ in needed)
-    for config, at, targets in work:
-        is_there = RunFolder(at.results / config.path).train_file.exists()
-        for target in targets if is_there and (config.recipe.epochs or not force) else ():
-            find_result(config, target, at, force=force, group=ProcessGroup())
+    check_targets((target for _, target in needed), runtime.data)
+    check_weights((config.backbone, config.pretrained) for config, _ in needed)
+    for config, target in work:
+        is_there = RunFolder(runtime.results / config.path).train_file.exists()
+        if is_there and (config.recipe.epochs or not force):
+            find_result(config, target, runtime, force=force, group=ProcessGroup())
     kinds: set[tuple[str | None, ...]] = set()
-    for config, at in {config.path: (config, at) for config, at, _ in needed if at.store is None}.values():
-        folder, kind = RunFolder(at.results / config.path), (config.method, config.backbone, config.pretrained)
+    for config in {config.path: config for config, _ in needed if runtime.store is None}.values():
+        folder, kind = RunFolder(runtime.results / config.path), (config.method, config.backbone, config.pretrained)
         if training := folder.train():
             # Loading a run of each kind finds weights that do not fit; reading the others finds altered files.
             read_checkpoint(folder.checkpoint_file, training.checkpoint_sha256)
             if kind not in kinds:
-                load_trained(config, at)
+                load_trained(config, runtime)
             kinds.add(kind)
 
 
-def find_run(run: Path, runtime: RuntimeConfig) -> Located:
-    """Find the run of a folder, given as a path or as its name below the results."""
+def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
+    """Find the run of a folder, given as a path or as its name below the results, and the runtime with its results."""
     if runtime.store and not run.is_absolute():
         RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
     folder = run.expanduser()
@@ -255,12 +260,3 @@ def find_run(run: Path, runtime: RuntimeConfig) -> Located:
     config, results = locate_run(below if below.exists() and not folder.exists() else folder)
     store = runtime.store if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, store=store)
-
-
-def _broadcast(find_runs: Callable[[], list[Located]], group: ProcessGroup, runtime: RuntimeConfig) -> list[Located]:
-    """Broadcast the runs found by rank 0, as only rank 0 needs access to the results folder."""
-    runs = find_runs() if group.ranks.first else []
-    plain = group.broadcast_object([(config.model_dump(mode="json"), str(at.results)) for config, at in runs])
-    if group.ranks.first:
-        return runs
-    return [(RunConfig.model_validate(config), replace(runtime, results=Path(results))) for config, results in plain]

@@ -50,7 +50,7 @@ def train(
             runs = _checked_runs(selection, recipe, runtime, mode)
             specs, processes = [RunSpec(config=config) for config in runs], ranks_from_environment().size
             check = partial(check_runs, specs, runtime, processes, force=mode.force)
-            show_checked_plan(check, [(config, runtime, []) for config in runs], output, force=mode.force)
+            show_checked_plan(check, specs, runtime, output, force=mode.force)
         return 0
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import note, quote
+from benchmarks.console.output import note
 from procap.errors import UsageError, unknown_name
 from shards.masking import is_secret_option
 from shards.names import has_control
@@ -114,30 +114,21 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     """Parse the data sets to train on, without duplicates.
 
     "all" is every one of the catalogue with training images that needs no raw files, "paper" the eleven that the paper
-    trains on, which must be packed in `data`. Other names are those of the catalogue and of what is packed in `data`.
-    Raises UsageError or DataUsageError for an unknown name, a test set, and a set of the paper that is not packed.
+    trains on. Other names are those of the catalogue and of what is packed in `data`.
+    Raises UsageError or DataUsageError for an unknown name, and for a test set.
     """
     from shards.catalogue import CATALOGUE
-    from shards.resolve import is_packed, resolve_dataset
+    from shards.resolve import resolve_dataset
 
     able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
     paper = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source == "folder"]
     groups, parts = {"all": able, "paper": paper}, split_names(text)
     if not parts:
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
-    if "paper" in parts and (missing := [name for name in paper if data is None or not is_packed(data, name)]):
-        where = f" --data {quote(data)}" if data else ""
-        raise UsageError(
-            f"'paper' is the {len(paper)} training sets of the paper; {len(missing)} are not packed: "
-            f"{', '.join(missing)}; pack them: procap data pack {' '.join(missing)} --raw FOLDER{where}"
-        )
     chosen = [resolve_dataset(name, data) for part in parts for name in groups.get(part, [part])]
     for dataset in chosen:
         if dataset.test_only:
-            raise UsageError(
-                f"'{dataset.name}' has test images only, nothing can be trained on it; "
-                f"test on it with `procap eval --targets {dataset.name}`, train on one of: {', '.join(able)}"
-            )
+            raise UsageError(f"'{dataset.name}' has test images only: train on another, such as {', '.join(able)}")
     return list(dict.fromkeys(dataset.name for dataset in chosen))
 
 

@@ -104,11 +104,10 @@ def _memory(report: dict[str, Any]) -> Iterator[SpeedTarget]:
     for one in report["scaling"]:
         if one["point"]["kind"] == "train":
             ratios.setdefault(one["backbone"], []).append(one["peaks"]["fast"] / one["peaks"]["reference"])
-    peaks: dict[tuple[str, ...], dict[str, int]] = {}
-    for row in report["rows"]:
-        if peak := row["peak_bytes"]["train"]:
-            peaks.setdefault((row["dataset"], row["method"], row["precision"]), {})[row["mode"]] = peak
-    own = [peak["fast"] / peak["reference"] for peak in peaks.values()]
+    trained = [(row["mode"], row["peak_bytes"]["train"]) for row in report["rows"] if row["peak_bytes"]["train"]]
+    slow, fast = ([peak for mode, peak in trained if mode == wanted] for wanted in ("reference", "fast"))
+    # The rows of both modes are in the same order.
+    own = [quick / plain for plain, quick in zip(slow, fast, strict=True)]
     ratios.setdefault(report["backbone"]["name"], []).extend(own)
     for backbone, found in ratios.items():
         if found:
