@@ -279,10 +279,7 @@ def check_processes(case: CheckCase) -> str:
         ends = [pool.submit(_train_rank, rank, port, case.config, replace(runtime, timeout=60.0)) for rank in range(2)]
         errors = [error for end in ends if (error := end.result())]
     own = [error for error in errors if not error.startswith("rank ")]
-    hint = (
-        "loss() gets this process's images and the labels of all: take features from self.features(), or gather_batch; "
-        "random values per image: draw() those of all images, loss() takes rows [group.rank :: group.size]"
-    )
+    hint = "encode with self.features() or gather_batch, take rows of draw() by rank (docs/extending.md)"
     _require(not errors, f"{(own or errors or [''])[0]}; {hint}")
     results = [RunFolder(each.results / case.config.path) for each in (case.runtime, runtime)]
     two = results[1].train()
@@ -347,8 +344,8 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
     "determinism": check_determinism,
     "training": check_training,
     "resume": check_resume,
-    "two processes": check_processes,
-    "novel classes": check_novel_classes,
+    "processes": check_processes,
+    "novel": check_novel_classes,
     "speed": check_speed,
 }
 
@@ -357,14 +354,16 @@ def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckRe
     """Carry out the checks one after the other, all of `CHECKS` by default; an error fails its check alone."""
     with tempfile.TemporaryDirectory(prefix="procap-check-") as folder:
         case = replace(case, runtime=replace(case.runtime, results=Path(folder)))
-        draws_globally = False
+        draws_globally, first = False, dict[str, str]()
         for name in names or CHECKS:
             began, passed = time.monotonic(), False
             try:
                 note, passed = CHECKS[name](case), True
             except Exception as error:
-                note = describe_failure(error)
-                draws_globally |= "global generator" in note
-                if draws_globally and name in ("resume", "two processes"):
+                why = describe_failure(error)
+                earlier = first.setdefault(why, name)
+                note = why if earlier == name else f"the same error as in {earlier}"
+                draws_globally |= "global generator" in why
+                if draws_globally and name in ("resume", "processes"):
                     note = "random numbers differ from those of the first training: see determinism"
             yield CheckResult(name, passed, note, time.monotonic() - began)

@@ -91,7 +91,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
 
 
 def test_a_new_method_passes_the_checks_of_one_process(check):
-    names = "class,start,shapes,gradients,determinism,training,resume,novel classes,speed"
+    names = "class,start,shapes,gradients,determinism,training,resume,novel,speed"
     code, found = check("own-tokens", names)
     assert (code, [*found]) == (0, names.split(",")) and all(one["passed"] for one in found.values())
     assert found["start"]["note"] == "512 parameters" and "of plain CLIP's" in found["speed"]["note"]
@@ -106,6 +106,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
     ("unlabelled", "shapes", '"ce" first'),
     ("plain", "class", "summary is empty"),
+    ("failing", "shapes,gradients", "the same error as in shapes"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
@@ -115,10 +116,10 @@ def test_a_mistake_is_found_by_its_check(check, name, failing, note):
 
 @pytest.mark.slow
 def test_two_processes_are_those_of_one_unless_a_loss_encodes_images_itself(check):
-    code, found = check("own-tokens", "two processes")
+    code, found = check("own-tokens", "processes")
     assert code == 0, found
-    code, found = check("alone", "two processes")
-    note = found["two processes"]["note"]
+    code, found = check("alone", "processes")
+    note = found["processes"]["note"]
     assert code == 1 and note.startswith("method 'alone' (plug-in) fails in ") and "gather_batch" in note
 
 

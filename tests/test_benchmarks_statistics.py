@@ -234,6 +234,8 @@ def test_any_variant_can_be_the_reference(whole):
     without = frame[frame.method != "procap"]
     with pytest.raises(UserError, match="two methods"):
         comparison_table(split_variants(without[without.method == "coop"]))
+    _, last = split_variants(without)
+    assert f"Reference: {last}, the last row" in comparison_table(split_variants(without), draws=9).notes[0]
 
 
 def file_of(results, method, dataset, seed, half):

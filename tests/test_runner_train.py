@@ -100,6 +100,10 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     [note] = note_code(load(there.results))
     assert "OTHER CODE trained runs of theirs, which do not compare: 1 run by theirs 1.0" in note
     assert "installed here: theirs 2" in note
+    train(plan("theirs", seed=3), there)
+    evaluate.evaluate(plan("theirs", seed=3), BASE, there)
+    [note] = note_code(load(there.results))
+    assert note.count(" by ") == 1 and note.endswith("), which trained 1 run.")
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
 

@@ -175,7 +175,7 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        message, exit_code = explain(error)
+        message, exit_code = explain(error, verbose=verbose)
         message += hint if exit_code > 128 else ""
         write_error_file(f"procap: {message}")
         printed = getattr(error, "printed_elsewhere", None)

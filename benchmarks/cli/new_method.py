@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,15 @@ def test_options():
 '''
 
 
+def _install() -> str:
+    """Return the words that install a package for the Python that runs this program, by uv where it has no pip."""
+    python = Path(sys.executable)
+    if find_spec("pip"):
+        return f"{quote(python)} -m pip install"
+    uv = python.with_name("uv")
+    return f"{quote(uv) if uv.exists() else 'uv'} pip install --python {quote(python)}"
+
+
 @command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
 def method(
     output: OutputFlags,
@@ -122,7 +132,7 @@ def method(
     for file, text in files.items():
         write_bytes(folder / file, Template(text).substitute(values).encode())
         show(str(folder / file))
-    note(f"next: pip install --no-build-isolation -e {quote(folder)}; procap check method {name}")
+    note(f"next: {_install()} --no-build-isolation -e {quote(folder)}; procap check method {name}")
     if output.json:
         show_json({"name": name, "files": [str(folder / file) for file in files]})
     return 0

@@ -13,8 +13,8 @@ from shards.errors import DataError
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """Convert an error to one line and an exit code."""
+def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
+    """Convert an error to one line and an exit code. verbose: with its traceback printed elsewhere."""
     if isinstance(error, UserError | DataError):
         kind = "" if error.exit_code > 128 else "error: "
         return f"{kind}{one_line(str(error))}", error.exit_code
@@ -31,7 +31,8 @@ def explain(error: Exception) -> tuple[str, int]:
     from procap.methods.plugins import describe_unexpected
 
     text = describe_unexpected(error)
-    return f"{'' if text.startswith('internal') else 'error: '}{text} (run with -v for the traceback)", 1
+    more = "" if verbose else " (run with -v for the traceback)"
+    return f"{'' if text.startswith('internal') else 'error: '}{text}{more}", 1
 
 
 def one_line(text: str) -> str:

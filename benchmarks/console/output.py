@@ -123,7 +123,7 @@ def note_failures(done: int, failed: Mapping[str, str]) -> int:
         return 0
     note(f"procap: {done} done, {len(failed)} failed:")
     for name, reason in failed.items():
-        note(f"  {name}: {reason}")
+        note(f"  {name}: {reason.removeprefix(name).lstrip(' :')}")
     return SOME_FAILED if done else 1
 
 

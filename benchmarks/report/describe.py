@@ -11,7 +11,7 @@ from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
 from benchmarks.results.frame import describe_settings, title_method
 from benchmarks.suites import SUITES
-from benchmarks.tables.notes import note_settings
+from benchmarks.tables.notes import note_code, note_settings
 
 
 def describe_suite(started: StartedSuite) -> str:
@@ -60,7 +60,8 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]
-        caveats = [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
+        caveats = [text.rstrip(".") for text in note_code(results.frame)]
+        caveats += [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
         if why := results.why_incomparable:
             caveats.append(f"these results do not compare with published ones: {why}")
         if one.options.quick:

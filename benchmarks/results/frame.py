@@ -78,7 +78,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         imported              whether the weights were imported from a checkpoint of public code
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
-        losses                cross-entropy on the training images of each epoch, a list
+        losses                the method's term `ce`, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         written               when the file of the evaluation was written, in Unix seconds
         changed               how the test set differs from the published one, empty if it does not

@@ -75,7 +75,7 @@ class RunProgress:
             how = f"in {report.seconds:.1f} s on {report.host}"
             self.done.append(number)
         elif report.state == "failed":
-            how = f"failed: {report.why}"
+            how = f"failed: {report.why.removeprefix(self.runs[number].path).lstrip(' :')}"
             self.failed[number] = report.why
             if report.trace and self._trace:
                 self._trace(report.trace)

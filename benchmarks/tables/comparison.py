@@ -53,8 +53,10 @@ def comparison_table(
     """Make one row for each variant, a part of the frame by title, but the reference (None: ProCAP, or the last)."""
     if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
+    is_last = False
     if reference is None:
         procap = [title for title, frame in variants.items() if (frame.method == "procap").any()]
+        is_last = not procap
         reference = (procap or list(variants)[-1:])[0]
     others = [title for title in variants if title != reference]
     found = [compare(variants, reference, title, draws=draws) for title in others]
@@ -63,13 +65,16 @@ def comparison_table(
     printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
     titles = (f"{printed} of {reference}", printed, "Difference", "95 % interval", "W / T / L")
     tests = ("Wilcoxon p", "Permutation p", f"p over {tasks}")
+    notes = _notes(reference, measure, found, draws)
+    if is_last:
+        notes.insert(0, f"Reference: {reference}, the last row, as no row is a default.")
     return Table(
         name=name,
         title=f"{reference} compared with every other row, {printed}",
         labels=("Against", f"Pairs ({tasks})"),
         columns=tuple(Column(column, "") for column in (*titles, *tests)),
         rows=tuple(_row(each, [p[number] for p in corrected]) for number, each in enumerate(found)),
-        notes=_notes(reference, measure, found, draws),
+        notes=notes,
         wide=True,
         compares=True,
     )

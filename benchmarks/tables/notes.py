@@ -177,8 +177,9 @@ def note_code(frame: pd.DataFrame) -> list[str]:
         now = str(method_source(str(method)) or "")
         sources = runs.groupby("source").path.nunique()
         if len(sources) > 1 or (now and now != sources.index[0]):
-            parts = [f"{plural(count, 'run')} by {source}" for source, count in sources.items()]
-            installed = f"; installed here: {now}" if now else ""
+            parts = [f"{plural(count, 'run')} by {source}" for source, count in sources.items() if source != now]
+            current = f", which trained {plural(sources[now], 'run')}" if now in sources else ""
+            installed = f"; installed here: {now}{current}" if now else ""
             title = title_method(str(method))
             found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found
