@@ -354,13 +354,13 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--check"], "--check needs a suite"),
-    (["--recipe", "procap"], "--recipe needs a suite"),
-    (["published", "--paper-rounding"], "no run is chosen: no --paper-rounding"),
-    (["published", "--methods", "procap"], "no run is chosen: no --methods procap"),
-    (["published", "--check"], "no run is chosen: no --check"),
+    (["--check"], "all runs takes no --check"),
+    (["--recipe", "procap"], "all runs takes no --recipe procap"),
+    (["published", "--paper-rounding"], "published takes no --paper-rounding"),
+    (["published", "--methods", "procap"], "published takes no --methods procap"),
+    (["published", "--check"], "published takes no --check"),
     (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
-    (["--profile", "mini"], "--profile needs a suite"),
+    (["--profile", "mini"], "all runs takes no --profile mini"),
     (["base-to-novell"], "did you mean base-to-novel"),
     (["stability", "--classes", "all"], "stability has its own classes to train on, base alone"),
     (["stability", "--shots", "4,8"], "stability takes one number"),
