@@ -179,13 +179,11 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
 
     # The end row of every prompt. Groups with fewer prompts are padded with the end row of their first prompt.
     most = max(map(len, groups))
-    ends = torch.zeros(len(groups), most, dtype=torch.long)
+    end_of = [start + count - 1 for start, count in zip(first, own, strict=True)]
+    ends = torch.tensor([[end_of[c] for c in group + group[:1] * (most - len(group))] for group in groups])
     end_index = torch.zeros(len(own), dtype=torch.long)
     for number, group in enumerate(groups):
-        ends[number] = first[group[0]] + prompts.lengths[group[0]] - shared - 1
-        for place, c in enumerate(group):
-            ends[number, place] = first[c] + prompts.lengths[c] - shared - 1
-            end_index[c] = number * most + place
+        end_index[group] = number * most + torch.arange(len(group))
     if many:
         within = (ends - torch.arange(len(groups))[:, None] * size)[:, None, :, None]
         ends_mask = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))

@@ -20,6 +20,16 @@ PROMPTS_AT_ONCE = 512
 
 
 @torch.no_grad()
+def text_features(clip: CLIP, texts: Sequence[str]) -> Tensor:
+    """Compute text features [P, E] of P texts, not normalised, float32, without gradient.
+
+    Raises UserError for a text that is longer than the context.
+    """
+    # They are computed once and used in every step, so use full precision regardless of autocast.
+    with torch.autocast(clip.device.type, enabled=False):
+        return torch.cat([clip.encode_text(part) for part in clip.tokenize(texts).split(PROMPTS_AT_ONCE)]).float()
+
+
 def text_bank(
     clip: CLIP,
     space: LabelSpace,
@@ -30,27 +40,17 @@ def text_bank(
 
     average: "normalise-first" is CLIP's own ensemble (Radford et al. 2021, section 3.1.4): templates count the same.
         "average-first" is what PromptSRC's public code does: long features weigh more.
-    Raises UserError naming a class whose prompt is longer than the context.
     """
     total = torch.zeros(len(space.classnames), clip.geometry.embed_dim, device=clip.device)
-    # Banks are computed once and used in every step, so use full precision regardless of autocast.
-    with torch.autocast(clip.device.type, enabled=False):
-        for template in templates:
-            ids = clip.tokenize(space.prompts(template))
-            features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
-            total += F.normalize(features, dim=-1) if average == "normalise-first" else features
+    for template in templates:
+        features = text_features(clip, space.prompts(template))
+        total += F.normalize(features, dim=-1) if average == "normalise-first" else features
     return F.normalize(total, dim=-1)
 
 
-@torch.no_grad()
 def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
-    """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient.
-
-    Raises UserError for a sentence that is longer than the context.
-    """
-    ids = clip.tokenize([sentence for own in sentences for sentence in own])
-    with torch.autocast(clip.device.type, enabled=False):
-        features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
+    """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient."""
+    features = text_features(clip, [sentence for own in sentences for sentence in own])
     return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
 
 

@@ -171,8 +171,7 @@ def load_public(method: Method, tensors: Mapping[str, Tensor]) -> None:
 
     from procap.clip import describe_differences
 
-    parameters = dict(method.named_parameters())
-    public = {theirs: parameters[ours] for ours, theirs in method.public_names().items()}
+    public = method.public_parameters()
     if not public:
         raise UserError(f"{type(method).__name__} has no public code whose tensors could be loaded")
     if problems := describe_differences(public, tensors):

@@ -240,6 +240,11 @@ class Method(nn.Module):
             found[name] = known[ours].format(name.removeprefix(ours).lstrip(".").replace("/", "."))
         return found
 
+    def public_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by their names in the public code of the method."""
+        parameters = dict(self.named_parameters())
+        return {theirs: parameters[ours] for ours, theirs in self.public_names().items()}
+
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a snapshot for inference on the classes of `space` (default: those trained on); needs no retraining.
 

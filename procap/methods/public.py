@@ -109,8 +109,8 @@ def frozen_state(clip: CLIP) -> dict[str, Tensor]:
 
 def _learned(method: Method) -> dict[str, Tensor]:
     """Return the parameters by their names in a file of the public code."""
-    module, parameters = f"{layout_of(method).module}.", dict(method.named_parameters())
-    return {theirs.removeprefix(module): parameters[ours] for ours, theirs in method.public_names().items()}
+    module = f"{layout_of(method).module}."
+    return {theirs.removeprefix(module): parameter for theirs, parameter in method.public_parameters().items()}
 
 
 def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
