@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 import tomllib
 
@@ -10,6 +11,7 @@ from plug_ins import METHOD, install
 from report_pages import begin, put_entry
 
 from benchmarks.cli import main
+from benchmarks.cli.new_method import _install
 from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import find_profile
@@ -184,6 +186,7 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
 
 
 def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_options_do_not_break(written):
+    assert {"install", sys.executable} <= {*shlex.split(_install())}
     assert 'model_dump()["n_ctx"] == 2' in (written / "tests" / "test_own_tokens.py").read_text()
     [colour] = {found for file in written.rglob("*.py") for found in re.findall(r'colour = "(#\w+)"', file.read_text())}
     assert colour not in {*SPARE, *(look.colour for look in (*LOOKS.values(), BASE, NOVEL))}

@@ -98,7 +98,9 @@ def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):
     wanted = {name: [halves.hm(variant, name) for variant in variants] for name, variants in there.items()}
     wanted["Average"] = [halves.hm(variant, *SETS) for variant in (zeroshot, procap)]
     assert {name: near(heights) for name, heights in wanted.items()} == bars_of(figure)
-    assert "2 seeds" in figure.get_suptitle()
+    assert "2 seeds);\nresults of MaPLe are missing" in figure.get_suptitle()
+    style.image_of(figure, "svg")
+    assert figure.texts[0].get_position()[0] == figure.axes[0].get_position().x0 > 0.05
 
 
 def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):

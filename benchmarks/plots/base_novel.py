@@ -14,6 +14,7 @@ from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.calibration import average_over_tests
 from runner.calibration import BINS
+from shards.names import join_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,10 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     axes.set_ylim(0, 100)
     style.grid(axes, "y")
     shown = [cell for cells in hms.values() for cell in cells]
-    style.heading(figure, f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})", shown)
+    gaps = join_first([title for title, cells in every.items() if not all(cells)])
+    missing = gaps and f";\nresults of {gaps} are missing"
+    title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})"
+    style.heading(figure, f"{title}{missing}", shown)
     style.legend(figure)
     return figure
 

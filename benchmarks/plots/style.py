@@ -158,6 +158,8 @@ def image_of(figure: Figure, form: str) -> bytes:
             # Lay out once for all formats; savefig would do it twice for each.
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
+            for title in figure.texts:
+                title.set_x(figure.axes[0].get_position().x0)
         figure.savefig(image, format=form, dpi=DPI, metadata=metadata[form], bbox_inches="tight", pad_inches=0.03)
     return image.getvalue()
 
@@ -224,7 +226,7 @@ def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> N
 
 
 def heading(figure: Figure, title: str, cells: Iterable[Metric | None] = ()) -> None:
-    """Write the title above the figure from its left edge, with a note if one of `cells` is limited."""
+    """Write the title above the figure, with a note if one of `cells` is limited."""
     limited = any(cell is not None and cell.limited for cell in cells)
     figure.suptitle(title + ";\nonly the first images of a test set" * limited, x=0.01, ha="left")
 
