@@ -218,7 +218,7 @@ def test_a_second_run_finds_the_features_of_the_first_and_shows_no_speed(evaluat
     second, notes = evaluate_by_command("ensemble")
     assert [entry["features"] for entry in second] == ["cached"] * 2
     assert {entry["images_per_second"] for entry in second} == {None} and "image features came from the cache" in notes
-    assert [file.suffix for file in (tmp_path / "home" / "features").glob("digits-test-*")] == [".safetensors"]
+    assert [file.suffix for file in (tmp_path / "home" / "features").glob("digits-test-*")] == [".safetensors"] * 2
     forced, notes = evaluate_by_command("ensemble", "--force")
     assert [entry["correct"] for entry in forced] == [entry["correct"] for entry in second]
     assert all(entry["images_per_second"] for entry in forced) and "from the cache" not in notes
