@@ -6,8 +6,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from procap.errors import UsageError
@@ -72,17 +71,3 @@ def set_auth_mode(*, private: bool = False) -> None:
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_AUTH_MODE"] = "token" if private or has_token else "disabled"
-
-
-@contextmanager
-def environment_variable(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable for the duration of the block; None leaves it as it is."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})

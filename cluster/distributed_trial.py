@@ -15,9 +15,8 @@ from queue import Empty
 from typing import Any
 
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
-from cluster.run import Halving, TrialReport
+from cluster.run import Halving, StoragePaths, TrialReport
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device

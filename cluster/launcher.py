@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.address import LOCAL, ray_address, set_auth_mode
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import (
     Capacity,
     Resources,
@@ -21,7 +20,7 @@ from cluster.ray_cluster import (
     default_resources,
     nodes,
 )
-from cluster.run import RunSpec
+from cluster.run import RunSpec, StoragePaths
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig

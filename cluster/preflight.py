@@ -12,8 +12,8 @@ from typing import Any
 
 from cluster import node_probe
 from cluster.node_probe import Facts, ProbeRequest, probe_node
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Node, nodes
+from cluster.run import StoragePaths
 from procap.errors import UserError
 from procap.methods import METHODS
 

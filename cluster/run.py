@@ -1,17 +1,23 @@
-"""Define a run as it is sent to a machine, the reports about it, and its score."""
+"""Define a run as it is sent to a machine, with the folders there, the reports about it, and its score."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
+from runner.remote_results import results_root
 from runner.results import MaskedText, harmonic_mean
 from runner.run_folders import RunFolder, check_training_content
+from shards.default_paths import cache_home, data_root
+from shards.urls import is_url
 
 SCORE = "score"
 
@@ -106,3 +112,37 @@ def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
     found = {count.target: count.accuracy for count in counts if count.epoch == epoch and count.limit is None}
     accuracies = [found[target] for target in run.targets if target in found]
     return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
+
+
+@dataclass(frozen=True)
+class StoragePaths:
+    """The values of --data and --results as given, and the rest of a `RuntimeConfig`.
+
+    data: a folder, a URL, or empty for the machine's own default. results: a folder that all machines see, or a URL.
+    """
+
+    data: str
+    results: str
+    runtime: RuntimeConfig
+
+    @classmethod
+    def with_absolute_paths(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
+        """Return paths that mean the same on all machines: relative ones become absolute on the driver.
+
+        $PROCAP_DATA of the driver has the same effect as --data.
+        """
+        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
+
+    def with_device(self, device: str) -> StoragePaths:
+        return replace(self, runtime=replace(self.runtime, device=device))
+
+    def local_runtime(self) -> RuntimeConfig:
+        """Return the runtime for this machine, with its own cache and mirrors."""
+        results, store = results_root(self.results, cache_home())
+        return replace(self.runtime, data=data_root(self.data), results=results, store=store)
+
+
+def absolute(given: str) -> str:
+    """Make a folder absolute; URLs and the empty string stay as they are."""
+    # Links are not resolved: the same name may lead to another mount point on another machine.
+    return given if not given or is_url(given) else os.path.abspath(Path(given).expanduser())

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.address import environment_variable, set_auth_mode
+from cluster.address import set_auth_mode
 from procap.errors import UsageError, UserError
 from procap.methods.plugins import METHODS_GROUP, SUITES_GROUP, find_plugins, write_package
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
@@ -179,7 +179,8 @@ def connect(url: str) -> JobSubmissionClient:
     from ray.job_submission import JobSubmissionClient
 
     # Ray prefers this variable to its argument.
-    with warn_of_stall(url), translate_errors(url), environment_variable("RAY_API_SERVER_ADDRESS", url):
+    os.environ["RAY_API_SERVER_ADDRESS"] = url
+    with warn_of_stall(url), translate_errors(url):
         return JobSubmissionClient(url)
 
 

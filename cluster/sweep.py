@@ -25,9 +25,8 @@ from cluster.configuration import (
     seed_of,
     values_of_trial,
 )
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Halving, RunSpec, TrialReport, final_score, score_at
+from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
 from cluster.space import to_tune
 from cluster.tune_runner import run_trials
 from procap.errors import UserError

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
-from cluster.run import Halving, TrialReport
+from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.stop_request import request_stop
 from procap.errors import UserError
 from runner.environment import library_defaults

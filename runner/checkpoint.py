@@ -34,6 +34,7 @@ STATE_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{16}\.safetensors")
 """Names of saved states: the step, and the beginning of the file's SHA-256."""
 SCALER_STATE = {"scaler/scale": "scale", "scaler/growth_tracker": "_growth_tracker"}
 """Names of a gradient scaler's state in a saved state, and in the scaler's own state dict."""
+SCALER_LIKE = {"scaler/scale": torch.tensor(1.0), "scaler/growth_tracker": torch.tensor(0)}
 
 
 def save_checkpoint(path: Path, method: nn.Module, card: CheckpointCard) -> str:
@@ -72,13 +73,16 @@ def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], Check
 
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming one that is missing or of other shape or type."""
-    wanted = method.state_dict()
-    if not (problems := describe_differences(wanted, tensors)):
-        types = ((name, tensors[name].dtype, like.dtype) for name, like in wanted.items())
-        problems = [f"{name} is {found}, expected {like}" for name, found, like in types if found != like][:1]
-    if problems:
-        raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems)}")
+    if problem := find_misfit(method.state_dict(), tensors):
+        raise UserError(f"{source} does not fit this method and backbone: {problem}")
     method.load_state_dict(dict(tensors))
+
+
+def find_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Describe how names, shapes or types of `found` differ from those of `wanted`; "" if they do not."""
+    types = ((name, found[name].dtype, like.dtype) for name, like in wanted.items() if name in found)
+    wrong = [f"{name} is {own}, expected {like}" for name, own, like in types if own != like]
+    return "; ".join(describe_differences(wanted, found) or wrong[:1])
 
 
 @dataclass
@@ -217,15 +221,6 @@ def training_tensors(method: nn.Module, slots: Mapping[str, Tensor], scaler: tor
     return tensors | {name: torch.tensor(state[key]) for name, key in SCALER_STATE.items() if key in state}
 
 
-def split_training_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split the result of `training_tensors` into learned tensors and the optimizer's slots."""
-    learned, slots = (
-        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
-        for kind in ("param/", "optim/")
-    )
-    return learned, slots
-
-
 def _learned_tensors(method: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
 
@@ -245,24 +240,24 @@ def load_learned(method: nn.Module, tensors: Mapping[str, Tensor], recipe: Recip
 
     Raises UserError naming a tensor that does not fit `method` or its recipe, is missing, or that no saved state has.
     """
-    learned, slots = split_training_tensors(tensors)
-    load_into(method, learned, source)
-    for name, value in tensors.items():
-        is_scaler = name in SCALER_STATE and value.numel() == 1
-        if not (is_scaler or name.startswith(("param/", "optim/", "average/"))):
-            raise cannot_resume(source, f"it has an unknown tensor {name!r}")
-        if name.startswith(("optim/", "average/")) and value.dtype != torch.float32:
-            raise cannot_resume(source, f"{name!r} is {value.dtype}, expected torch.float32")
-    shapes = {name: parameter.shape for name, parameter in method.named_parameters() if parameter.requires_grad}
-    of_sgd = ["momentum_buffer"] if recipe.momentum else []
-    expected = of_sgd if recipe.optimizer == "sgd" else ["exp_avg", "exp_avg_sq", "step"]
-    for key, value in slots.items():
-        name, _, slot = key.rpartition("/")
-        if name not in shapes or slot not in expected or value.shape != (() if slot == "step" else shapes[name]):
-            raise cannot_resume(source, f"the optimizer's {key!r} {list(value.shape)} fits no learned tensor")
+    slots = {name.removeprefix("optim/"): value for name, value in tensors.items() if name.startswith("optim/")}
+    wanted = {f"param/{name}": value for name, value in method.state_dict().items()}
     # A training that was stopped while it waited for its first images has none.
-    if slots and (missing := [key for name in shapes for slot in expected if (key := f"{name}/{slot}") not in slots]):
-        raise cannot_resume(source, f"the optimizer's {missing[0]!r} is missing")
+    if slots:
+        of_sgd = ["momentum_buffer"] if recipe.momentum else []
+        expected = of_sgd if recipe.optimizer == "sgd" else ["exp_avg", "exp_avg_sq", "step"]
+        learned = [(name, parameter) for name, parameter in method.named_parameters() if parameter.requires_grad]
+        wanted |= {
+            f"optim/{name}/{slot}": torch.zeros(()) if slot == "step" else parameter
+            for name, parameter in learned
+            for slot in expected
+        }
+    wanted |= {name: like for name, like in SCALER_LIKE.items() if name in tensors}
+    # Averages are checked by `EpochAverage.load`.
+    found = {name: value for name, value in tensors.items() if not name.startswith("average/")}
+    if problem := find_misfit(wanted, found):
+        raise cannot_resume(source, f"its tensors are not those of this training: {problem}")
+    method.load_state_dict({name.removeprefix("param/"): tensors[name] for name in wanted if name.startswith("param/")})
     return slots
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from procap.clip import describe_differences
-from procap.errors import UserError
+from runner.checkpoint import cannot_resume, find_misfit
 
 PREFIX = "average/"
 """The first part of the names of the sums in a saved state."""
@@ -53,7 +52,7 @@ class EpochAverage:
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
         """Set the sums to those of a saved state. Raises UserError naming `source` if it has others."""
         found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-        if problems := describe_differences(self._sums, found):
-            raise UserError(f"{source} has other averages than this method: {'; '.join(problems)}")
+        if problem := find_misfit(self._sums, found):
+            raise cannot_resume(source, f"its averages are not those of this method: {problem}")
         for name, total in self._sums.items():
             total.copy_(found[name])

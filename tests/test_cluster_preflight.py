@@ -24,9 +24,9 @@ from benchmarks.studies.chaos.object_server import object_server
 from cluster import node_probe
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.node_probe import ProbeRequest, probe_node
-from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_request
 from cluster.ray_cluster import Node, Resources, count_runs, default_resources
+from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from shards.pack import pack_source

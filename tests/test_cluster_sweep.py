@@ -16,9 +16,9 @@ from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, summarize
-from cluster import distributed_trial, executor, paths, ray_cluster, tune_runner
+from cluster import distributed_trial, executor, ray_cluster, tune_runner
 from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
-from cluster.run import Halving, RunSpec, TrialReport
+from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
 from procap.errors import UsageError, UserError
 from runner.config import plan_run
@@ -289,7 +289,7 @@ def spec(config, targets=("digits:base", "digits:novel")):
 
 def make_paths(data, results, **more):
     runtime = make_runtime(data, results, **more)
-    return paths.StoragePaths(str(data), str(results), runtime)
+    return StoragePaths(str(data), str(results), runtime)
 
 
 def test_test_images_that_are_not_there_are_found_before_the_training(few_digits, tmp_path):
@@ -310,7 +310,7 @@ def test_runs_without_a_gpu_use_the_cpu(device, gpus, ray, expected):
 
 
 def test_file_names_are_absolute_for_runs_in_another_folder(few_digits, tmp_path):
-    shared = paths.StoragePaths.with_absolute_paths("data", "results", make_paths(few_digits, tmp_path).runtime)
+    shared = StoragePaths.with_absolute_paths("data", "results", make_paths(few_digits, tmp_path).runtime)
     assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
 
 

@@ -15,8 +15,8 @@ from benchmarks.cli import main
 from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_ray_settings
 from benchmarks.studies.chaos.object_server import object_server
 from cluster.configuration import SweepFolder, SweepSettings
-from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources
+from cluster.run import StoragePaths
 from cluster.sweep import Sweep
 from runner.config import RuntimeConfig, Target
 from runner.run_folders import RunFolder, find_runs

@@ -359,7 +359,10 @@ def restore(keeper, method, optimizer):
     if found is None:
         return None
     state, tensors = keeper.unpack(found[0])
-    learned, slots = checkpoint.split_training_tensors(tensors)
+    learned, slots = (
+        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
+        for kind in ("param/", "optim/")
+    )
     checkpoint.load_into(method, learned, found[1])
     checkpoint.fill_optimizer(method, optimizer, slots)
     return state

@@ -231,13 +231,13 @@ STATES: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "run": (lambda _, plain: plain["identity"].update(config_hash="0" * 8), "config hash is 00000000"),
     "type": (lambda tensors, _: tensors.update({n: v.half() for n, v in tensors.items() if "param/" in n}), "float16"),
     "NaN": (lambda tensors, _: next(iter(tensors.values())).view(-1)[:1].fill_(torch.nan), "not finite"),
-    "unknown tensor": (lambda tensors, _: tensors.update(more=torch.zeros(1)), "unknown tensor 'more'"),
-    "slot of another shape": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3)}), "fits no learned"),
-    "slot that is not there": (lambda tensors, _: tensors.pop(slot(tensors)), "is missing"),
-    "slot of another type": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3).half()}), "float16"),
-    "unknown slot": (lambda tensors, _: tensors.update({f"{slot(tensors)}2": torch.zeros(3)}), "fits no learned"),
-    "scale of the gradients": (lambda tensors, _: tensors.update({"scaler/scale": torch.zeros(3)}), "'scaler/scale'"),
-    "slot of no tensor": (lambda tensors, _: tensors.update({"optim/a/b": torch.zeros(3)}), "fits no learned tensor"),
+    "unknown tensor": (lambda tensors, _: tensors.update(more=torch.zeros(1)), "unknown more"),
+    "slot of another shape": (lambda tensors, _: tensors.update({slot(tensors): torch.zeros(3)}), "optim/"),
+    "slot that is not there": (lambda tensors, _: tensors.pop(slot(tensors)), "lacks optim/"),
+    "slot of another type": (lambda tensors, _: tensors.update({(n := slot(tensors)): tensors[n].half()}), "float16"),
+    "unknown slot": (lambda tensors, _: tensors.update({f"{slot(tensors)}2": torch.zeros(3)}), "optim/"),
+    "scale of the gradients": (lambda tensors, _: tensors.update({"scaler/scale": torch.zeros(3)}), "scaler/scale"),
+    "slot of no tensor": (lambda tensors, _: tensors.update({"optim/a/b": torch.zeros(3)}), "unknown optim/a/b"),
 }  # fmt: skip
 
 

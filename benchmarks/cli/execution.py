@@ -13,10 +13,9 @@ from benchmarks.suites.checks import check_training_images, check_weights
 from benchmarks.suites.cost import CostModel, find_machine
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
-from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
-from cluster.run import RunSpec
+from cluster.run import RunSpec, StoragePaths
 from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder

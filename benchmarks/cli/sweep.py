@@ -29,9 +29,8 @@ from cluster.configuration import (
     make_runs,
 )
 from cluster.launcher import Launcher, check_launcher
-from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS
-from cluster.run import final_score
+from cluster.run import StoragePaths, final_score
 from cluster.space import format_domain
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
