@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ def describe_invalid(error: ValidationError, root: str = "the file") -> str:
     """
     first = error.errors()[0]
     # For a field with a union type, pydantic adds the type that it tried, such as "tuple[str, ...]".
-    parts = [str(part) for part in first["loc"] if "[" not in str(part)]
+    parts = [str(part) for part in first["loc"] if not re.match(r"[\w-]+\[", str(part))]
     # Keys of a file can hold any character, and any number of them.
     where = ".".join(part if part.isprintable() else repr(part) for part in parts)[:200] or root
     message = first["msg"].removeprefix("Value error, ")
