@@ -42,10 +42,7 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
 def ensure_packed(names: Iterable[str], data_root: Path) -> None:
     """Pack what `find_unpacked` lists."""
     missing = find_unpacked(names, data_root)
-    if len(missing) == 1:
-        note(f"packing {missing[0].name} into {data_root} (once)")
-        pack_one(builtin_source(missing[0]), data_root, quiet=not is_first_rank())
-    elif missing:
+    if missing:
         note(f"packing {', '.join(dataset.name for dataset in missing)} into {data_root} (once)")
         # The largest sets first, so that no process ends long after the others.
         sources = sorted(map(builtin_source, missing), key=lambda source: -sum(source.counts.values()))
@@ -62,22 +59,21 @@ def pack_one(
     *,
     force: bool = False,
     workers: int = 1,
-    quiet: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Pack one data set under a progress bar."""
-    with parts_progress(f"packing {source.name}", source.counts, quiet=quiet) as progress:
+    with parts_progress(f"packing {source.name}", source.counts) as progress:
         return pack_source(source, data_root, force=force, workers=workers, on_progress=progress, on_note=on_note)
 
 
 @contextmanager
 def parts_progress(
-    what: str, totals: Mapping[str, int] | None = None, *, unit: str = "images", scale: int = 1, quiet: bool = False
+    what: str, totals: Mapping[str, int] | None = None, *, unit: str = "images", scale: int = 1
 ) -> Iterator[Callable[[str, int, int | None], None]]:
     """Show one progress bar over several parts; yields a callback that takes a part, how much is done, and its size."""
     sizes = dict(totals or {})
     done: dict[str, int] = {}
-    with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit, quiet=quiet) as display:
+    with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit) as display:
 
         def progress(part: str, count: int, size: int | None) -> None:
             done[part], sizes[part] = count, size or count

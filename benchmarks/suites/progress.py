@@ -62,9 +62,11 @@ class RunProgress:
 
     def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         number = config["number"]
-        if report.state == "waiting" and number not in self._waiting:
+        if report.state != "waiting":
+            self._waiting.discard(number)
+        elif number not in self._waiting:
+            self._waiting.add(number)
             self.display.print(f"waiting: {report.why}")
-        (self._waiting.add if report.state == "waiting" else self._waiting.discard)(number)
         self._show(number)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
