@@ -5,7 +5,6 @@ import json
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,8 +73,10 @@ def answers(total: int, seeds: int, share: float, *seed: int) -> np.ndarray:
     return random(*seed, 1).random((seeds, total)) < share * (0.6 + easy)
 
 
-def frame_of(parts: dict[tuple[str, str], np.ndarray]) -> pd.DataFrame:
+def frame_of(parts: dict[tuple[str, str], np.ndarray]):
     """The columns that a comparison reads, from answers [S, N] by data set and classes."""
+    import pandas as pd
+
     return pd.DataFrame(
         {
             "method": "m", "dataset": dataset, "classes": "base", "seed": seed, "target": f"{dataset}:{half}:test",
@@ -142,7 +143,7 @@ METHODS = {"procap": 0.8, "maple": 0.75, "coop": 0.6}
 DATASETS = ("dtd", "eurosat", "ucf101")
 
 
-def split_variants(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def split_variants(frame):
     return {str(variant): rows for variant, rows in frame.groupby("variant")}
 
 

@@ -7,7 +7,6 @@ import warnings
 import zipfile
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from small_runs import seeded
@@ -295,6 +294,8 @@ def test_added_options_leave_the_identity_of_older_runs_alone():
 
 
 def test_runs_that_differ_in_an_added_option_have_different_titles():
+    import pandas as pd
+
     for method, change in CHANGES.items():
         configs = [plan_run(method=method, dataset="digits", options=options) for options in ({}, change)]
         rows = pd.DataFrame([{"method": method, "settings": describe_settings(config)} for config in configs])

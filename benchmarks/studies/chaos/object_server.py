@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from s3fs import S3FileSystem
-
 START_SECONDS = 240.0
 
 
@@ -47,6 +45,9 @@ class ObjectServer:
 @contextmanager
 def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServer]:
     """Start a server with one empty bucket; its contents are lost at the end."""
+    # Here, because collecting the tests must not import it.
+    from s3fs import S3FileSystem
+
     log = folder / "objects.log"
     with log.open("wb") as output:
         # Port 0: the server takes a free port itself.
