@@ -16,6 +16,7 @@ from shards.errors import DataUsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
+from shards.raw.class_folders import JUNK_EXTENSIONS, JUNK_NAMES
 from shards.transforms import EvalTransform
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
@@ -34,8 +35,8 @@ def raise_error(name: str, reason: str) -> None:
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
     """Iterate over named files, then images of folders by name, and of tar files in their order; others are left out.
 
-    on_error: called for a path without images, a broken tar file, and a name with control characters. Raises
-    DataUsageError for paths that do not exist, when it is called.
+    on_error: called for a path without images, a file of an unknown kind in a folder, a broken tar file, a name with
+    control characters. Raises DataUsageError for paths that do not exist, when it is called.
     """
     if missing := [str(path) for path in paths if not path.exists()]:
         verb = "does" if len(missing) == 1 else "do"
@@ -47,7 +48,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
     for path in paths:
         found = False
         if path.is_dir():
-            images: Iterable[EncodedImage] = _list_folder(path)
+            images: Iterable[EncodedImage] = _list_folder(path, on_error)
         else:
             images = _read_tar(path) if path.suffix == ".tar" else [(str(path), path)]
         try:
@@ -94,11 +95,15 @@ def load_batches(
             yield [share[number][0] for number in readable], pixels[readable]
 
 
-def _list_folder(folder: Path) -> Iterator[EncodedImage]:
+def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
     for file in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not hidden:
+        suffix, parts = file.suffix.lower(), file.relative_to(folder).parts
+        if not file.is_file() or any(part.startswith(".") or part.lower() in JUNK_NAMES for part in parts):
+            continue
+        if suffix in SUFFIXES:
             yield str(file), file
+        elif suffix[1:] not in JUNK_EXTENSIONS:
+            on_error(str(file), "is no image of a known kind")
 
 
 def _read_tar(file: Path) -> Iterator[EncodedImage]:

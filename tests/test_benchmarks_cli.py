@@ -115,6 +115,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("table", 1, "no results folder at results"),
     ("table --format xml", 2, "unknown format 'xml'"),
     ("train --methods coop --datasets single", 2, "unknown data set 'single': known: "),
+    ("data pack My-Shape", 2, "there is no folder 'My-Shape' here"),
     ("data check all", 1, "nothing is packed in"),
     ("data pack ./nowhere", 2, "there is no folder ./nowhere"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),

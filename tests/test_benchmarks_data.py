@@ -262,7 +262,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):
         assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
-    assert "warning: class 'Zebra finnch' (1) may be a misspelling of 'Zebra finch' (10 images)" in err
+    assert "warning: class 'Zebra finnch' (1) may be a misspelling of 'Zebra finch' (10 images): if so, move the" in err
     assert re.findall(r"class 'mag(.*?)' .* of 'mag(.*?)' ", err) == [("pei", "pie")], "of any size, and no plural"
     assert re.search("note: classes 'coal.tit' and 'coal.tit' differ in case, blanks or dashes alone", err)
     assert "classes are unequal: 1 (" in err and "classes of 1 image: 2 ('" in err
@@ -282,7 +282,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "holds no class folders with images: it needs a folder of images per class, or a table labels.csv"),
-    ("columns", "or a table labels.csv of path,label"),
+    ("columns", "labels.csv has the columns filename, class; path and label are needed"),
     ("places", "holds class folders in several places: pack one alone (birds/north, birds/south)"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
     ("flags", "leave out the other flags"),
@@ -293,9 +293,10 @@ def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tm
     if content == "places":
         put_classes(root / "north", each=2)
         put_classes(root / "south", each=2)
-    for i in range(4 if content in ("flat", "columns") else 0):
+    for i in range(4 if content == "flat" else 0):
         put(root / f"{i}.png")
     if content == "columns":
+        put_classes(root, each=2)
         (root / "labels.csv").write_text("filename,class\n0.png,a\n")
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", *more)
     assert code in (1, 2) and words in err and len(err.strip().splitlines()) == 1

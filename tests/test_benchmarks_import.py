@@ -214,6 +214,7 @@ def test_other_class_names_can_be_chosen(run, photos, capsys):
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("broken.jpg", b"\xff\xd8\xff and no more", "broken.jpg cannot be read: it is"),
     ("empty", None, "empty holds no images"),
+    ("kinds", None, "kinds/one.heic is no image of a known kind"),
     ("missing", b"", "missing does not exist"),
     ("shard.tar", b"no tar file", "shard.tar cannot be read"),
 ])  # fmt: skip
@@ -221,10 +222,15 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     path, out = tmp_path / name, tmp_path / "out.csv"
     if content is None:
         path.mkdir()
+        for file in ("one.heic", "notes.txt") if name == "kinds" else ():
+            (path / file).write_text("")
     elif content:
         path.write_bytes(content)
     assert main(["predict", str(run.path), str(path), "--out", str(out)]) in (1, 2)
-    assert message in capsys.readouterr().err and not out.exists()
+    err = capsys.readouterr().err
+    assert message in err and "notes" not in err and not out.exists()
+    assert main(["predict", str(run.path), str(path), "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder: name a file" in capsys.readouterr().err
 
 
 def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):

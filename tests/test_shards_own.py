@@ -164,8 +164,8 @@ MISTAKES = {
     "split of more than all": ("folder: images\nsplit: {train: 0.5, test: 0.6}\n", r"split: .*add up to 1\.1"),
     "no class folders": ("folder: images/Ara\n" + RULE, "holds no class folders"),
     "unlisted class": (
-        IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater]\n",
-        "'coal tit' is not listed, or",
+        IN_FOLDERS + "classes: {emu: emu}\n",
+        "classes: 'Ara', 'Zebra finch', 'bee_eater', 'coal tit', 'emu' is not listed, or has no images",
     ),
     "class without images": (
         IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater, coal tit, emu]\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -116,7 +117,11 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         return dataset_from_file(Path(name).expanduser(), packing)
     if os.sep in name:
         raise UsageError(f"there is no folder {name}; name a folder of images, a YAML file, or a data set")
-    dataset = resolve_dataset(name, data_root)
+    try:
+        dataset = resolve_dataset(name, data_root)
+    except DataUsageError as error:
+        near = difflib.get_close_matches(name, [path.name for path in Path().iterdir() if path.is_dir()], 1)
+        raise UsageError(f"{error}; there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}") from None
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     if dataset.source == "folder":

@@ -51,6 +51,8 @@ def predict(
     library_defaults()
     if out and not out.expanduser().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
+    if out and out.expanduser().is_dir():
+        raise UsageError(f"--out {out} is a folder: name a file, such as {out / 'predictions.csv'}")
     config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
     # These import torch, which a wrong flag need not wait for.
     from runner.evaluate import load_trained

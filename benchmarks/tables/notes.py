@@ -50,6 +50,8 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
     found += note_schedules(suite)
+    if suite.options.quick:
+        found.append("Quick schedules: methods are not trained to the end, and their order may differ.")
     if suite.missing:
         named = join_first([f"{path} on {target}" for path, target in suite.missing])
         force = " --force" if suite.unreadable else ""

@@ -157,6 +157,8 @@ def scan_folders(
         Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")")
         for what, names in sorted(left_out.items())
     ]
+    if tables := [ascii(name) for name in list_folder(root) if name.lower().endswith((".csv", ".json"))]:
+        notes.append(Finding.make("warning: labels are those of the folders, and not read from ", tables))
     return items, problems, notes
 
 

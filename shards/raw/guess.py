@@ -65,6 +65,10 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         return _guess_table(folder, tables[0])
     if tables:
         raise DataError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
+    if wrong := [name for name in files if name.lower() == "labels.csv"]:
+        header = (folder / wrong[0]).open(encoding="utf-8-sig", errors="replace").readline().strip()
+        columns = ", ".join(header.split(","))
+        raise DataError(f"{folder / wrong[0]} has the columns {columns:.80}; path and label are needed (docs/data.md)")
     roots = [""] if has_class_folders(folder) else find_class_roots(folder)
     if len(roots) == 1:
         root = folder / roots[0]

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shards.errors import DataError, describe_invalid
 from shards.files import read_file
-from shards.names import Finding, first_few, unfit_texts
+from shards.names import Finding, first_few, join_first, unfit_texts
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import (
@@ -54,7 +54,8 @@ def user_source(file: Path, text: str = "") -> Source:
     try:
         return _image_source(file, description)
     except DataError as error:
-        raise DataError(f"{file}: {error}") from None
+        unwritten = " (to be written: the guess above, changed)" if text else ""
+        raise DataError(f"{file}{unwritten}: {error}") from None
 
 
 def _image_source(file: Path, description: Description) -> Source:
@@ -139,9 +140,10 @@ def _number_classes(
     elif given is not None:
         names = {name if texts else number: name for number, name in enumerate(given)}
     elif not texts:
-        raise DataError("labels are numbers without names: list them under classes")
+        raise DataError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
     if differing := sorted(map(str, names.keys() ^ found.keys())):
-        raise DataError(f"classes: {first_few(differing)} is not listed, or has no images")
+        named = join_first([*map(ascii, differing)], 100)
+        raise DataError(f"classes: {named} is not listed, or has no images: list just those that have some")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
     order: list[str | int] = [*range(len(names))]
     if texts:
@@ -226,7 +228,7 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
             notes.append(f"classes {one!r} and {other!r} differ in case, blanks or dashes alone")
         elif _is_slip(one, other):
             what = f"warning: class {one!r} ({counts[one]:,}) may be a misspelling of"
-            notes.append(f"{what} {other!r} ({counts[other]:,} images)")
+            notes.append(f"{what} {other!r} ({counts[other]:,} images): if so, move the images into one folder")
     return notes
 
 
