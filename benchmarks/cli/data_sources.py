@@ -121,7 +121,7 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         dataset = resolve_dataset(name, data_root)
     except DataUsageError as error:
         near = difflib.get_close_matches(name, [path.name for path in Path().iterdir() if path.is_dir()], 1)
-        raise UsageError(f"{error}; there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}") from None
+        raise UsageError(f"there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}; {error}") from None
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     if dataset.source == "folder":
