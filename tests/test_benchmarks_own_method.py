@@ -230,3 +230,6 @@ def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(p
     out, err = capsys.readouterr()
     assert "Painted CoOp (own recipe)" in out and "0.1 (source 0000000000000000), and the code" in err
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and ": was trained by" in capsys.readouterr().out
+    assert main(["report", "--results", str(tmp_path)]) == 0
+    page = (tmp_path / "report/index.html").read_text()
+    assert "Read with care: runs: OTHER CODE trained runs of Painted CoOp" in page

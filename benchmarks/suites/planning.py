@@ -227,21 +227,26 @@ def find_other_runs(collection: Collection, results: Path, planned: Iterable[str
 
 def describe_other_runs(plan: SuitePlan, others: Sequence[str], shown: str) -> str:
     """Count the `others` of a suite and name the command for those of other seeds. shown: the results, as typed."""
-    name, seeds = plan.suite.name, set[int]()
+    name, by_seed = plan.suite.name, dict[int, list[tuple[str, str]]]()
     parts = zip(*(path.split("/") for path in others), strict=True)
     _, datasets, methods, *_ = (tuple(dict.fromkeys(words)) for words in parts)
     wider = replace(plan.options, datasets=datasets, methods=methods)
     numbers = sorted({int(path.rpartition("/seed")[2].partition("-")[0]) for path in others})
     # A data set of earlier runs may not be here any more. Without training the seed of a run is always the same.
     with suppress(UserError, DataError):
-        runs = plan.suite.plan(replace(wider, seeds=tuple(numbers)))
-        seeds = {run.seed for run in runs if run.path in others and run.spec.config.recipe.epochs}
+        known = {*others, *(run.path for run in plan.runs)}
+        for run in plan.suite.plan(replace(wider, seeds=tuple(numbers))):
+            if run.path in known and run.spec.config.recipe.epochs:
+                by_seed.setdefault(run.seed, []).append((run.dataset, run.variant.method))
     text = (
         f"{plural(len(others), 'further run')} of {name} with other seeds or settings (flags or a method's own recipe)"
     )
-    if not seeds:
+    if not by_seed:
         return f"{text}: name them as they were trained"
-    lists = (",".join(map(str, words)) for words in (datasets, methods, sorted(seeds)))
+    # Only seeds of the same runs, as a mean needs every seed.
+    most = max(by_seed.values(), key=len)
+    seeds = [seed for seed, own in by_seed.items() if own == most]
+    lists = (",".join(map(str, words)) for words in (dict.fromkeys(name for name, _ in most), methods, seeds))
     flags = "--datasets {} --methods {} --seeds {}".format(*lists)
     return f"{text}: procap table {name} {flags} --results {quote(shown)}"
 
