@@ -96,12 +96,12 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
 
 
 def warn_of_warmup(recipe: Recipe) -> str:
-    """Explain that every epoch is a warm-up epoch, so that a training hardly learns; "" if one is not."""
+    """Explain that every epoch is a warm-up epoch, so that a training may hardly learn; "" if one is not."""
     if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs <= recipe.warmup_epochs:
         return ""
     highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
     return (
-        f"hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead of {recipe.lr:g}; "
+        f"may hardly learn: every epoch is a warm-up epoch at a rate of {highest:g} or less instead of {recipe.lr:g}; "
         f"give more epochs than {recipe.warmup_epochs}"
     )
 

@@ -310,6 +310,8 @@ def plan_run(
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
     resolved = _make_recipe({**base.model_dump(), **changes})
+    if own.epochs and not resolved.epochs:
+        raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     from procap.weights.architectures import canonical_name

@@ -9,7 +9,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from procap.errors import UserError
-from procap.recipe import warn_of_warmup
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
@@ -220,8 +219,6 @@ def _fit(
     with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
             display.print(f"going on with {config.path} from step {state.step} of {setup.steps}")
-        if warning := warn_of_warmup(recipe):
-            display.print(f"{config.path} {warning}")
         for epoch in range(state.epoch, epochs):
             batches = schedule.batches(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(schedule.stream, DeviceTrainStream)

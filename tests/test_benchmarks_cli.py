@@ -91,6 +91,10 @@ WRONG: list[tuple[str, int, str]] = [
     (f"train --methods maple --datasets digits --shots {'1' * 5000}", 2, "one number of images per class is needed"),
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
+    ("train --methods maple --datasets digits --option depth=3,9", 2, "be one integer (`procap sweep --param` takes"),
+    ("train --methods maple --datasets digits --lr 0.1,0.2", 2, "be one number (`procap sweep --param` takes several)"),
+    ("train --methods procap --datasets digits --option kl=maybe", 2, "kl = 'maybe': input should be true or false"),
+    ("train --methods maple --datasets digits --epochs 0", 2, "epochs = 0 trains nothing"),
     *(
         (f"{command} --methods maple --datasets digits --option depth=99", 2, "depth = 99, but mini has 12 vision")
         for command in ("train", "bench base-to-novel", "sweep --param lr=0.1,0.01")
@@ -250,6 +254,11 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
+    for lr in (0.5, 0.7):
+        put_halves(results, "coop", "digits", (70, 100), (60, 100), shots=4, overrides={"lr": lr})
+    put_halves(results, "zeroshot", "digits", (70, 100), (60, 100))
+    _, out, _ = run(capsys, "ls", "runs", "--methods", "coop,zeroshot", "--shots", "4", "--sort", "method")
+    assert "zeroshot  digits   base     -" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
     wrong = {"runs --sort size": "to sort by 'size'", "runs --state finish": "did you mean finished"}
     for words, message in (wrong | {"methods --seeds 1 --state failed": "ls runs --seeds 1 --state failed"}).items():
         code, _, err = run(capsys, "ls", *words.split())

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -81,6 +82,12 @@ def test_a_run_of_every_method_with_public_code_goes_out_and_comes_back(method, 
 def test_a_run_goes_out_in_both_formats_and_tables_mark_it(capsys, flags):
     ours = train_and_import(flags, *FILES)
     assert (Path("export") / ours.path.relative_to("ours") / "MultiModalPromptLearner").is_dir()
+    capsys.readouterr()
+    assert main(["export", str(ours.path), "--out", "printed"]) == 0
+    [command] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("to import it: ")]
+    assert "--option depth=2" in command
+    place = flags[flags.index("--data") :][:2]
+    assert main([*shlex.split(command)[4:], *place, "--results", "printed", "--tracking", "off"]) == 0
     assert results.load("dassl").imported.all() and not results.load("ours").imported.any()
     capsys.readouterr()
     assert main(["table", "--results", "dassl"]) == 0

@@ -244,7 +244,15 @@ def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_pat
     [table] = run_tables(load(tmp_path))
     assert max(len(row.labels[1]) for row in table.rows) < 60
     changes = [note for note in table.notes if note.startswith("Not the published recipe")]
-    assert any("recipe 2)" in note for note in changes) and any("lr 0.5 instead of 0.0035" in note for note in changes)
+    assert any("recipe 1)" in note for note in changes) and any("lr 0.5 instead of 0.0035" in note for note in changes)
+    for change in ({}, {"epochs": 3, "lr": 0.7, "batch_size": 4}):
+        config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), overrides=many | change)
+    put_score(tmp_path, config, "shapes-sketch", 33, 100)
+    [table, [other]] = [[row.labels[-1] for row in table.rows] for table in run_tables(load(tmp_path))]
+    named = [title for title in table if "recipe " in title]
+    numbers = [title.rpartition("recipe ")[2] for title in named]
+    assert len(named) == 4 and len(set(numbers)) == 3, "one numbering, in which equal recipes have one number"
+    assert other in named and {*table} == {*load(tmp_path).variant}, "one name in all tables and in the frame"
 
 
 def test_shots_that_vary_are_named_in_every_title():
@@ -275,12 +283,23 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         (["--datasets", "TILES"], {("coop", "tiles"), ("zeroshot", "tiles")}),
         (["--methods", "coop"], {("coop", "shapes"), ("coop", "tiles"), ("coop", "Average")}),
         ([], {("coop", "shapes"), ("coop", "tiles"), ("zeroshot", "tiles")}),
-        (["--seeds", "2"], {("zeroshot", "tiles")}),
+        (["--seeds", "2", "--shots", "4"], {("zeroshot", "tiles")}),
     ):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
         [table] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(table).items()}
         assert found == expected
+
+
+def test_the_one_evaluation_of_zero_shot_clip_counts_for_every_seed(tmp_path):
+    for dataset, seed in (("shapes", 3), ("tiles", 3), ("tiles", 4)):
+        put_halves(tmp_path, "coop", dataset, (80, 100), (41, 100), seed=seed)
+    for dataset in ("shapes", "tiles"):
+        put_halves(tmp_path, "zeroshot", dataset, (70, 100), (60, 100))
+    found = [line_of(tmp_path, "zeroshot", dataset).halves for dataset in ("shapes", "tiles")]
+    assert [{metric.seeds for metric in halves} for halves in found] == [{(3,)}, {(3, 4)}]
+    shutil.rmtree(tmp_path / put_halves(tmp_path, "coop", "tiles", (1, 1), (1, 1), seed=4).path)
+    assert [metric.mean for metric in line_of(tmp_path, "zeroshot", "Average").halves[:2]] == [70, 60]
 
 
 def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):

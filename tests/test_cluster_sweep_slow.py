@@ -172,7 +172,7 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
 
 
 def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path):
-    asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
+    asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "1", "--batch-size", "8",
              "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
              "ctx_init=a b", "--param", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
              "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
@@ -185,7 +185,7 @@ def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_c
 
 
 def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(local_ray, where, tmp_path, capsys):
-    words = ["sweep", *ASKED, "--epochs", "0", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
+    words = ["sweep", *ASKED, "--epochs", "1", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
     drawn = []
     for trials, name in ((3, "a"), (3, "b"), (4, "a")):
         assert main([*words, *where, "--trials", str(trials), "--results", str(tmp_path / name), "--json"]) == 0

@@ -29,7 +29,7 @@ from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
-from benchmarks.suites.checks import check_runs, check_setup, check_training_images
+from benchmarks.suites.checks import check_runs, check_setup, check_training_images, note_warmup
 from benchmarks.suites.cost import forecast_runs
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import (
@@ -143,6 +143,7 @@ def bench(
         note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_prescribed(plan, flags)
+    note_warmup(run.config for run in runs)
     remote = RemoteResults.from_runtime(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]

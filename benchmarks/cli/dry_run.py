@@ -98,13 +98,16 @@ def show_checked_plan(
 
 def _name_options(title: str, config: RunConfig) -> str:
     """Add the options that differ from the published ones to the title of a method without other variants."""
-    if title != title_method(config.method):
-        return title
+    changed = [f"{name} {value}" for name, value in changed_options(config).items()]
+    return f"{title} ({', '.join(changed)})" if changed and title == title_method(config.method) else title
+
+
+def changed_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options that differ from those that are published for the task."""
     task = "few-shot" if config.classes == "all" else "base-to-novel"
     published = method_class(config.method).task_options(task, config.shots, base_name(config.dataset))
     usual = method_options(config.method, published).model_dump(mode="json")
-    changed = [f"{name} {value}" for name, value in config.options.items() if value != usual[name]]
-    return f"{title} ({', '.join(changed)})" if changed else title
+    return {name: value for name, value in config.options.items() if value != usual[name]}
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:

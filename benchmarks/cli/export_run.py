@@ -9,9 +9,11 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
+from benchmarks.cli.dry_run import changed_options
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import runtime_config
-from benchmarks.console.output import note, note_failures, show, show_json
+from benchmarks.cli.sweep_settings import assignments
+from benchmarks.console.output import note, note_failures, quote, show, show_json
 from procap.errors import unknown_name
 from runner.environment import library_defaults
 
@@ -46,6 +48,18 @@ def export(
             files[config.path] = export_run(config, at, out.expanduser(), format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
+            selection = flags.SelectionFlags(
+                methods=config.method,
+                datasets=config.dataset,
+                seeds=str(config.seed),
+                shots=str(config.shots or "full"),
+                classes=config.classes,
+                backbone=config.backbone,
+                pretrained=config.pretrained or "",
+            )
+            recipe = flags.RecipeFlags(option=assignments(changed_options(config)))
+            chosen = flags.command_line(selection, recipe)
+            note(f"to import it: procap import {quote(files[config.path])} {chosen}")
     code = note_failures(len(files), failures.reasons)
     if output.json:
         show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})

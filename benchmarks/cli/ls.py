@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, com
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.parse import split_names
-from benchmarks.results.frame import open_results, run_folders
+from benchmarks.results.frame import describe_settings, open_results, run_folders, title_method, title_variants
 from benchmarks.suites import suite_paths
 from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError, unknown_name
@@ -169,14 +170,19 @@ def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[s
         note(f"none of the {plural(len(found), 'run')} below {results} fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
+    titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))
+    for row, title in zip(rows, titles, strict=True):
+        row["settings"] = title.removeprefix(title_method(row["method"]))[2:-1]
+    shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
     failures = [f"{row['state']}: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
-    return "\n".join([columns(SORTED_BY, [_format_run(row) for row in rows]), *failures]), rows
+    return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *failures]), rows
 
 
 def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
+    row["settings"] = {name: value for name, value in describe_settings(config).items() if name != "shots"}
     accuracies: dict[str, float] = {}
     written = next(file for file in (folder.train_file, folder.progress_file, folder.config_file) if file.exists())
     try:
@@ -201,7 +207,8 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
 
 
-def _format_run(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, ...]:
     cells = dict(row, shots=row["shots"] or "full")
+    cells |= {} if row["epochs"] else {"shots": "-", "seed": "-"}
     cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}" for name in ("accuracy", "base", "novel")}
-    return tuple(cells[name] for name in SORTED_BY)
+    return tuple(cells[name] for name in shown)

@@ -19,6 +19,7 @@ from benchmarks.console.parse import (
     parse_shot_counts,
     split_names,
 )
+from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, unknown_name
 from procap.methods import method_class, method_paths
@@ -116,7 +117,7 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
     check_backbone(flags.backbone, flags.pretrained)
     changes = {
-        "methods": tuple(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
+        "methods": sort_methods(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
         "seeds": tuple(parse_integers(flags.seeds, "--seeds")),
         "shots": parse_shot_counts(flags.shots),
@@ -246,4 +247,8 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
     for name in wanted["method"]:
         if name not in known:
             raise unknown_name("method", name, known)
-    return lambda config: all(not values or getattr(config, field) in values for field, values in wanted.items())
+    # A run without training counts for all seeds and shots.
+    return lambda config: all(
+        not values or getattr(config, field) in values or (field in ("seed", "shots") and not config.recipe.epochs)
+        for field, values in wanted.items()
+    )

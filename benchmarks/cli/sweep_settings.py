@@ -160,8 +160,8 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
     )
     training = RecipeFlags(
         recipe=chosen["recipe"],
-        option=_assignments(options),
-        recipe_field=_assignments(changes),
+        option=assignments(options),
+        recipe_field=assignments(changes),
         few_shot_samples=settings.few_shot_samples,
         **flags,
     )
@@ -172,7 +172,8 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
     ]
 
 
-def _assignments(values: Mapping[str, Any]) -> list[str] | None:
+def assignments(values: Mapping[str, Any]) -> list[str] | None:
+    """Write options as `--option` takes them; None without any."""
     return [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
     ] or None

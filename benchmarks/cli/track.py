@@ -23,7 +23,8 @@ def sync(
     library_defaults()
 
     def on_run(run: str, sent: bool) -> None:
-        note(f"{'sent' if sent else 'was there'}: {run}")
+        if sent:
+            note(f"sent: {run}")
 
     store = TrackingStore.choose(open_results(results, weights=log_checkpoints), tracking or None)
     on_sent = None if dry_run else on_run

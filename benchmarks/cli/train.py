@@ -11,8 +11,8 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed
-from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of
+from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of, note_warmup
 from cluster.run import RunSpec
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
@@ -81,8 +81,11 @@ def _checked_runs(
 ) -> list[RunConfig]:
     """Return the selected runs. Raises UserError without their weights."""
     runs = selected_runs(selection, recipe, runtime.data)
+    note_warmup(runs)
     if not mode.dry_run:
         check_weights_of(runs, runtime)
+        folders = [(config, RunFolder(runtime.results / config.path)) for config in runs]
+        find_unpacked((one.dataset for one, at in folders if mode.force or not at.train_file.exists()), runtime.data)
     return runs
 
 

@@ -71,6 +71,7 @@ def ui(
     store = TrackingStore.choose(root, tracking or None)
     if not store.is_server:
         check_port(port)
+        note("starting MLflow ...")
     selected = select_runs(
         root, store, suite=suite, sweep=sweep, methods=split_names(methods), datasets=split_names(datasets)
     )

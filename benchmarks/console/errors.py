@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
@@ -17,11 +18,13 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     """Convert an error to one line and an exit code. verbose: with its traceback printed elsewhere."""
     if isinstance(error, UserError | DataError):
         kind = "" if error.exit_code > 128 else "error: "
-        return f"{kind}{one_line(str(error))}", error.exit_code
+        text = one_line(str(error))
+        return f"{kind}{_explain_value(text) if error.exit_code == 2 else text}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         message: Any = error
         path = message.ctx.command_path if message.ctx else "procap"
-        return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2
+        text = _explain_value(one_line(message.format_message()).rstrip("."))
+        return f"error: {text} (see `{path} --help`)", 2
     if isinstance(error, typer.Abort):
         return "stopped", 130
     if isinstance(error, OSError):
@@ -33,6 +36,13 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     text = describe_unexpected(error)
     more = "" if verbose else " (run with -v for the traceback)"
     return f"{'' if text.startswith('internal') else 'error: '}{text}{more}", 1
+
+
+def _explain_value(text: str) -> str:
+    """Replace pydantic's words for a value of the command line that is not of its type."""
+    several = " (`procap sweep --param` takes several)" if re.search(r"--(lr|epochs|batch)|= '[^']*,", text) else ""
+    text = re.sub(r"a valid (integer|number), unable to parse string as an? \w+", rf"one \1{several}", text)
+    return text.replace("a valid boolean, unable to interpret input", "true or false")
 
 
 def one_line(text: str) -> str:

@@ -269,20 +269,20 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(set(keys), key=lambda key: (*key[:2], [(name, rank(value)) for name, value in key[2]]))
 
 
-def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
-    """Make a title for each row: the method's, and the settings in which it differs from other rows of the frame.
+def title_variants(frame: Any) -> list[str]:
+    """Make a title for each row: the method's, and the settings but classes in which it differs from other rows.
 
     Where more than MOST_NAMED settings of a method vary, only shots and values that are not the usual ones are named,
-    see `_find_usual`, and more than MOST_NAMED fields of a recipe are one name, such as "recipe 2".
+    see `_find_usual`. Recipes of a method that differ in more fields are numbered, in one numbering for all methods.
     frame: anything with the columns `method` and `settings`.
     """
-    keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
+    keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     counts: dict[tuple[str, str], Counter[str]] = {}
     for _, method, settings in sort_variants(keys):
         for name, value in settings:
             counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
     usual = {key: _find_usual(*key, found) for key, found in counts.items() if len(found) > 1}
-    titles, recipes = [], dict[str, list[tuple[tuple[str, str], ...]]]()
+    titles, recipes = [], list[tuple[tuple[str, str], ...]]()
     for _, method, settings in keys:
         own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
         is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
@@ -291,12 +291,11 @@ def title_variants(frame: Any, *, classes: bool = True) -> list[str]:
             for name, value in settings
             if own[name] and not (is_long and name != "shots" and value == own[name])
         ]
-        fields = tuple(one for one in varied if one[0].startswith("recipe."))
-        if len(fields) > MOST_NAMED:
-            known = recipes.setdefault(method, [])
-            known += [] if fields in known else [fields]
-            varied = [one for one in varied if one not in (*fields, ("recipe", "custom"))]
-            varied += [("recipe", str(known.index(fields) + 2))]
+        recipe = tuple(one for one in settings if one[0].startswith("recipe."))
+        if sum(bool(own[name]) for name, _ in recipe) > MOST_NAMED:
+            recipes += [] if recipe in recipes else [recipe]
+            varied = [one for one in varied if one not in (*recipe, ("recipe", "custom"))]
+            varied += [("recipe", str(recipes.index(recipe) + 1))]
         own = {} if method in METHODS else {("recipe", "published"): "own recipe"}
         named = ", ".join(own.get(one) or f"{one[0].rpartition('.')[2]} {one[1]}" for one in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
@@ -321,6 +320,11 @@ def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
     """Sort key: the order of `names`, then others alphabetically."""
     order = list(names)
     return (order.index(name) if name in order else len(order), name)
+
+
+def sort_methods(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort methods as `procap ls methods` does."""
+    return tuple(sorted(names, key=lambda name: order_in(name, METHODS)))
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:

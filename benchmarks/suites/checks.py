@@ -15,6 +15,7 @@ from benchmarks.console.output import note
 from benchmarks.console.packing import find_unpacked
 from benchmarks.suites.planning import count_images
 from cluster.run import RunSpec
+from procap.recipe import warn_of_warmup
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_folders import RunFolder
@@ -119,6 +120,14 @@ def check_targets(targets: Iterable[Target], data: Path) -> None:
         if is_packed(data, target.dataset):
             shards = open_dataset(data, target.dataset)
             shards.require(target.split) if is_mirror(data) else shards.split(target.split)
+
+
+def note_warmup(configs: Iterable[RunConfig]) -> None:
+    """Warn once of runs of which every epoch is a warm-up epoch."""
+    found = [config for config in configs if warn_of_warmup(config.recipe)]
+    if found:
+        what = found[0].path if len(found) == 1 else f"{len(found)} runs, such as {found[0].path},"
+        note(f"procap: warning: {what} {warn_of_warmup(found[0].recipe)}")
 
 
 def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:

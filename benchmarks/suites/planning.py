@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from benchmarks.console.output import plural, quote
+from benchmarks.results.frame import sort_methods
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
 from benchmarks.suites import ALL, SUITES, load_suite, suite_paths
@@ -58,16 +59,17 @@ class SuitePlan:
         return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json(), file=file)
 
 
-def find_suite(name: str, results: Path) -> Suite:
+def find_suite(name: str, results: Path, *, kinds: Sequence[str] = ("suite",)) -> Suite:
     """Load a suite by its name or file, or from the file that is recorded with its runs below `results`.
 
+    kinds: of the collections that an error names.
     Raises UsageError if there is no such suite, or its file is not there any more or may come from other people.
     """
     known = name.endswith(".py") or name in suite_paths()
     collection = None if known else read_collection(results / COLLECTIONS / "suite" / name)
     if collection is None or not collection.file:
         if not known:
-            made = {folder.name for kind in ("suite", "sweep") for folder in (results / COLLECTIONS / kind).glob("*")}
+            made = {folder.name for kind in kinds for folder in (results / COLLECTIONS / kind).glob("*")}
             raise unknown_name("suite", name, sorted({ALL, *suite_paths(), *made} - {name}))
         return load_suite(name)
     # The file is code, and results can come from other people.
@@ -270,7 +272,7 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
         joined = replace(
             options,
             datasets=_join(options.datasets, earlier.datasets, {run.dataset for run in finished}),
-            methods=_join(options.methods, earlier.methods, {run.variant.method for run in finished}),
+            methods=sort_methods(_join(options.methods, earlier.methods, {run.variant.method for run in finished})),
         )
         return SuitePlan.make(suite, joined)
     except (UserError, DataError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, EXACT, Comparison, Measure, PValues, compare, format_seeds, holm
 from benchmarks.results.suite import SuiteResults
@@ -115,7 +116,8 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
         f"Seeds of one {one} share its images and classes and are not independent: where the difference varies "
         f"between {one}s, a p over pairs is too small, and the one over {one}s is to be trusted. With {most} of them "
         f"it cannot be below {2.0 ** (1 - most):.2g}.",
-        f"In brackets: p after Holm's correction over the {len(shared)} comparisons of this table for each test.",
+        f"In brackets: p after Holm's correction over the {plural(len(shared), 'comparison')} of this table for each "
+        "test.",
     ]
     if len({each.seeds for each in shared}) == 1 and all(each.seeds for each in shared):
         notes.append(f"{format_seeds(shared[0].seeds).capitalize()}.")

@@ -42,13 +42,14 @@ HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column(
 def run_tables(frame: pd.DataFrame) -> list[Table]:
     """Make one table of base and novel classes and one of the other targets, each if it has rows."""
     frame, left_out = _one_per_seed(frame)
+    frame = _add_titles(frame)
     half = is_half(frame)
     tables = []
     if half.any():
-        tables.append(_halves_table(_add_titles(frame[half]), left_out))
+        tables.append(_halves_table(frame[half], left_out))
     if not half.all():
         title = "Other targets" if half.any() else "Accuracy"
-        tables.append(_targets_table(_add_titles(frame[~half]), left_out, title))
+        tables.append(_targets_table(frame[~half], left_out, title))
     return tables
 
 
@@ -137,21 +138,22 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Ta
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column `title`, repeat results of untrained methods for the seeds of other rows, and sort."""
+    """Add a column `title`, give results of untrained methods the seeds of the other rows, and sort."""
     import pandas as pd
 
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     order = {key: number for number, key in enumerate(sort_variants(keys))}
     frame = frame.assign(
-        title=title_variants(frame, classes=False),
+        title=title_variants(frame),
         order=[order[key] for key in keys],
         place=[dataset_order(name) for name in frame.dataset],
     )
-    parts = [frame]
-    trained = frame[frame.epochs > 0].groupby(["dataset", "classes", "target"]).seed.unique()
+    trained = frame[frame.epochs > 0]
+    seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
+    parts = [trained]
     for key, own in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
-        others = set(trained.get(key[:3], ())) - set(own.seed)
-        parts += [own.head(1).assign(seed=seed) for seed in sorted(others)]
+        repeated = seeds.get(key[:3], trained.seed.unique())
+        parts += [own.head(1).assign(seed=seed) for seed in sorted(repeated)] or [own.head(1)]
     return pd.concat(parts).sort_values(["place", "order"], kind="stable")
 
 
