@@ -207,10 +207,9 @@ def test_every_variant_takes_the_step_of_one_process_and_counts_what_it_sends(tm
     assert (tmp_path / "scaling.md").read_text() == scaling.format_report(report)
     alone, sharded, whole = report["rows"]
     assert [row["variant"]["processes"] for row in report["rows"]] == [1, 2, 2]
-    assert alone["sent_bytes"] == alone["messages"] == alone["communication"] == 0
+    assert alone["sent_bytes"] == alone["messages"] == 0
     for row in (sharded, whole):
         assert row["loss"] == pytest.approx(alone["loss"], rel=1e-5) and row["median"] > 0
-        assert 0 < row["communication"] < 1
         # Of two processes each sends half of what is gathered (9 classes are padded to 10), and its gradients once.
         features = 2 + (5 if row is sharded else 0)
         assert row["sent_bytes"] == 4 * row["learnables"] + 4 * load_clip().geometry.embed_dim * features
