@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -33,8 +34,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
-    return RuntimeConfig(few_digits, tmp_path_factory.mktemp("results"), device="cpu")
+def runtime(few_digits, mlflow_database, tmp_path_factory) -> RuntimeConfig:
+    results = tmp_path_factory.mktemp("results")
+    shutil.copy(mlflow_database, results)
+    return RuntimeConfig(few_digits, results, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,19 @@ def test_a_report_is_written(report, runtime):
     text = (folder / "runtime.md").read_text()
     assert "EXTRAPOLATED" not in text
     assert "Accelerations of fast mode: images (`--accelerate`); of reference mode: none." in text
+
+
+def test_each_method_and_mode_is_an_mlflow_run_with_its_metrics(report, runtime):
+    from runner.tracking.store import TrackingStore
+
+    runs = list(TrackingStore.choose(runtime.results).open().search("tags.`procap.benchmark` = 'runtime'"))
+    logged = {(run.data.params["method"], run.data.params["mode"]): run for run in runs}
+    assert len(runs) == len(logged) == len(report["rows"])
+    for row in report["rows"]:
+        run = logged[row["method"], row["mode"]]
+        metrics = run.data.metrics
+        assert run.info.status == "FINISHED" and metrics["end_to_end_fps/median"] == row["end_to_end_fps"]["median"]
+        assert metrics.get("train_seconds") == row["train_seconds"] and metrics["accuracy"] == row["accuracy"]
 
 
 def check(capsys, monkeypatch, runtime, report, **ratios: float) -> tuple[int, dict[str, str]]:
@@ -308,6 +324,7 @@ def test_without_time_each_row_has_one_step_and_is_marked_also_where_ray_and_mlf
     """Any method can be measured. The time of one step is marked; random weights have no accuracy."""
     [done] = run_ranks(1, benchmark_without_optional_packages, str(few_digits), str(tmp_path))
     assert done.code == 0, done.err
+    assert "tracking: MLflow cannot be imported" in done.err
     report = json.loads(done.out.splitlines()[-1])
     for row in report["rows"]:
         assert row["extrapolated"] and row["steps_measured"] == 1 < row["steps"] and row["train_seconds"] > 0

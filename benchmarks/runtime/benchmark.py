@@ -145,8 +145,9 @@ def _measure_full_size(settings: Settings) -> list[dict[str, Any]]:
 
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write the measurements; returns the tables as Markdown."""
+    """Write the measurements and log them to MLflow; returns the tables as Markdown."""
     from benchmarks.runtime.targets import list_targets
+    from benchmarks.runtime.tracking import log_rows
     from benchmarks.tables.runtime import write_report
     from runner.remote_results import RemoteResults
 
@@ -159,6 +160,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     report["folder"] = str(folder)
     text = write_report(report, folder)
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
+    log_rows(report, runtime)
     RemoteResults.from_runtime(runtime).push_all("runtime")
     return text
 
