@@ -152,8 +152,9 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
     seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [trained]
     for key, own in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
-        repeated = seeds.get(key[:3], trained.seed.unique())
-        parts += [own.head(1).assign(seed=seed) for seed in sorted(repeated)] or [own.head(1)]
+        wanted = set(seeds.get(key[:3], trained.seed.unique())) or set(own.seed)
+        parts.append(own[own.seed.isin(wanted)])
+        parts += [own.head(1).assign(seed=seed) for seed in sorted(wanted - set(own.seed))]
     return pd.concat(parts).sort_values(["place", "order"], kind="stable")
 
 
