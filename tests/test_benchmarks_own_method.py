@@ -222,7 +222,7 @@ def test_a_suite_of_a_method_that_is_gone_names_it_and_shows_the_others(tmp_path
 def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(painted, tmp_path, capsys):
     words = f"--methods coop,painted --datasets digits --seeds 1 --profile mini --data {tmp_path} --dry-run".split()
     suite, chosen = load_suite("base-to-novel"), {"methods": ("painted",), "datasets": ("digits",), "seeds": (1,)}
-    [entry] = suite.plan(suite.options(find_profile("mini"), **chosen))
+    [entry] = suite.plan(options := suite.options(find_profile("mini"), **chosen))
     file = tmp_path / put_entry(tmp_path, entry).path / "train.json"
     source = {"package": "theirs", "version": "0.1", "digest": "0" * 16}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"method_source": source}))
@@ -230,6 +230,7 @@ def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(p
     out, err = capsys.readouterr()
     assert "Painted CoOp (own recipe)" in out and "0.1 (source 0000000000000000), and the code" in err
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and ": was trained by" in capsys.readouterr().out
+    assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp (other code)"]
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()
     assert "Read with care: runs: OTHER CODE trained runs of Painted CoOp" in page

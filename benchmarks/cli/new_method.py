@@ -99,7 +99,7 @@ def test_options():
 def _install() -> str:
     """Return the words that install a package for the Python that runs this program, by uv where it has no pip."""
     python = Path(sys.executable)
-    if find_spec("pip"):
+    if any(distributions(name="pip")):
         return f"{quote(python)} -m pip install"
     uv = python.with_name("uv")
     return f"{quote(uv) if uv.exists() else 'uv'} pip install --python {quote(python)}"

@@ -21,6 +21,7 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
+from procap.methods import method_source
 from runner.config import Target
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
@@ -185,6 +186,11 @@ class SuiteResults:
     def has_controls(self) -> bool:
         return any(map(self.is_control, self.variants))
 
+    def is_of_other_code(self, variant: Variant) -> bool:
+        """Whether a run was trained by code that is not installed; of an uninstalled method, whether they differ."""
+        sources, now = {*self.rows(variant).source} - {""}, method_source(variant.method)
+        return bool(sources - {str(now)}) if now else len(sources) > 1
+
     def is_comparable(self, variant: Variant, datasets: Iterable[str]) -> bool:
         """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
         changed = self.changed_sets.keys() & set(datasets)
@@ -209,6 +215,7 @@ class SuiteResults:
         for variant, (name, words) in zip(self.variants, titles, strict=True):
             title = f"{name} ({words})" if names.count(name) > 1 and words else name
             title += " (ProCAP's recipe)" if self.is_control(variant) else ""
+            title += " (other code)" if self.is_of_other_code(variant) else ""
             found.setdefault(title, []).append(variant)
         return found
 
