@@ -253,7 +253,11 @@ class SyncedFolder:
         changed = [
             name
             for name, stamp in stamps.items()
-            if stamp and self._holds(name) and (name not in self.files or self.files[name][1] != stamp)
+            if stamp
+            and self._holds(name)
+            and (name not in self.files or self.files[name][1] != stamp)
+            # The next download replaces it.
+            and not self._is_damaged(name)
         ]
         is_collection = self.name.startswith(f"{COLLECTIONS}/")
         deleted = [n for n in self.files if (is_collection or _is_temporary(n)) and not (self.path / n).exists()]
@@ -311,7 +315,17 @@ class SyncedFolder:
 
     def _is_current(self, name: str, version: str) -> bool:
         """Whether the file exists here and the URL has nothing newer."""
-        return name in self.files and self.files[name][0] == version and (self.path / name).exists()
+        known = name in self.files and self.files[name][0] == version and (self.path / name).exists()
+        return known and not self._is_damaged(name)
+
+    def _is_damaged(self, name: str) -> bool:
+        """Whether a synchronized document has changed here since and is no JSON any more."""
+        if name not in self.files or not name.endswith(".json") or self.files[name][1] == _stamp(self.path / name):
+            return False
+        with suppress(ValueError, FileNotFoundError):
+            json.loads((self.path / name).read_bytes())
+            return False
+        return True
 
     def _add(self, name: str, version: str, stamp: Stamp | None) -> None:
         if stamp is not None:

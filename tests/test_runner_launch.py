@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from benchmarks.console.packing import ensure_packed
 from benchmarks.studies.chaos.ports import free_port
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState, read_checkpoint
-from runner.distributed.process_group import init_process_group
+from runner.distributed.process_group import choose_network, init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
 from shards.pack import pack_source
@@ -219,6 +220,26 @@ def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other():
     printed = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
     for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"]):
         assert (end.code, end.err) == (2, printed)
+
+
+def test_hosts_talk_over_the_network_that_joins_them(monkeypatch):
+    """Rank 0 does not know how it is reached; it asks for its way to the others."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))
+            address = outward.getsockname()[0]
+    except OSError:
+        pytest.skip("this machine has no network")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "by-hand")
+    for there, chosen in ((address, None), ("127.0.0.1", ""), ("", "")):
+        choose_network(["", there])
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "by-hand"
+        with monkeypatch.context() as unset:
+            unset.delenv("GLOO_SOCKET_IFNAME")
+            choose_network(["", there])
+            name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            assert name == chosen if chosen is not None else name in dict(map(reversed, socket.if_nameindex())), name
+            assert name != "lo"
 
 
 ROOT = Path(__file__).resolve().parents[1]

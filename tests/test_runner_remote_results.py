@@ -211,6 +211,18 @@ def test_a_checkpoint_of_another_training_is_never_pushed(here):
     assert "train.json" not in remote_files(here) and "checkpoint.safetensors" not in remote_files(here)
 
 
+def test_a_document_that_was_truncated_here_is_never_pushed_and_is_downloaded_again(here):
+    files = finished(b"weights", **{"eval/a.json": b'{"correct": 3}'})
+    write(here, files)
+    here.push_all()
+    for name in ("eval/a.json", "train.json"):
+        (here.local / RUN / name).write_bytes(b'{"corr')
+    here.push_all()
+    assert remote_files(here) == files
+    here.pull_all()
+    assert content(here) == files
+
+
 def test_a_checkpoint_that_was_altered_here_is_downloaded_again(here):
     write(here, finished(b"prompts"))
     here.push_run(RUN)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
+import json
 import os
 import re
+import socket
 import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.utils.store import synchronize
@@ -81,7 +85,7 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
     try:
         with _stderr_muted():
             store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=timeout))
-        _check_devices(store, ranks, device, timeout)
+        _check_hosts(store, ranks, device, address, timeout)
         if gpu:
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -100,7 +104,7 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
         # A store can outlive a restarted group, so the errors of each group have a prefix of their own.
         attempt = group.broadcast_object(uuid.uuid4().hex)
     except (RuntimeError, ValueError, OSError) as error:
-        advice = "; name the network that the hosts share by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, as in eth0"
+        advice = "; if hosts have several networks, name the shared one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         several = ranks.local_size < ranks.size
         raise UserError(
             f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address}:{port} "
@@ -123,14 +127,42 @@ def _stderr_muted() -> Iterator[None]:
         os.close(null)
 
 
-def _check_devices(store: dist.Store, ranks: Ranks, device: torch.device, timeout: timedelta) -> None:
-    """Exchange device types; the groups of ranks with different types of devices would never connect."""
-    kinds = synchronize(store, device.type.encode(), ranks.rank, ranks.size, "devices/", timeout.total_seconds())
-    for rank, kind in enumerate(each.decode() for each in kinds):
-        if kind != kinds[0].decode():
-            raise UsageError(
-                f"rank 0 works on {kinds[0].decode()} and rank {rank} on {kind}: give all of them --device cpu"
-            )
+def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: str, timeout: timedelta) -> None:
+    """Exchange device types and addresses; the groups of ranks with different types of devices would never connect."""
+    try:
+        address = address_towards(master)
+    except OSError:
+        address = ""
+    own = json.dumps([device.type, address]).encode()
+    hosts = synchronize(store, own, ranks.rank, ranks.size, "hosts/", timeout.total_seconds())
+    kinds, addresses = zip(*map(json.loads, hosts), strict=True)
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UsageError(f"rank 0 works on {kinds[0]} and rank {rank} on {kind}: give all of them --device cpu")
+    if ranks.local_size < ranks.size:
+        choose_network(addresses)
+
+
+def choose_network(addresses: Sequence[str]) -> None:
+    """Set GLOO_SOCKET_IFNAME to the interface towards `addresses` of other machines, unless the user has set it.
+
+    By default gloo takes the address that the machine's own name resolves to, which is 127.0.1.1 on many.
+    """
+    remote = next((one for one in addresses if one and not ipaddress.ip_address(one).is_loopback), None)
+    if "GLOO_SOCKET_IFNAME" in os.environ or remote is None:
+        return
+    with suppress(OSError):
+        own = address_towards(remote)
+        for name, entries in psutil.net_if_addrs().items():
+            if any(entry.address == own for entry in entries):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's IPv4 address on the route to `host`; sends nothing. Raises OSError without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        outward.connect((host, 9))
+        return str(outward.getsockname()[0])
 
 
 def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False) -> None:
