@@ -123,6 +123,8 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         return
     if local:
         set_auth_mode(private=True)
+        # Either takes several seconds.
+        print("starting Ray on this machine ...", file=sys.stderr, flush=True)
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
@@ -140,6 +142,8 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         yield
     finally:
         closed.set()
+        if local:
+            print("ending Ray ...", file=sys.stderr, flush=True)
         ray.shutdown()
 
 

@@ -46,7 +46,6 @@ from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
 from cluster.launcher import check_launcher
 from procap.errors import UsageError, UserError
-from procap.recipe import warn_of_warmup
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
@@ -167,8 +166,6 @@ def bench(
     kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
     where = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
-    for config in {run.config.method: run.config for run in open_runs if warn_of_warmup(run.config.recipe)}.values():
-        note(f"procap: warning: {config.path} {warn_of_warmup(config.recipe)}")
     shown = [join_recorded(plan, runtime.results) for plan in plans]
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in shown])
     failed: dict[str, str] = {}

@@ -20,8 +20,15 @@ def describe_suite(started: StartedSuite) -> str:
         return ""
     module = sys.modules.get(SUITES.get(started.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
-    prose = [" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost"))]
-    return " ".join(prose) or started.suite.title
+    prose = " ".join(" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost")))
+    options, (first, mark, paper) = started.options, prose.partition("Published")
+    if len(options.seeds) != 3:
+        first = first.replace("three seeds", plural(len(options.seeds), "seed"))
+    if options.shots:
+        first = first.replace(
+            " with 16 shots", f" with {', '.join(str(count or 'all') for count in options.shots)} shots"
+        )
+    return f"{first}{mark}{paper}" or started.suite.title
 
 
 def describe_state(started: StartedSuite) -> str:

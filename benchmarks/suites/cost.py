@@ -46,6 +46,8 @@ GPU_STEP_SECONDS = 2e-3
 """Lower limit of a step with CUDA graphs: about a thousand kernels of 2 us each."""
 START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
 """Seconds until the first step: loading weights, and on a GPU compiling and capturing graphs."""
+LAUNCH_SECONDS = 15.0
+"""Seconds in which Ray starts and ends, and tables are made; 13 to 17 with small suites on two cores."""
 STARTING = ("load", "compile")
 """Phases of a training that belong to its start."""
 DECODE_SECONDS = {True: 4.5e-3, False: 2.5e-4}
@@ -182,11 +184,14 @@ def forecast_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: in
         return [f"Time on {machine.name}: unknown"]
     unit = "GPU" if machine.device == "cuda" else "machine"
     bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
-    lines = [f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s:"]
+    lines = [
+        f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s, "
+        f"Ray and tables take {LAUNCH_SECONDS:g} s:"
+    ]
     for size in CLUSTER_SIZES:
         groups = size // processes
         if groups and (groups == 1 or groups // 2 < len(seconds)):
-            wall = makespan(seconds, groups)
+            wall = LAUNCH_SECONDS + makespan(seconds, groups)
             lines.append(f"{plural(size, unit)}: {format_duration(wall)}, {wall * size / 3600:.3g} {unit}-hours")
     return lines
 
