@@ -384,7 +384,7 @@ def test_a_narrower_command_keeps_the_rows_of_earlier_ones_and_one_of_other_seed
 
 
 @pytest.mark.parametrize(("name", "earlier", "now", "together"), [
-    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",)}, {"methods": ("maple", "coop")}),
+    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",)}, {"methods": ("coop", "maple")}),
     ("base-to-novel", {"seeds": (1, 2)}, {"seeds": (3,)}, {}),
     ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop", "maple")}, {"methods": ("coop", "maple")}),
     ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",), "overrides": {"epochs": 3}}, {}),
