@@ -11,7 +11,7 @@ import io
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -133,66 +133,43 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
         raise DataUsageError(
             f"{file}: few-shot samples are imported from CoOp's .pkl cache or from .json of procap data few-shot"
         )
-    matched: dict[str, tuple[str, ...]] = {}
+    matched: dict[str, list[str]] = {}
     for split, foreign_paths in foreign.items():
         where = f"{file}, {split}"
         every, numbers = list_split(shards, split)
         labels = dict(zip(every, numbers.tolist(), strict=True))
-        paths = _match_paths(foreign_paths, labels, where)
-        if split in records:
-            packed = [CoopRecord(path, labels[path], shards.classnames[labels[path]]) for path in paths]
-            _compare(records[split], packed, where)
-        if split == "train":
-            _check_counts(paths, labels, shots, shards, where)
-        matched[split] = tuple(paths)
-    return FewShotSamples(
-        dataset=shards.name, shots=shots, seed=seed, source="imported", train=matched["train"], val=matched["val"]
-    )
+        paths = matched[split] = _match_paths(foreign_paths, labels, where)
+        wrong = [
+            f"{record.path!r} is {record.label} '{record.classname}', here {label} '{shards.classnames[label]}'"
+            for record, label in zip(records.get(split, ()), (labels[path] for path in paths), strict=False)
+            if (record.label, record.classname) != (label, shards.classnames[label])
+        ]
+        if wrong:
+            count = f"{len(wrong)} of {len(paths)} images have another label or class name than in the packed set"
+            raise DataError(f"{where}: {count}: {join_first(wrong)}")
+        counts, available = Counter(labels[path] for path in paths), Counter(labels.values())
+        for label in sorted(available) if split == "train" else ():
+            if counts[label] != min(shots, available[label]):
+                has = f"class {shards.classnames[label]!r} has {counts[label]} of {available[label]} images"
+                raise DataError(f"{where}: {has}: these are not {shots} shots")
+    train, val = tuple(matched["train"]), tuple(matched["val"])
+    return FewShotSamples(dataset=shards.name, shots=shots, seed=seed, source="imported", train=train, val=val)
 
 
 def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> list[str]:
     """Match each foreign path to the packed path that it ends in; all must be found, and none twice."""
     known = set(packed)
     deepest = max((path.count("/") for path in known), default=0) + 1
-    found: list[str | None] = []
+    paths: list[str] = []
+    missing: list[str] = []
     for path in foreign:
         # The longest ending, cut at folders.
         parts = path.split("/")[-deepest:]
-        endings = ("/".join(parts[start:]) for start in range(len(parts)))
-        found.append(next((ending for ending in endings if ending in known), None))
-    missing = [path for path, match in zip(foreign, found, strict=True) if match is None]
+        match = next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in known), None)
+        (missing if match is None else paths).append(match or path)
     if missing:
-        raise DataError(
-            f"{where}: {len(missing)} of {len(foreign)} images are not in the packed split: {first_few(missing)}; "
-            "are they samples of another data set or split?"
-        )
-    paths = [path for path in found if path is not None]
-    twice = [path for path, count in Counter(paths).items() if count > 1]
-    if twice:
+        what = f"{len(missing)} of {len(foreign)} images are not in the packed split: {first_few(missing)}"
+        raise DataError(f"{where}: {what}; are they samples of another data set or split?")
+    if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise DataError(f"{where}: {len(twice)} of {len(foreign)} images are listed more than once: {first_few(twice)}")
     return paths
-
-
-def _compare(records: Sequence[CoopRecord], packed: Sequence[CoopRecord], where: str) -> None:
-    """Raise DataError if an image of CoOp's cache has another label or class name than in the packed set."""
-    for field, what in ((1, "label"), (2, "class name")):
-        wrong = [
-            f"{record.path!r} has '{record[field]}', the packed set '{ours[field]}'"
-            for record, ours in zip(records, packed, strict=True)
-            if record[field] != ours[field]
-        ]
-        if wrong:
-            count = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
-            raise DataError(f"{where}: {count}: {join_first(wrong)}")
-
-
-def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:
-    """Raise DataError unless every class has `shots` images, or all of its images if it has fewer."""
-    counts, available = Counter(labels[path] for path in paths), Counter(labels.values())
-    absent = [shards.classnames[label] for label in sorted(available) if label not in counts]
-    if absent:
-        raise DataError(f"{where}: {len(absent)} of {len(available)} classes have no image: {first_few(absent)}")
-    for label in sorted(available):
-        if counts[label] != min(shots, available[label]):
-            images = f"{counts[label]} image{'s' * (counts[label] > 1)} of class {shards.classnames[label]!r}"
-            raise DataError(f"{where}: {images}: these are not {shots} shots")

@@ -215,20 +215,20 @@ def test_coops_cache_of_the_same_draw_is_the_rules_draw(toy, tmp_path, datum):
 
 MISFITS: dict[str, tuple[int, Callable[[dict], object], str]] = {
     "label": (2, lambda it: setattr(it["train"][0], "_label", (it["train"][0]._label + 1) % 5),
-              r"train: 1 of 10 images have another label than in the packed set: .*png\" has"),
+              r"train: 1 of 10 images have another label or class name than in the packed set: .*png. is"),
     "name": (2, lambda it: setattr(it["train"][0], "_classname", it["train"][0]._classname.upper()),
-             r"train: 1 of 10 images have another class name"),
+             r"train: 1 of 10 images have another label or class name"),
     "path": (2, lambda it: setattr(it["train"][0], "_impath", it["train"][0]._impath + ".bak"),
              r"train: 1 of 10 images are not in the packed split: .*/11\.png\.bak"),
     "twice": (2, lambda it: it["train"][1].__dict__.update(it["train"][0].__dict__),
               r"train: 1 of 10 images are listed more than once"),
     "class": (2, lambda it: it.update(train=[record for record in it["train"] if record._label]),
-              r"train: 1 of 5 classes have no image: 'red_ball'"),
+              r"train: class 'red_ball' has 0 of 5 images: these are not 2 shots"),
     "split": (2, lambda it: it.update(train=it["val"], val=it["train"]),
               r"train: 10 of 10 images are not in the packed split: .* and 7 more; are they samples of another"),
     "no val": (2, lambda it: it.pop("val"), r"has no images for validation and the packed 'toy' has some"),
-    "shots": (3, lambda it: None, r"3 images of class .*: these are not 2 shots"),
-    "fewer": (1, lambda it: None, r"1 image of class .*: these are not 2 shots"),
+    "shots": (3, lambda it: None, r"class .* has 3 of .* images: these are not 2 shots"),
+    "fewer": (1, lambda it: None, r"class .* has 1 of .* images: these are not 2 shots"),
 }  # fmt: skip
 
 
