@@ -16,7 +16,7 @@ from shards.manifest import Shard, convention_texts
 from shards.manifest_checks import list_problem, path_problem, read_paths, shard_problem
 from shards.mirror import is_mirror
 from shards.names import MOST_NAMED
-from shards.process_pool import map_in_order
+from shards.pools import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import member_problem, sample_key
 

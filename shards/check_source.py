@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shards.errors import DataError
 from shards.names import Finding
-from shards.process_pool import map_in_order
+from shards.pools import map_in_order
 from shards.records import Part, Source
 
 PART = 250

@@ -28,7 +28,7 @@ from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, 
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
 from shards.names import NAME, has_control, unfit_texts
-from shards.process_pool import map_in_order
+from shards.pools import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset

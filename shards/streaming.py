@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from shards.errors import DataError
 from shards.manifest import Shard
+from shards.pools import thread_pool
 from shards.remote import open_stream, reach, translate_errors
 from shards.tar import IMAGES, SAMPLE_KEY
-from shards.thread_pool import thread_pool
 from shards.urls import redact
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shards.catalogue import Dataset, find
-from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.raw.published import imagenet_wnids, published_classnames
 from shards.world.generate import CLASSNAMES, paint, sample_seed
 
 # Of a thousand classes these: neighbours in the order of text and of numbers, and the two pairs that share a name.

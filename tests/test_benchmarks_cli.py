@@ -43,7 +43,7 @@ LIGHT = {
     "help": "from benchmarks.cli import main; assert main(['--help']) == 0 and len(sys.modules) < 300",
     "help of a command": "from benchmarks.cli import main; main(['bench', 'runtime', '--help'])",
     "backbone": "from benchmarks.cli import main; main('train --methods coop --datasets dtd --backbone x'.split())",
-    "class names": "from shards.catalogue import PUBLISHED; from shards.raw.classnames import published_classnames;"
+    "class names": "from shards.catalogue import PUBLISHED; from shards.raw.published import published_classnames;"
     "assert len([published_classnames(dataset) for dataset in PUBLISHED]) == 15 and 'PIL' not in sys.modules",
     "check of raw folders": "import shards.raw.published",
 }

@@ -19,8 +19,7 @@ from shards.errors import DataError, DataUsageError
 from shards.manifest import FILE, lines_digest
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.lists import raw_layout
+from shards.raw.published import imagenet_wnids, published_classnames, raw_layout
 from shards.resolve import is_packed, resolve_dataset
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,9 +13,7 @@ from shards.check_source import check_source
 from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
-from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.lists import find_folder
-from shards.raw.published import raw_source
+from shards.raw.published import find_folder, imagenet_wnids, published_classnames, raw_source
 from shards.reader import open_dataset
 
 

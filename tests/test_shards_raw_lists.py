@@ -18,8 +18,7 @@ from shards.catalogue import derive_dataset, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.names import unsafe_path
-from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.published import raw_source
+from shards.raw.published import imagenet_wnids, published_classnames, raw_source
 
 BROKEN_FILE = "unchanged copy of the published file"
 

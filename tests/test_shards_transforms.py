@@ -12,8 +12,7 @@ from small_runs import seeded
 from toy_shards import toy_source
 
 from shards import errors, loader, pack, reader, records, transfer
-from shards.device.images import DeviceCrops
-from shards.device.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, is_pillow_reproduced, taps
+from shards.device.images import COEFFICIENT_BITS, REDUCTION, DeviceCrops, fits, is_pillow_reproduced, taps
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
 

@@ -23,8 +23,7 @@ from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.mirror import is_mirror
 from shards.names import Finding
-from shards.raw.lists import find_folder
-from shards.raw.published import raw_source
+from shards.raw.published import find_folder, raw_source
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
 

@@ -19,8 +19,7 @@ from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_datas
 from shards.errors import DataUsageError
 from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
-from shards.raw.lists import find_folder
-from shards.raw.published import raw_source
+from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
 from shards.records import Source
 from shards.resolve import resolve_dataset

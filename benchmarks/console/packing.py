@@ -17,7 +17,7 @@ from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
 from shards.pack import pack_source
-from shards.process_pool import map_in_order
+from shards.pools import map_in_order
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.urls import redact

@@ -19,11 +19,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from shards.device.images import DeviceCrops, augments_on_device
-from shards.device.pillow_resize import fits
+from shards.device.images import DeviceCrops, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
+from shards.pools import thread_pool
 from shards.reader import Split
-from shards.thread_pool import thread_pool
 from shards.transfer import SideStream, prefetch, upload
 from shards.transforms import TrainAugment, View
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from shards.errors import DataError
 from shards.names import Finding, first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
-from shards.raw.lists import SPLITS
+from shards.raw.published import SPLITS
 
 JUNK_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))

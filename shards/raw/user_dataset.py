@@ -36,7 +36,7 @@ from shards.raw.folders import (
     split_classes,
     split_missing,
 )
-from shards.raw.lists import SPLITS
+from shards.raw.published import SPLITS
 from shards.records import Source
 
 UNEQUAL = 10

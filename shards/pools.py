@@ -1,4 +1,4 @@
-"""Run tasks in several processes, with results in the order of the tasks and no process left behind."""
+"""Run tasks in threads or processes, none of which is left behind or holds up the end of what started them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,38 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from shards.errors import DataError
+
+LEAVE_SECONDS = 1.0
+
+
+@contextmanager
+def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor | None]:
+    """Yield a pool of so many threads called `name`, None without workers; its tasks end or are cancelled at the end.
+
+    A thread that waits for a server that does not answer is left behind after `LEAVE_SECONDS`.
+    """
+    if not workers:
+        yield None
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+    try:
+        yield pool
+    finally:
+        # The end of the interpreter has waited for the threads already, and starts no new ones.
+        if not sys.is_finalizing():
+            ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+            ending.start()
+            ending.join(LEAVE_SECONDS)
+
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
