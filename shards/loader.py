@@ -21,10 +21,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from shards.errors import DataUsageError
-from shards.pools import thread_pool
+from shards.pools import prefetch, thread_pool
 from shards.reader import Split
 from shards.rng import generator, stream_seed
-from shards.transfer import prefetch
 from shards.transforms import EvalTransform, TrainAugment
 
 CACHE_BYTES = 2**30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -129,12 +128,7 @@ def repack_hint(folder: Path) -> str:
     """Explain how to replace a broken data set: pack it again, or delete the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    from shards.catalogue import find_or_none
-
-    dataset = find_or_none(folder.name)
-    name = folder.name if dataset else f"{folder.name}.yaml"
-    raw = " --raw FOLDER" if dataset and dataset.source == "folder" and not os.environ.get("PROCAP_RAW") else ""
-    return f"pack it again: procap data pack {name}{raw} --force --data {shlex.quote(str(folder.parent))}"
+    return f"pack it again: procap data pack {folder.name} --force --data {shlex.quote(str(folder.parent))}"
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:

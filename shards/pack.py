@@ -37,8 +37,6 @@ from shards.shard_writer import FinishedShard, ShardTask, pack_shard
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
 SHARD_BYTES = 10**9
-# Headers and padding of an image's three members in a tar, at most.
-OVERHEAD = 3 * 2**10
 
 
 def pack_missing(names: Iterable[str], data_root: Path) -> None:
@@ -171,11 +169,6 @@ def _write(
         shutil.rmtree(partial, ignore_errors=True)
     for temporary in partial.rglob(".*.tmp"):
         temporary.unlink(missing_ok=True)
-    packed = sum(tar.stat().st_size for tar in partial.glob("set/*/*.tar"))
-    missing, free = (size or 0) + OVERHEAD * images - packed, shutil.disk_usage(partial.parent).free
-    if size is not None and missing > free:
-        room = f"about {_bytes(missing)} {'more ' if packed else ''}are needed in {partial.parent}, {_bytes(free)} are"
-        raise DataError(f"'{source.name}' does not fit: {room} free; free some or choose another --data folder")
     write_file(plan_file, plan)
     ranges = source.ranges(per_shard)
     tasks = (

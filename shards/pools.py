@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,6 +20,9 @@ from typing import TypeVar
 from shards.errors import DataError
 
 LEAVE_SECONDS = 1.0
+
+Item = TypeVar("Item")
+Started = TypeVar("Started")
 
 
 @contextmanager
@@ -42,11 +45,28 @@ def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor | None]:
             ending.join(LEAVE_SECONDS)
 
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+def prefetch(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
+    """Call `start` of every item up to `ahead` items before its turn, and yield the results in order.
+
+    An error of `items` or `start` is raised when it occurs, so up to `ahead` items before its turn. Closing this closes
+    `items`.
+    """
+    begun: deque[Started] = deque()
+    try:
+        for item in items:
+            begun.append(start(item))
+            if len(begun) > ahead:
+                yield begun.popleft()
+        while begun:
+            yield begun.popleft()
+    finally:
+        # Release unused results now; the traceback of an error would keep this frame and them alive.
+        begun.clear()
+        if callable(close := getattr(items, "close", None)):
+            close()
 
 
-def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int = 1) -> Iterator[Result]:
+def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], workers: int = 1) -> Iterator[Started]:
     """Yield `function(task)` of each task in the order of the tasks, computed by up to `workers` processes.
 
     With one worker everything runs in this process. Several workers are spawned processes: `function` must be defined
@@ -61,21 +81,20 @@ def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], work
     # Workers end when this process closes its end of the pipe, which the system does if it is killed.
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(reader,))
-    pending: deque[Future[Result]] = deque()
+
+    def submit(task: Item) -> Future[Started]:
+        # Workers inherit that SIGINT is blocked: Ctrl-C goes to all processes of a terminal, and this one handles it.
+        # The resource tracker is started first, because its start would unblock SIGINT again.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return pool.submit(function, task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     try:
-        for task in tasks:
-            # Workers inherit that SIGINT is blocked: Ctrl-C goes to all processes of a terminal, and this one handles
-            # it. The resource tracker is started first, because its start would unblock SIGINT again.
-            resource_tracker.ensure_running()
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                pending.append(pool.submit(function, task))
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        for future in prefetch(tasks, submit, 2 * workers):
+            yield future.result()
     except BrokenProcessPool:
         hint = "was there too little memory? Fewer workers need less"
         raise DataError(f"a worker process was killed; {hint}; what is finished is kept, so start again") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from shards.errors import DataError
 from shards.manifest import Shard
-from shards.pools import thread_pool
+from shards.pools import prefetch, thread_pool
 from shards.remote import open_stream, reach, translate_errors
 from shards.tar import IMAGES, SAMPLE_KEY
 from shards.urls import redact
@@ -85,17 +84,16 @@ def stream_images(
     for i in order:
         wanted.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
     images: dict[int, bytes] = {}
-    ahead: deque[Future[dict[int, bytes]]] = deque()
-    waiting = iter(wanted.items())
     with thread_pool(SHARDS_AHEAD, "shards") as pool:
         assert pool
+
+        def read(item: tuple[int, set[int]]) -> Future[dict[int, bytes]]:
+            return pool.submit(_read_shard, shards[item[0]], item[1])
+
+        later = prefetch(wanted.items(), read, SHARDS_AHEAD)
         for i in order:
-            position = int(positions[i])
-            while position not in images:
-                while len(ahead) <= SHARDS_AHEAD and (next_shard := next(waiting, None)) is not None:
-                    number, positions_there = next_shard
-                    ahead.append(pool.submit(_read_shard, shards[number], positions_there))
-                images |= ahead.popleft().result()
+            while (position := int(positions[i])) not in images:
+                images |= next(later).result()
             yield images.pop(position)
 
 

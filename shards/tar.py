@@ -13,6 +13,8 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shards.names import unsafe_path
+
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
@@ -35,16 +37,11 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
     """Make the sample that webdataset's TarWriter writes for an image. Raises ValueError if it cannot be stored."""
     if extension not in IMAGES:
         raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
-    if "\n" in path:
-        raise ValueError("its name holds a line break")
+    if reason := unsafe_path(path):
+        raise ValueError(f"its name {reason}")
     if len(data) > IMAGE_LIMIT:
         raise ValueError("it is larger than 4 GiB")
-    try:
-        side = json.dumps({"path": path}, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("its name is not UTF-8") from None
-    if len(side) > HEADER_LIMIT:
-        raise ValueError("its name is too long")
+    side = json.dumps({"path": path}, ensure_ascii=False).encode()
     return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
 
 

@@ -6,16 +6,13 @@ a device without streams the same code does the same work in the same order, at 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from functools import lru_cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-Item = TypeVar("Item")
-Started = TypeVar("Started")
+from shards.pools import prefetch
 
 
 def to_device(
@@ -35,27 +32,6 @@ def to_device(
 
     for take in prefetch(batches, start, ahead if side.overlaps else 0):
         yield take()
-
-
-def prefetch(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
-    """Call `start` of every item up to `ahead` items before its turn, and yield the results in order.
-
-    An error of `items` or `start` is raised when it occurs, so up to `ahead` items before its turn. Closing this closes
-    `items`.
-    """
-    begun: deque[Started] = deque()
-    try:
-        for item in items:
-            begun.append(start(item))
-            if len(begun) > ahead:
-                yield begun.popleft()
-        while begun:
-            yield begun.popleft()
-    finally:
-        # Release unused results now; the traceback of an error would keep this frame and them alive.
-        begun.clear()
-        if callable(close := getattr(items, "close", None)):
-            close()
 
 
 class SideStream:

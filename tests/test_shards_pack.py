@@ -220,9 +220,8 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
 
 @pytest.mark.parametrize(("path", "message"), [
     ("test/no_extension", "does not end as an image's does"),
-    ("test/two\nlines.png", "holds a line break"),
-    ("test/\udcff.png", "not UTF-8"),
-    ("test/" + "long" * 300_000 + ".png", "too long"),
+    ("test/two\nlines.png", "holds characters that do not"),
+    ("test/\udcff.png", "characters that do not"),
 ])  # fmt: skip
 def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
     data = next(toy_records("test")).data
@@ -290,15 +289,6 @@ def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_pa
     assert pack_source(toy_source(refuse, counts={"test": 3}, resize=32, variant="32 px"), tmp_path) == manifest
     with pytest.raises(AssertionError, match="valid set"):
         pack_source(toy_source(refuse, counts={"test": 3}), tmp_path)
-
-
-def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * 10**9))
-    with pytest.raises(errors.DataError, match=r"does not fit: about 140\.2 GB are needed in .*, 2\.0 GB are free"):
-        pack_source(toy_source(refuse, size=140 * 10**9, counts={"train": 70_000}), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    pack_source(toy_source(size=10**9), tmp_path)
 
 
 def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     damage(root / "toy/test/1.tar")
     with pytest.raises(DataError, match=rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images.* 17 images") as error:
         open_dataset(root, "toy").split("test")
-    assert "\n" not in str(error.value) and "procap data pack toy.yaml --force" in str(error.value)
+    assert "\n" not in str(error.value) and "procap data pack toy --force" in str(error.value)
     report = check_dataset(root, "toy")
     assert not report.ok
     broken = {split.name: split for split in report.splits if split.problems}

@@ -14,6 +14,7 @@ from toy_shards import toy_source
 from shards import errors, loader, pack, reader, records, transfer
 from shards.device.images import COEFFICIENT_BITS, REDUCTION, DeviceCrops, fits, is_pillow_reproduced, taps
 from shards.device.stream import DeviceTrainStream, augments_on_device
+from shards.pools import prefetch
 from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -395,7 +396,7 @@ def test_on_a_cpu_the_very_tensors_pass_one_tuple_at_a_time():
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_prefetching_starts_that_many_items_ahead_and_keeps_their_order(ahead):
     started: list[int] = []
-    for n, item in enumerate(transfer.prefetch(range(6), lambda item: (started.append(item), item)[1], ahead)):
+    for n, item in enumerate(prefetch(range(6), lambda item: (started.append(item), item)[1], ahead)):
         assert item == n and started == list(range(min(6, n + 1 + ahead)))
     assert n == 5
 
@@ -404,7 +405,7 @@ def test_prefetching_starts_that_many_items_ahead_and_keeps_their_order(ahead):
 def test_an_error_closes_the_source(ahead):
     watched = Watched(6, broken=4)
     with pytest.raises(OSError, match="no more"):
-        list(transfer.prefetch(watched, lambda item: item, ahead))
+        list(prefetch(watched, lambda item: item, ahead))
     assert watched.closed
 
 

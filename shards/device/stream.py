@@ -21,9 +21,9 @@ from torch import Tensor
 
 from shards.device.images import DeviceCrops, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
-from shards.pools import thread_pool
+from shards.pools import prefetch, thread_pool
 from shards.reader import Split
-from shards.transfer import SideStream, prefetch, upload
+from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, View
 
 __all__ = ["DeviceTrainStream", "augments_on_device"]
