@@ -386,7 +386,7 @@ def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
     flags = ["--datasets", "digits", "--seeds", "1", "--dry-run", "--json", "--results", tmp_path]
     code, out, _ = run(capsys, "bench", "base-to-novel", "--profile", "mini", "--methods", "table1", *flags)
     planned = [Path(entry["run"]).parts[2] for entry in json.loads(out.splitlines()[-1])["runs"]]
-    assert code == 0 and planned[:3] == ["zeroshot", "cocoop", "coop"] and planned[-1] == "procap"
+    assert code == 0 and planned[:3] == ["zeroshot", "coop", "cocoop"] and planned[-1] == "procap"
     assert {"kgcoop", "maple", "promptsrc", "tcp", "mma", "mmlop"} <= {*planned} and "vpt" not in planned
 
 
