@@ -15,6 +15,7 @@ from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
 from benchmarks.report.report import write_report
 from benchmarks.report.started_suites import find_started_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
+from benchmarks.sweeps.table import sweep_table
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from runner.image_answers import pack_bits, pack_labels
 from runner.inference import count_classes
@@ -104,6 +105,10 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
 def test_a_sweep_has_a_table_by_its_name(made, capsys):
     assert main(["table", "rates", "--results", str(made[0]), "--format", "csv"]) == 0
     assert ",0.1,51.0," in capsys.readouterr().out.splitlines()[1]
+    first, second = SweepFolder(made[0] / "sweeps/rates").load().values()
+    settings = SweepSettings.model_validate_json((made[0] / "sweeps/rates/sweep.json").read_text())
+    best, other = sweep_table(settings, [first, second], {*first.runs}).rows
+    assert (best.cells[-1], other.cells[-1]) == ("finished", "finished (other code)")
     assert main(["table", "rates", "--results", str(made[0]), "--check"]) == 2
     assert "no --check" in capsys.readouterr().err
 

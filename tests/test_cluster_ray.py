@@ -118,6 +118,18 @@ def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys)
     assert files == {file: file.stat().st_mtime_ns for file in files}
 
 
+def test_force_deletes_its_runs_and_their_scores_first(searched, where, tmp_path, monkeypatch):
+    results = shutil.copytree(searched, tmp_path / "results")
+    monkeypatch.setattr("benchmarks.cli.sweep._execute", lambda *_: 0)
+    again = ["sweep", *ASKED, *GRID, *where, "--results", str(results)]
+    tried = {path for one in SweepFolder(results / "sweeps/grid").load().values() for path in one.runs}
+    assert main([*again, "--force", "--dry-run"]) == main(again) == 0
+    assert tried <= {run.path.relative_to(results).as_posix() for run in find_runs(results)}
+    assert main([*again, "--force"]) == 0
+    assert not tried & {run.path.relative_to(results).as_posix() for run in find_runs(results) if run.train()}
+    assert not SweepFolder(results / "sweeps/grid").load()
+
+
 def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys):
     document = summary(searched)
     train, evaluate = (shlex.split(line)[1:] for line in document["commands"])

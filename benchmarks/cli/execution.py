@@ -59,12 +59,7 @@ def execute(
             note("one run at a time, in this process (--max-concurrent N for more)")
         if force:
             # Once, in the driver, so that a restarted run resumes.
-            remote = RemoteResults.from_runtime(runtime)
-            for run in runs:
-                folder = RunFolder(runtime.results / run.path)
-                with folder.locked():
-                    remote.delete_run(run.path)
-                    folder.clear()
+            delete_runs((run.path for run in runs), runtime)
         # Greedy packing of the longest first ends early.
         work = {run.path: costs.seconds(run) for run in runs}
         ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
@@ -74,6 +69,16 @@ def execute(
         with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}
+
+
+def delete_runs(paths: Iterable[str], runtime: RuntimeConfig) -> None:
+    """Delete runs, here and at the URL of the results."""
+    remote = RemoteResults.from_runtime(runtime)
+    for path in paths:
+        folder = RunFolder(runtime.results / path)
+        with folder.locked():
+            remote.delete_run(path)
+            folder.clear()
 
 
 @contextmanager

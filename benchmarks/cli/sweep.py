@@ -60,6 +60,7 @@ def sweep(
     launch: flags.LaunchFlags,
     runtime: flags.RuntimeFlags,
     engine: flags.EngineFlags,
+    mode: flags.ModeFlags,
     output: flags.OutputFlags,
     file: Annotated[
         Path | None,
@@ -70,11 +71,11 @@ def sweep(
             callback=load_file,
         ),
     ] = None,
-    dry_run: flags.DryRun = False,
 ) -> int:
     """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
 
-    Test images are never read. Finished runs are never trained again. Repeat the command to resume a sweep.
+    Test images are never read. Finished runs are never trained again, unless --force deletes the runs that the sweep
+    has tried (and all of a grid). Repeat the command to resume a sweep.
     """
     library_defaults()
     launcher = launch.to_launcher()
@@ -91,12 +92,25 @@ def sweep(
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
         check_setup((run.config for run in runs), at, launcher.processes)
-    if dry_run:
+    if mode.dry_run:
         return _show_plan(settings, folder, at, output)
     ensure_packed(settings.datasets, at.data)
     with folder.locked():
         folder.check(settings)
+        if mode.force:
+            _delete(settings, folder, at)
         return _execute(settings, folder, at, launcher, runtime, engine, output)
+
+
+def _delete(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig) -> None:
+    """Delete the runs of all configurations that were tried, and of a grid all, with the record of their scores."""
+    from benchmarks.cli.execution import delete_runs
+
+    paths = {path for one in folder.load().values() for path in one.runs}
+    for values in examples(settings) if settings.search == "grid" else ():
+        paths |= {run.path for run in make_runs(settings, values, at.data)}
+    delete_runs(sorted(paths), at)
+    folder.save(())
 
 
 def _execute(

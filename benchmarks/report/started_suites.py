@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -196,21 +196,21 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
         except UserError as error:
             problems.append((folder.name, str(error)))
             continue
-        suite = Suite(
-            settings.name,
-            f"sweep {settings.name}",
-            settings.methods,
-            partial(_sweep_tables, settings, configurations),
-        )
+        own = [runs[path] for path in collection.runs if path in runs]
+        trained = ((config, at.train()) for at, config in own)
+        other_code = {config.path for config, training in trained if training and training.changed_code(config)}
+        tables = partial(_sweep_tables, settings, configurations, other_code)
+        suite = Suite(settings.name, f"sweep {settings.name}", settings.methods, tables)
         # Runs that a scheduler has stopped early are not unfinished.
         ended = {path for one in configurations if one.state in ("finished", "stopped") for path in one.runs}
-        own = [runs[path] for path in collection.runs if path in runs]
         found.append(_read_group(suite, results, own, collection, ended))
     return found, problems
 
 
-def _sweep_tables(settings: SweepSettings, configurations: Sequence[Configuration], done: SuiteResults) -> list[Table]:
-    return [sweep_table(settings, configurations)]
+def _sweep_tables(
+    settings: SweepSettings, configurations: Sequence[Configuration], other_code: Set[str], done: SuiteResults
+) -> list[Table]:
+    return [sweep_table(settings, configurations, other_code)]
 
 
 def _read_group(

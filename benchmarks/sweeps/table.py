@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Literal
 
 from benchmarks.results.metrics import Metric
@@ -43,14 +43,17 @@ def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) 
     return list(each.values()) if settings.varies_data else rank(settings, each.values())[:1]
 
 
-def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:
-    """Make a row for each configuration, the best first."""
+def sweep_table(
+    settings: SweepSettings, configurations: Sequence[Configuration], other_code: Set[str] = frozenset()
+) -> Table:
+    """Make a row for each configuration, the best first. other_code: runs trained by code that is not installed."""
     rows = []
     for number, one in enumerate(rank(settings, configurations), 1):
         seeds = tuple(sorted(map(int, one.by_seed)))
         score = None if one.score is None else Metric(one.score, one.spread, seeds)
         values = [_format_value(one.values.get(field)) for field in settings.domains]
-        rows.append(Row((str(number),), (*values, score, f"{one.epoch} of {one.epochs}", STATES[one.state])))
+        state = STATES[one.state] + (" (other code)" if other_code & {*one.runs} else "")
+        rows.append(Row((str(number),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     better: Literal["high", "low"] = "high" if settings.direction == "max" else "low"
     columns = (*fields, Column(f"{settings.metric}, %", better), Column("Epochs", ""), Column("State", ""))
