@@ -243,6 +243,10 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     assert ("split" in written) == (layout not in ("table with splits",) and "{s:" not in layout)
     manifest = open_dataset(tmp_path / "data", "birds").manifest
     assert {*manifest.splits} >= {"train", "test"} and {*manifest.classnames} == {*CLASSES}
+    put_classes(tmp_path / "other" / "birds")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "other" / "birds", "--data", tmp_path / "data")
+    assert code == 2 and "'birds' was packed from another folder than" in err
+    assert open_dataset(tmp_path / "data", "birds").manifest == manifest
 
 
 @pytest.mark.parametrize("command", ["pack", "check"])

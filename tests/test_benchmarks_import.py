@@ -88,6 +88,7 @@ def test_a_run_goes_out_in_both_formats_and_tables_mark_it(capsys, flags):
     assert "--option depth=2" in command
     place = flags[flags.index("--data") :][:2]
     assert main([*shlex.split(command)[4:], *place, "--results", "printed", "--tracking", "off"]) == 0
+    assert [run.path.name for run in find_runs(Path("printed"))] == [ours.path.name]
     assert results.load("dassl").imported.all() and not results.load("ours").imported.any()
     capsys.readouterr()
     assert main(["table", "--results", "dassl"]) == 0

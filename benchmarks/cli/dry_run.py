@@ -110,6 +110,14 @@ def changed_options(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in config.options.items() if value != usual[name]}
 
 
+def changed_recipe(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of the recipe that differ from those that are published for the task."""
+    task = "few-shot" if config.classes == "all" else "base-to-novel"
+    published = method_class(config.method).recipe(task, config.shots, base_name(config.dataset))
+    usual = published.model_dump(mode="json")
+    return {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != usual[name]}
+
+
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
     """Return the number of shards of each data set, or why there are none."""
     states = {}

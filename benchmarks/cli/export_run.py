@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
-from benchmarks.cli.dry_run import changed_options
+from benchmarks.cli.dry_run import changed_options, changed_recipe
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import assignments
@@ -57,7 +57,9 @@ def export(
                 backbone=config.backbone,
                 pretrained=config.pretrained or "",
             )
-            recipe = flags.RecipeFlags(option=assignments(changed_options(config)))
+            recipe = flags.RecipeFlags(
+                option=assignments(changed_options(config)), recipe_field=assignments(changed_recipe(config))
+            )
             chosen = flags.command_line(selection, recipe)
             note(f"to import it: procap import {quote(files[config.path])} {chosen}")
     code = note_failures(len(files), failures.reasons)
