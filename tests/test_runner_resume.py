@@ -414,7 +414,7 @@ CheckpointUploader.start = stop
 @pytest.mark.slow
 def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, short_checkpoint, tmp_path):
     url = f"s3://{s3.bucket}/{tmp_path.name}"
-    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
+    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "300", "--json"]
     words += ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
     def begun(home, results, before=""):
