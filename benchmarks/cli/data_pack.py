@@ -58,8 +58,6 @@ def pack(
     """
     root = _local_root(data, packing)
     wanted = select_datasets(names, packing, root)
-    if mode.dry_run:
-        return _show_plan(wanted, root, output)
     for one in wanted:
         # The folder that a set was packed from has its YAML file beside it.
         if one.guessed and is_packed(root, one.name) and not mode.force:
@@ -68,8 +66,10 @@ def pack(
                 f"'{one.name}' was packed from another folder than {folder}: rename this one, or replace the set "
                 "with --force"
             )
-        if not one.is_own and one.name in names and Path(one.name).is_dir():
+        if not (one.is_own or packing.raw) and one.name in names and Path(one.name).is_dir():
             note(f"procap: note: {one.name} is a known data set; the folder here is ./{one.name}")
+    if mode.dry_run:
+        return _show_plan(wanted, root, output)
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
     for one in wanted:

@@ -20,7 +20,7 @@ from shards.urls import is_url, redact
 PLACES = ("HOME", "PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI",
           "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
 """Environment variables that name folders and stores."""
-URL_FLAGS = ("--data", "--results", "--tracking", "--from", "--address")
+URL_FLAGS = ("--data", "--results", "--tracking", "--address")
 METHOD_GROUPS = ("all", "table1")
 """Names of groups of methods."""
 

@@ -7,6 +7,7 @@ method. It is infinite for a data set that is not known.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -23,16 +24,16 @@ from benchmarks.suites.planning import count_images, read_state
 from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
+from procap.weights.architectures import geometry_from_config, model_configs
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import format_duration
 from runner.run_folders import RunFolder, find_runs
 from shards.errors import DataError
 
-OPERATIONS = {"mini": (1.9e8, 7.2e6), "ViT-B-32": (9e9, 4e8), "ViT-B-16": (3.3e10, 4e8), "ViT-L-14": (1.5e11, 8e8)}
-"""Floating-point operations of an image and of a class prompt in the towers, by backbone.
-
-A training step takes twice as many: where weights are frozen the backward pass costs as much as the forward pass.
-"""
+MINI_OPERATIONS = 1.9e8, 7.2e6
+"""As `tower_operations` counts them; the sizes of `mini` stand in its weights alone."""
+PROMPT_TOKENS = 6
+"""Of a class prompt without padding."""
 
 # Assumptions, used until runs have finished on the device.
 CPU_PACE = 5e10
@@ -91,6 +92,19 @@ def find_machine(device: str = "auto", nodes: Sequence[Node] = ()) -> Machine:
     return Machine(cpu_name(), "cpu")
 
 
+@functools.cache
+def tower_operations(backbone: str) -> tuple[float, float]:
+    """Count floating-point operations of an image and of a class prompt in the towers; a file counts as ViT-B/16."""
+    if backbone == "mini":
+        return MINI_OPERATIONS
+    configs = model_configs()
+    sizes = geometry_from_config(configs.get(backbone, configs["ViT-B-16"]))
+    tokens = (sizes.image_size // sizes.patch_size) ** 2 + 1
+    # A block multiplies each token by 12 * width ** 2 weights: projections of the attention 4, perceptron 8.
+    image = 24 * sizes.vision_layers * sizes.vision_width**2 * tokens
+    return image, 24 * sizes.text_layers * sizes.text_width**2 * PROMPT_TOKENS
+
+
 class CostModel:
     """Estimate seconds of runs on one machine, from counted operations and the times of finished runs."""
 
@@ -120,7 +134,7 @@ class CostModel:
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done."""
-        image, prompt = OPERATIONS.get(config.backbone, OPERATIONS["ViT-B-16"])
+        image, prompt = tower_operations(config.backbone)
         pace = self.machine.pace(config.precision)
         on_gpu = self.machine.device == "cuda"
         seconds = START_SECONDS[self.machine.device]
@@ -130,6 +144,7 @@ class CostModel:
             )
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]
             batch, epochs = config.recipe.batch_size, config.recipe.passes(round(images)) * (1 - trained)
+            # Where weights are frozen the backward pass costs as much as the forward pass.
             step = 2 * (image * min(batch, images) + prompt * classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
