@@ -233,4 +233,4 @@ def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(p
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp (other code)"]
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()
-    assert "Read with care: runs: OTHER CODE trained runs of Painted CoOp" in page
+    assert "Read with care: OTHER CODE trained runs of Painted CoOp" in page

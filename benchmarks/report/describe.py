@@ -80,8 +80,8 @@ def list_caveats(suites: Sequence[StartedSuite]) -> list[str]:
             caveats.append(f"{further} with other seeds or settings, which no table here shows")
         for caveat in caveats:
             found.setdefault(caveat, []).append(one.name)
-    every = "all suites" if len(suites) > 1 else ""
-    return [
-        f"{every if every and len(names) == len(suites) else ', '.join(names)}: {caveat}."
-        for caveat, names in found.items()
-    ]
+    lines = []
+    for caveat, names in found.items():
+        of = "" if len(names) == len(suites) else f" ({', '.join(names)})"
+        lines.append(f"{caveat[0].upper()}{caveat[1:]}{of}.")
+    return lines
