@@ -160,7 +160,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     assert line == f"failed: {config.path}: no room" and row["reason"] == "no room"
     assert (row["lr"], row["epochs"], row["options"]) == (config.recipe.lr, config.recipe.epochs, dict(config.options))
     assert "ablation" not in section(text, "missing")
-    assert "all suites: these results do not compare with published ones" in section(text, "caveats")
+    assert "These results do not compare with published ones" in section(text, "caveats")
 
 
 def test_the_command_at_the_top_is_the_plan_again(page, results, capsys, tmp_path):
