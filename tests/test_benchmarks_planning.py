@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
-from benchmarks.cli.selection import selected_runs
+from benchmarks.cli.selection import run_flags, selected_runs
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
 from benchmarks.results.published.tables import COMPONENTS
 from benchmarks.results.suite import SuiteResults
@@ -247,9 +248,23 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
 
 
 def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_ones(capsys):
-    line = "train --methods maple,coop --datasets shapes --option maple.depth=3 --dry-run"
-    assert main(line.split()) == 0
-    assert re.findall(r"new +(MaPLe.*?|CoOp.*?)  ", capsys.readouterr().out) == ["MaPLe (depth 3)", "CoOp"]
+    for line, code, shown in (
+        ("train --methods maple,coop --datasets shapes --option maple.depth=3", 0, ["MaPLe (depth 3)", "CoOp"]),
+        ("bench cross-dataset --profile paper --methods maple,coop --seeds 1", 1, ["CoOp", "MaPLe"]),
+    ):
+        assert main([*line.split(), "--dry-run"]) == code
+        assert re.findall(r"new +(MaPLe.*?|CoOp.*?)  ", capsys.readouterr().out) == shown
+
+
+def test_the_flags_of_a_run_select_it(capsys, tmp_path):
+    recipe = RecipeFlags(epochs=3, recipe_field=["weight_decay=0.5"], few_shot_samples="0" * 16)
+    for config in (
+        *selected_runs(SelectionFlags("mma,coop", "dtd", "2", "full", precision="bf16", classes="all"), recipe),
+        *selected_runs(SelectionFlags("maple", "shapes", shots="4"), RecipeFlags(recipe="procap")),
+    ):
+        assert main(["train", *shlex.split(run_flags(config)), "--dry-run", "--json"]) in (0, 1)
+        [run] = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+        assert run["run"] == config.path
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:

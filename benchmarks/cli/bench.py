@@ -155,7 +155,8 @@ def bench(
             if launcher.kind == "local":
                 check_runs(open_runs, runtime, launcher.processes, force=mode.force)
 
-        show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast)
+        tasks = {run.path: plan.suite.task for plan in plans for run in plan.runs}
+        show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast, tasks=tasks)
         return 0
     if flags.option and launcher.kind == "local":
         check_setup((run.config for run in open_runs), runtime, launcher.processes)

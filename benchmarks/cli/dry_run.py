@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.cli.flags import OutputFlags
+from benchmarks.cli.selection import changed_settings
 from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_method, title_variants
 from benchmarks.suites.checks import count_training_images, note_small_classes
 from benchmarks.suites.planning import RunState, count_images, read_state
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
-from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent
 from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
-from shards.resolve import base_name, is_packed, resolve_dataset
+from shards.resolve import is_packed, resolve_dataset
 
 
 def show_checked_plan(
@@ -31,10 +31,11 @@ def show_checked_plan(
     *,
     force: bool = False,
     forecast: Sequence[str] = (),
+    tasks: Mapping[str, str | None] | None = None,
 ) -> None:
     """Print what is left of runs, then raise the error of `check`, which stops the command; a usage error comes alone.
 
-    forecast: lines about the time that this will take.
+    forecast: lines about the time that this will take. tasks: of runs whose published options are not the usual ones.
     """
     stops: UserError | DataError | None = None
     try:
@@ -75,7 +76,10 @@ def show_checked_plan(
         show(f"weights of {name}: {place}")
     settings = [describe_settings(config) for config in configs]
     titles = title_variants(SimpleNamespace(method=[config.method for config in configs], settings=settings))
-    titles = [_name_options(title, config) for title, config in zip(titles, configs, strict=True)]
+    titles = [
+        _name_options(title, config, (tasks or {}).get(config.path))
+        for title, config in zip(titles, configs, strict=True)
+    ]
     rows: list[tuple[Any, ...]] = []
     for run, title in zip(runs, titles, strict=True):
         names = " ".join(f"{one['target']}{'=done' if one['done'] else ''}" for one in run["targets"])
@@ -84,7 +88,7 @@ def show_checked_plan(
         rows.append((run["state"], title, f"{epochs:g}", run["images"], test_images, run["run"], names or "-"))
     show("\n" + columns(("state", "variant", "epochs", "images", "test images", "run", "targets"), rows))
     show(
-        f"\n{plural(len(rows), 'run')}, {sum(row[0] != 'finished' for row in rows)} to train; "
+        f"\n{plural(len(rows), 'run')}, {sum(bool(run['train_images']) for run in runs)} to train; "
         f"about {sum(run['train_images'] for run in runs):,} images to train on in all epochs, "
         f"{sum(row[4] for row in rows):,} to evaluate. Nothing was written."
     )
@@ -96,26 +100,10 @@ def show_checked_plan(
         raise stops
 
 
-def _name_options(title: str, config: RunConfig) -> str:
-    """Add the options that differ from the published ones to the title of a method without other variants."""
-    changed = [f"{name} {value}" for name, value in changed_options(config).items()]
+def _name_options(title: str, config: RunConfig, task: str | None) -> str:
+    """Add the options that differ from those published for a task to the title of a method without other variants."""
+    changed = [f"{name} {value}" for name, value in changed_settings(config, task)[0].items()]
     return f"{title} ({', '.join(changed)})" if changed and title == title_method(config.method) else title
-
-
-def changed_options(config: RunConfig) -> dict[str, Any]:
-    """Return the options that differ from those that are published for the task."""
-    task = "few-shot" if config.classes == "all" else "base-to-novel"
-    published = method_class(config.method).task_options(task, config.shots, base_name(config.dataset))
-    usual = method_options(config.method, published).model_dump(mode="json")
-    return {name: value for name, value in config.options.items() if value != usual[name]}
-
-
-def changed_recipe(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of the recipe that differ from those that are published for the task."""
-    task = "few-shot" if config.classes == "all" else "base-to-novel"
-    published = method_class(config.method).recipe(task, config.shots, base_name(config.dataset))
-    usual = published.model_dump(mode="json")
-    return {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != usual[name]}
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:

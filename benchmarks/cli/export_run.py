@@ -9,10 +9,8 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
-from benchmarks.cli.dry_run import changed_options, changed_recipe
 from benchmarks.cli.eval import find_run
-from benchmarks.cli.selection import runtime_config
-from benchmarks.cli.sweep_settings import assignments
+from benchmarks.cli.selection import run_flags, runtime_config
 from benchmarks.console.output import note, note_failures, quote, show, show_json
 from procap.errors import unknown_name
 from runner.environment import library_defaults
@@ -48,20 +46,7 @@ def export(
             files[config.path] = export_run(config, at, out.expanduser(), format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
-            selection = flags.SelectionFlags(
-                methods=config.method,
-                datasets=config.dataset,
-                seeds=str(config.seed),
-                shots=str(config.shots or "full"),
-                classes=config.classes,
-                backbone=config.backbone,
-                pretrained=config.pretrained or "",
-            )
-            recipe = flags.RecipeFlags(
-                option=assignments(changed_options(config)), recipe_field=assignments(changed_recipe(config))
-            )
-            chosen = flags.command_line(selection, recipe)
-            note(f"to import it: procap import {quote(files[config.path])} {chosen}")
+            note(f"to import it: procap import {quote(files[config.path])} {run_flags(config)}")
     code = note_failures(len(files), failures.reasons)
     if output.json:
         show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -294,3 +295,10 @@ def command_line(*groups: Any) -> str:
             for item in value if isinstance(value, list) else [value]:
                 words += [flag] if item is True else [flag, quote(item)]
     return " ".join(words)
+
+
+def assignments(values: Mapping[str, Any]) -> list[str] | None:
+    """Write options as `--option` takes them; None without any."""
+    return [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
+    ] or None

@@ -6,7 +6,15 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
+from benchmarks.cli.flags import (
+    ChoiceFlags,
+    EngineFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    assignments,
+    command_line,
+)
 from benchmarks.console.output import note
 from benchmarks.console.parse import (
     METHOD_GROUPS,
@@ -22,7 +30,7 @@ from benchmarks.console.parse import (
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, unknown_name
-from procap.methods import method_class, method_paths
+from procap.methods import method_class, method_options, method_paths
 from procap.weights.architectures import check_backbone
 from runner.config import (
     EvalSettings,
@@ -39,7 +47,7 @@ from shards.catalogue import CATALOGUE, find
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataUsageError
 from shards.fewshot import select_labels
-from shards.resolve import resolve_dataset
+from shards.resolve import base_name, resolve_dataset
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
@@ -222,6 +230,40 @@ def runtime_config(
         store=store,
         no_cache=flags.no_cache,
     )
+
+
+def changed_settings(config: RunConfig, task: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that differ from those published for a task, see `plan_run`."""
+    published = task or ("few-shot" if config.classes == "all" else "base-to-novel")
+    kind, case = method_class(config.method), (published, config.shots, base_name(config.dataset))
+    options = method_options(config.method, kind.task_options(*case)).model_dump(mode="json")
+    recipe = kind.recipe(*case).model_dump(mode="json")
+    return (
+        {name: value for name, value in config.options.items() if value != options[name]},
+        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != recipe[name]},
+    )
+
+
+def run_flags(config: RunConfig) -> str:
+    """Return the flags of `procap train` and `procap import` that select a run."""
+    selection = SelectionFlags(
+        methods=config.method,
+        datasets=config.dataset,
+        seeds=str(config.seed),
+        shots=str(config.shots or "full"),
+        classes=config.classes,
+        backbone=config.backbone,
+        pretrained=config.pretrained or "",
+        precision=config.precision,
+    )
+    options, fields = changed_settings(config)
+    recipe = RecipeFlags(
+        **{name: fields.pop(name) for name in ("epochs", "batch_size", "lr") if name in fields},
+        option=assignments(options),
+        recipe_field=assignments(fields),
+        few_shot_samples=config.picks,
+    )
+    return command_line(selection, recipe)
 
 
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:

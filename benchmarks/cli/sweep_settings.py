@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
+from benchmarks.cli.flags import (
+    EngineFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    SweepFlags,
+    assignments,
+    command_line,
+)
 from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
     parse_assignments,
@@ -170,10 +177,3 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
         f"procap train {chosen_flags} {command_line(parallel)}".rstrip(),
         f"procap eval {chosen_flags}",
     ]
-
-
-def assignments(values: Mapping[str, Any]) -> list[str] | None:
-    """Write options as `--option` takes them; None without any."""
-    return [
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
-    ] or None
