@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from procap.errors import UserError
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
@@ -116,8 +117,20 @@ class Objective(nn.Module):
         """Compute the weighted loss terms [T], at the run's precision."""
         with autocast(self.config.precision, images.device):
             terms = self.method.loss(images, labels, noise)
+            check_terms(terms, self.config.method)
             self.names = tuple(terms)
             return torch.stack(list(terms.values()))
+
+
+def check_terms(terms: object, method: str) -> None:
+    """Raise UserError that names the first loss term that is not a tensor without dimensions; reads no value."""
+    hint = f"look at `procap check method {method}`"
+    if not isinstance(terms, dict) or not terms:
+        raise UserError(f"loss() of method '{method}' must return a dict of terms by name; {hint}")
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.dim():
+            found = f"has the shape {[*term.shape]}" if isinstance(term, Tensor) else f"is a {type(term).__name__}"
+            raise UserError(f"loss term '{name}' of method '{method}' {found}, a tensor without shape is needed; {hint}")
 
 
 class Engine:

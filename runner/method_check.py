@@ -31,7 +31,7 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
-from runner.engine import autocast, learned_parameters
+from runner.engine import autocast, check_terms, learned_parameters
 from runner.environment import resolve_device
 from runner.evaluate import evaluate
 from runner.failures import describe_failure
@@ -123,9 +123,9 @@ class CheckCase:
         method.zero_grad(set_to_none=True)
         with autocast(self.config.precision, images.device):
             terms = method.loss(images, labels, tuple(each.to(images.device) for each in noise))
-        _require(isinstance(terms, dict) and next(iter(terms), "") == "ce", 'loss() must return a dict, "ce" first')
+        check_terms(terms, self.config.method)
+        _require(next(iter(terms)) == "ce", 'loss() must return the term "ce" first')
         for name, term in terms.items():
-            _require(isinstance(term, Tensor) and term.dim() == 0, f"loss term {name} must be a tensor without shape")
             _require(bool(torch.isfinite(term)), f"loss term {name} is not finite")
         total = torch.stack(list(terms.values())).sum()
         _require(total.requires_grad, "the sum of the loss terms has no gradient")
@@ -361,7 +361,8 @@ def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckRe
                 note, passed = CHECKS[name](case), True
             except Exception as error:
                 why = describe_failure(error)
-                earlier = first.setdefault(why, name)
+                earlier = next((first[known] for known in first if why.startswith(known)), name)
+                first.setdefault(why, name)
                 note = why if earlier == name else f"the same error as in {earlier}"
                 draws_globally |= "global generator" in why
                 if draws_globally and name in ("resume", "processes"):

@@ -58,10 +58,17 @@ class Alone(OwnTokens):
         image = self.clip.encode_image(images, plans[0])
         text = self.clip.encode_text(self.prompts.tokenized, plans[1])
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+class Shaped(OwnTokens):
+    def loss(self, images, labels, noise):
+        return {"ce": super().loss(images, labels, noise)["ce"].expand(len(labels))}
+class Unaware(OwnTokens):
+    def classifier(self):
+        return super().classifier()
 for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
-KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Failing", "Alone")
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Failing", "Alone",
+         "Shaped", "Unaware")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,9 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("plain", "class", "summary is empty"),
     ("failing", "shapes,gradients", "the same error as in shapes"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
+    ("shaped", "shapes,training,resume", "the same error as in shapes"),
+    ("shaped", "training", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
+    ("unaware", "novel", "method 'unaware' (plug-in) fails in "),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)

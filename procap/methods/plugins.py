@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
@@ -128,15 +129,24 @@ def describe_unexpected(error: BaseException) -> str:
 
 
 def find_place(error: BaseException) -> str:
-    """Find the innermost frame of `error` in the code of a plug-in; empty if there is none."""
-    frames = [*traceback.walk_tb(error.__traceback__)]
+    """Find the innermost frame of `error` in the code of a plug-in, or its member that was called with other arguments.
+
+    Empty if there is none.
+    """
+    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    # Python raises the error of a wrong call, as in "Own.plans() missing ...", in the caller: use it if no frame fits.
+    called = re.match(r"(\w+)\.(\w+)\(\) ", str(error)) if isinstance(error, TypeError) else None
     for kind, group in (("method", METHODS_GROUP), ("suite", SUITES_GROUP)):
         points = [(point, source_roots(point)) for point in find_plugins(group).values()]
-        for frame, line in reversed(frames):
-            file = Path(frame.f_code.co_filename)
+        if called:
+            kinds = [getattr(sys.modules.get(point.module), called[1], None) for point, _ in points]
+            codes = [getattr(getattr(one, called[2], None), "__code__", None) for one in kinds]
+            places = [*((code, code.co_firstlineno) for code in codes if code), *places]
+        for code, line in reversed(places):
+            file = Path(code.co_filename)
             inside = [point for point, roots in points if any(root in (file, *file.parents) for root in roots)]
             if inside:
-                own = [point for point in inside if point.attr == frame.f_code.co_qualname.partition(".")[0]]
+                own = [point for point in inside if point.attr == code.co_qualname.partition(".")[0]]
                 names = " or ".join(point.name for point in own or inside)
-                return f"{kind} '{names}' (plug-in) fails in {file}, line {line}, {frame.f_code.co_name}"
+                return f"{kind} '{names}' (plug-in) fails in {file}, line {line}, {code.co_name}"
     return ""
