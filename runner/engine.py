@@ -130,7 +130,9 @@ def check_terms(terms: object, method: str) -> None:
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.dim():
             found = f"has the shape {[*term.shape]}" if isinstance(term, Tensor) else f"is a {type(term).__name__}"
-            raise UserError(f"loss term '{name}' of method '{method}' {found}, a tensor without shape is needed; {hint}")
+            raise UserError(
+                f"loss term '{name}' of method '{method}' {found}, a tensor without shape is needed; {hint}"
+            )
 
 
 class Engine:

@@ -18,6 +18,7 @@ from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import note_schedules
+from cluster.configuration import Configuration, SweepFolder
 from procap.methods import method_class
 
 MISTAKES = """
@@ -229,17 +230,30 @@ def test_a_suite_of_a_method_that_is_gone_names_it_and_shows_the_others(tmp_path
         assert "further run" not in err
 
 
-def test_a_dry_run_of_a_suite_refuses_runs_of_other_code_and_names_own_recipes(painted, tmp_path, capsys):
-    words = f"--methods coop,painted --datasets digits --seeds 1 --profile mini --data {tmp_path} --dry-run".split()
-    suite, chosen = load_suite("base-to-novel"), {"methods": ("painted",), "datasets": ("digits",), "seeds": (1,)}
-    [entry] = suite.plan(options := suite.options(find_profile("mini"), **chosen))
-    file = tmp_path / put_entry(tmp_path, entry).path / "train.json"
-    source = {"package": "theirs", "version": "0.1", "digest": "0" * 16}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"method_source": source}))
-    assert main(["bench", "base-to-novel", *words, "--results", str(tmp_path)]) == 1
+def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipes(painted, tmp_path, capsys):
+    words = f"--datasets digits --data {tmp_path} --results {tmp_path}".split()
+    suite, chosen = load_suite("base-to-novel"), {"methods": ("painted",), "datasets": ("digits",), "seeds": (1, 2)}
+    source, paths = {"package": "theirs", "version": "0.1", "digest": "0" * 16}, []
+    for entry in suite.plan(options := suite.options(find_profile("mini"), **chosen)):
+        paths.append(put_entry(tmp_path, entry).path)
+        file = tmp_path / paths[-1] / "train.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"method_source": source}))
+    bench = ["bench", "base-to-novel", "--methods", "coop,painted", "--seeds", "1,2", "--profile", "mini", *words]
+    refused = "2 finished runs were trained by theirs 0.1 (source 0000000000000000), and the code"
+    assert main([*bench, "--dry-run"]) == 1
     out, err = capsys.readouterr()
-    assert "Painted CoOp (own recipe)" in out and "0.1 (source 0000000000000000), and the code" in err
-    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and ": was trained by" in capsys.readouterr().out
+    assert "Painted CoOp (own recipe)" in out and refused in err
+    scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50), "score": 50}
+    tried = Configuration(number=0, values={"recipe.lr": 0.1}, runs=paths, **scores)
+    sweep = SweepFolder(tmp_path / "sweeps" / "painted-digits-lr")
+    sweep.save([tried])
+    for command in (bench, ["sweep", "--methods", "painted", "--param", "lr=0.1,0.2", *words]):
+        assert main(command) == 1
+        out, err = capsys.readouterr()
+        assert refused in err and "starting Ray" not in err
+    assert [one.score for one in sweep.load().values()] == [50]
+    assert main(["ls", "runs", "--results", str(tmp_path), "--state", "other code"]) == 0
+    assert "other code: 2 runs: was trained by" in capsys.readouterr().out
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp (other code)"]
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()

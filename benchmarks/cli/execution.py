@@ -9,7 +9,7 @@ from dataclasses import replace
 from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_training_images, check_weights
+from benchmarks.suites.checks import check_code, check_training_images, check_weights
 from benchmarks.suites.cost import CostModel, find_machine
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
@@ -37,6 +37,8 @@ def execute(
         flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off")
     )
     configs = [run.config for run in runs]
+    if not force:
+        check_code((config.path for config in configs), runtime.results)
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)

@@ -24,7 +24,7 @@ from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
 from runner.run_collection import COLLECTIONS
-from runner.run_folders import RunFolder
+from runner.run_folders import OtherContent, RunFolder, check_training_content
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.errors import DataError
@@ -34,7 +34,8 @@ from shards.resolve import is_packed, packed_names, resolve_dataset
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
 SORTED_BY = (*COLUMNS, "run")
-STATES = ("finished", "imported", "unfinished", "failed", "broken")
+STATES = ("finished", "imported", "unfinished", "failed", "broken", "other code", "other data")
+"""The last two: of finished runs that cannot be continued with the installed plug-in or the packed data set."""
 Listing = tuple[str, list[dict[str, Any]]]
 
 
@@ -54,7 +55,7 @@ def ls(
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": lambda: _suites(Path(results)),
-        "runs": lambda: _runs(results, selection, sort or "run", split_names(state) or STATES),
+        "runs": lambda: _runs(results, data_root(data), selection, sort or "run", split_names(state) or STATES),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
@@ -148,14 +149,14 @@ def _backbones() -> Listing:
     return columns(("backbone", "what it is", "weights"), shown), rows
 
 
-def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
+def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
     root = open_results(results)
     found = run_folders(root)
     wanted = run_filter(selection, lambda: (config.dataset for _, config in found))
     for state in states:
         if state not in STATES:
             raise unknown_name("state", state, STATES)
-    rows = [_describe_run(folder, config) for folder, config in found if wanted(config)]
+    rows = [_describe_run(folder, config, data) for folder, config in found if wanted(config)]
     rows = [row for row in rows if row["state"] in states]
     key = sort.removeprefix("-")
     if key not in SORTED_BY:
@@ -174,11 +175,17 @@ def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[s
     for row, title in zip(rows, titles, strict=True):
         row["settings"] = title.removeprefix(title_method(row["method"]))[2:-1]
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
-    failures = [f"{row['state']}: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
-    return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *failures]), rows
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in (row for row in rows if row["reason"]):
+        reasons.setdefault((row["state"], row["reason"]), []).append(row["run"])
+    lines = [
+        f"{state}: {own[0] if len(own) == 1 else plural(len(own), 'run')}: {why}"
+        for (state, why), own in reasons.items()
+    ]
+    return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *lines]), rows
 
 
-def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
@@ -189,8 +196,16 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         state = folder.status()
         if state == "failed" and (progress := folder.progress()):
             row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
-        elif config.method not in METHODS and (training := folder.train()):
-            row["reason"] = training.changed_code(config).removeprefix(f"{config.path} ")
+        elif (training := folder.train()) and (why := training.changed_code(config)):
+            state, row["reason"] = "other code", why.removeprefix(f"{config.path} ")
+        elif training and not is_mirror(data):
+            try:
+                check_training_content(config, training, data)
+            except OtherContent as error:
+                state, row["reason"] = "other data", str(error).removeprefix(f"{config.path} ")
+            except DataError:
+                # `procap ls datasets` shows what is wrong with the data set.
+                pass
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             own = (target.dataset, target.split) == (config.dataset, "test")

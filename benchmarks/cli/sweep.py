@@ -14,7 +14,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_setup, check_training_images, note_small_classes, note_warmup
+from benchmarks.suites.checks import check_code, check_setup, check_training_images, note_small_classes, note_warmup
 from benchmarks.sweeps import table
 from benchmarks.sweeps.file import load_file
 from benchmarks.tables.render import render
@@ -87,6 +87,9 @@ def sweep(
     check_values(settings, at.data)
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_training_images((run.config for run in runs), at.data)
+    if not mode.force:
+        tried = [path for one in folder.load().values() for path in one.runs]
+        check_code(dict.fromkeys([*tried, *(run.path for run in runs)]), at.results)
     check_launcher(launcher, at.device)
     note_warmup(run.config for run in runs)
     if launcher.kind == "local":

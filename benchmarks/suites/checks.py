@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.console.output import note
+from benchmarks.console.output import note, plural
 from benchmarks.console.packing import find_unpacked
 from benchmarks.suites.planning import count_images
 from cluster.run import RunSpec
+from procap.errors import UserError
+from procap.methods import METHODS
 from procap.recipe import warn_of_warmup
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -78,6 +80,8 @@ def check_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, 
     from runner.train import read_finished
 
     configs, group = [run.config for run in runs], ProcessGroup()
+    if not force:
+        check_code((config.path for config in configs), runtime.results)
     kept = [] if force else [(config, RunFolder(runtime.results / config.path)) for config in configs]
     finished = {config.path for config, folder in kept if read_finished(config, runtime, folder, group)}
     left = [config for config in configs if config.path not in finished]
@@ -86,6 +90,19 @@ def check_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, 
     check_targets((Target.parse_unchecked(target) for run in runs for target in run.targets), runtime.data)
     check_weights((config.backbone, config.pretrained) for config in configs)
     check_setup(left, runtime, processes)
+
+
+def check_code(paths: Iterable[str], results: Path) -> None:
+    """Raise UserError once if other code of plug-ins than is installed trained some of these runs."""
+    found: dict[str, str] = {}
+    for path in (path for path in paths if path.split("/")[2] not in METHODS):
+        folder = RunFolder(results / path)
+        if (config := folder.config()) and (training := folder.train()) and (why := training.changed_code(config)):
+            found[path] = why
+    if found:
+        path, why = next(iter(found.items()))
+        several = f"{plural(len(found), 'finished run')} were"
+        raise UserError(why if len(found) == 1 else f"{several}{why.removeprefix(f'{path} was')}")
 
 
 def _build(config: RunConfig, data: Path, clip: CLIP) -> None:
