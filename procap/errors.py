@@ -21,9 +21,9 @@ class UsageError(UserError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> UsageError:
-    """Make a `UsageError` for `name` with the nearest of `choices`, then all of them or how to list them."""
-    known = sorted(choices)
-    by_lower = {choice.lower(): choice for choice in known}
+    """Make a `UsageError` for `name` with the nearest of `choices`, or else all of them; `listing` is always added."""
+    by_lower = {choice.lower(): choice for choice in sorted(choices)}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return UsageError(f"unknown {kind} '{name}': {hint}{listing or 'known: ' + ', '.join(known)}")
+    hints = [f"did you mean {' or '.join(near)}?"] if near else []
+    hints += [listing] if listing else [] if near else [f"known: {', '.join(by_lower.values())}"]
+    return UsageError(f"unknown {kind} '{name}': {' '.join(hints)}")

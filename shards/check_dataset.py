@@ -83,7 +83,7 @@ def check_dataset(
                 tasks.append((folder, split, shard, own, paths[start : start + shard.count]))
             start += shard.count
     largest = max(shard.count for entry in entries.values() for shard in entry.shards)
-    processes = min(workers, sum(entry.count for entry in entries.values()) // max(largest, IMAGES_PER_PROCESS))
+    processes = min(workers, shards.manifest.images // max(largest, IMAGES_PER_PROCESS))
     done = dict.fromkeys(entries, 0)
     undecodable: dict[str, list[str]] = {split: [] for split in entries}
     checked = map_in_order(_check_shard, tasks, processes)

@@ -14,9 +14,9 @@ from shards.records import Part, Source
 
 PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
-LISTED = 100
+MAX_LISTED = 100
 """Broken images that are listed one by one."""
-MOST_PAIRS = 20
+MAX_PAIRS = 20
 """Pairs of classes with equal images that are named in one line."""
 
 SplitProgress = Callable[[str, int, int], None]
@@ -81,35 +81,37 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequ
     """
     firsts: dict[str, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
-    mixed: dict[tuple[str, str], list[str]] = {}
+    mixed: dict[tuple[int, ...], list[str]] = {}
     for split, image in images:
         first_split, first = firsts.setdefault(image.digest, (split, image))
         if first is not image:
             pair = f"{image.path} = {first.path}"
             copies.setdefault((first_split, split), []).append(pair)
             if image.label != first.label:
-                mixed.setdefault((classnames[first.label], classnames[image.label]), []).append(pair)
-    named = [f"{one!r} and {other!r} ({len(pairs):,}, first {pairs[0]})" for (one, other), pairs in mixed.items()]
-    found: list[str] = (
-        [Finding.make("warning: equal images in two classes: ", named, limit=MOST_PAIRS)] if named else []
-    )
+                mixed.setdefault(tuple(sorted((first.label, image.label))), []).append(pair)
+    named = [
+        f"{' and '.join(repr(classnames[label]) for label in labels)} ({len(pairs):,}, first {pairs[0]})"
+        for labels, pairs in mixed.items()
+    ]
+    found: list[str] = [Finding.make("warning: equal images in two classes: ", named, limit=MAX_PAIRS)] if named else []
     for (split, other), pairs in copies.items():
-        where = "another image there" if split == other else f"an image in {split}"
-        warning, why = (
-            ("warning: ", ": accuracy on them is not of new images") if split != other == "test" else ("", "")
-        )
-        what = f"{warning}{other or 'images'}: {len(pairs):,} byte for byte equal to {where} ("
-        found.append(Finding.make(what, pairs, f"){why}"))
+        leaks = split != other == "test"
+        number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
+        where = f"{'other ' * (split == other)}images{f' in {split}' * bool(split)}"
+        what = f"{'warning: ' * leaks}{other or 'images'}: {number}, byte for byte, of {where} ("
+        found.append(Finding.make(what, pairs, "): accuracy on them is not of new images" if leaks else ")"))
     return found
 
 
 def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
-    """Raise DataError for problems, if there are any; several are reported one by one, the first LISTED of them."""
+    """Raise DataError for problems, if there are any; several are reported one by one, the first MAX_LISTED of them."""
     if not problems:
         return
     if len(problems) == 1 or report is None:
-        raise DataError(f"'{name}' {'; '.join(problems[:LISTED])}")
-    for problem in problems[:LISTED]:
+        raise DataError(f"'{name}' {'; '.join(problems[:MAX_LISTED])}")
+    for problem in problems[:MAX_LISTED]:
         report(f"problem: {problem}")
-    more = f" (the first {LISTED} are listed)" if len(problems) > LISTED else ""
-    raise DataError(f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; mend them, pack again")
+    more = f" (the first {MAX_LISTED} are listed)" if len(problems) > MAX_LISTED else ""
+    raise DataError(
+        f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; fix them and pack again"
+    )

@@ -29,15 +29,15 @@ class Unreachable(DataError):
 
 
 class NotFound(DataError):
-    """A file that does not exist, or that a server does not give to us, which some servers report alike."""
+    """A file that does not exist, or one that a server refuses; some servers answer both alike."""
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:
-    """Make a `DataUsageError` for `name` that lists the nearest of `choices`, then `known` (default: `choices`)."""
+    """Make a `DataUsageError` for `name` that lists the nearest of `choices`, or else `known` (default: `choices`)."""
     choices = list(choices)
     near = difflib.get_close_matches(name.lower(), choices, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return DataUsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known or choices)}")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known or choices)}"
+    return DataUsageError(f"unknown {kind} '{name}': {hint}")
 
 
 def describe_invalid(error: ValidationError, root: str = "the file") -> str:

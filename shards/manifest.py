@@ -92,6 +92,10 @@ class Manifest(BaseModel):
         return self
 
     @property
+    def images(self) -> int:
+        return sum(split.count for split in self.splits.values())
+
+    @property
     def digest(self) -> str:
         """16 hex digits that identify the content of the whole data set."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

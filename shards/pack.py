@@ -190,7 +190,7 @@ def _write(
     finished: dict[str, list[FinishedShard]] = {split: [] for split in counts}
     problems: list[str] = []
     for (split, _, stop), (shard, broken) in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
-        finished[split] += [shard] if shard else []
+        finished[split].append(shard)
         problems += broken
         if on_progress:
             on_progress(split, stop, counts[split])

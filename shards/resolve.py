@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,8 +21,10 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """
     try:
         dataset = find(name)
-    except DataUsageError:
+    except DataUsageError as error:
         own = name.strip().lower()
+        if os.sep in name:
+            raise DataUsageError(f"unknown data set '{name}': give its name, not a path: {Path(name).stem}") from None
         if data_root is not None and OWN_NAME.fullmatch(own) and is_packed(data_root, own):
             manifest = read_manifest(data_root / own, own)
             return Dataset(
@@ -38,6 +41,8 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
             )
         if data_root is None or find_or_none(parse_name(name)[0]):
             raise
+        if not data_root.is_dir():
+            raise DataUsageError(f"there is no folder {data_root}; {error}") from None
         dataset = find(name, [each for each in packed_names(data_root) if each not in CATALOGUE])
     if data_root is None or not is_packed(data_root, dataset.name):
         return dataset

@@ -36,7 +36,7 @@ class FinishedShard(BaseModel):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Images start..stop - 1 of a split, to become its shard `number` in `partial`; labels go below `classes`."""
+    """Images start..stop - 1 of a split, to become its shard `number` in `partial`; labels are below `classes`."""
 
     partial: Path
     dataset: str
@@ -53,10 +53,10 @@ class ShardTask:
         return self.partial / "set" / self.split / f"{self.number}.tar"
 
 
-def pack_shard(task: ShardTask) -> tuple[FinishedShard | None, list[str]]:
+def pack_shard(task: ShardTask) -> tuple[FinishedShard, list[str]]:
     """Write a shard unless it is finished, and return its content, and a problem for each image that does not decode.
 
-    A shard with problems is not finished. Raises DataError for a file that cannot be read.
+    A shard with problems is not kept. Raises DataError for a file that cannot be read.
     """
     record = task.partial / "finished" / task.split / f"{task.number}.json"
     stamp = task.part.stamp()
@@ -73,9 +73,9 @@ def pack_shard(task: ShardTask) -> tuple[FinishedShard | None, list[str]]:
         finished = _write(task, stamp, temporary, problems)
     if problems:
         task.tar.unlink()
-        return None, problems
-    write_file(record, finished.model_dump_json())
-    return finished, []
+    else:
+        write_file(record, finished.model_dump_json())
+    return finished, problems
 
 
 def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> FinishedShard:

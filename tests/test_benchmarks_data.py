@@ -16,6 +16,7 @@ from benchmarks.cli import main
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
+from benchmarks.suites.planning import count_images
 from shards.catalogue import CATALOGUE
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
@@ -207,6 +208,13 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
     assert run(capsys, "data", "pack", images, *at)[0] == 0, "an existing YAML file is read, not written over"
     assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
+    (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "01.png").read_bytes())
+    (images / "Ara" / "new.png").write_bytes((images / "bee_eater" / "01.png").read_bytes())
+    code, _, err = run(capsys, "data", "pack", images, *at)
+    assert re.search(
+        "note: 'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; train, eval and bench re", err
+    )
+    assert "two classes: 'Ara' and 'bee_eater' (2, first" in err
     written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
     code, _, err = run(capsys, "data", "pack", images, *at)
     assert code == 2 and f"{written} is there already and describes other images" in err
@@ -258,6 +266,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     (images / "emu").mkdir()
     (images / "Ara" / "cut.png").write_bytes((images / "Ara" / "00.png").read_bytes()[:40])
     (images / "Ara" / "page.jpg").write_text("<html>")
+    (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "00.png").read_bytes())
     to = ("--data", tmp_path / "data") if command == "pack" else ()
     code, _, err = run(capsys, "data", command, f"{images}/", "--workers", "1", *to)
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
@@ -281,7 +290,12 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     for command in ("pack", "check"):  # The folder is checked also once it is packed.
         code, out, err = run(capsys, "data", command, *at)
         assert code == 0 and (command == "pack" or out.count(" = train/") == 8), err
-        assert "warning: test: 8 byte for byte equal to an image in train (test/Ara/00.png = train/Ara/00.png" in err
+        assert "warning: test: 8 images are copies, byte for byte, of images in train (test/Ara/00.png = train/" in err
+    (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
+    found = [run(capsys, "data", command, *at[:-1])[2] for command in ("pack", "check")]
+    assert all("Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err for err in found)
+    code, _, err = run(capsys, "data", "pack", "birds/test", "--dry-run", *at)
+    assert f"left out beside test: train; to pack all splits as one set: procap data pack {tmp_path}/birds" in err
 
 
 @pytest.mark.parametrize(("content", "words"), [
@@ -290,6 +304,8 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     ("places", "holds class folders in several places: pack one alone (birds/north, birds/south)"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
     ("flags", "leave out the other flags"),
+    ("deeper", "class folders in 'north': if 'north' is a data set itself, pack it alone: procap data pack /"),
+    ("file", "birds/labels.csv is a file; pack the folder of the data set: procap data pack "),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root, more = tmp_path / "birds", ["--resize", "64"] if content == "flags" else []
@@ -297,12 +313,18 @@ def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tm
     if content == "places":
         put_classes(root / "north", each=2)
         put_classes(root / "south", each=2)
+    if content == "deeper":
+        put_classes(root / "north", each=2)
+        put_classes(root, ["photos"])
+    if content == "file":
+        (root / "labels.csv").touch()
     for i in range(4 if content == "flat" else 0):
         put(root / f"{i}.png")
     if content == "columns":
         put_classes(root, each=2)
         (root / "labels.csv").write_text("filename,class\n0.png,a\n")
-    code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", *more)
+    path = root / "labels.csv" if content == "file" else root
+    code, _, err = run(capsys, "data", "pack", path, "--data", tmp_path / "data", *more)
     assert code in (1, 2) and words in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "birds.yaml").exists()
 
@@ -313,6 +335,7 @@ def one_class(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("own")
     for name, count in (("solo", 1), ("trio", 3), ("quartet", 4)):
         put_classes(root / name, CLASSES[:count], each=6)
+        put_classes(root / name, CLASSES[: name == "trio"], each=14)
         assert main(["data", "pack", str(root / name), "--data", str(root / "data"), "--workers", "1"]) == 0
     return root / "data"
 
@@ -336,6 +359,7 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     out, err = capsys.readouterr()
     assert "trio:base:test" in out and "solo:all:test" in out and "novel" not in out
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
+    assert count_images("trio", "base", "test", one_class)[2] == 4 + 2, "not two thirds of 8"
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
     assert main(["ls", "runs", "--results", str(tmp_path), "--datasets", "solo"]) == 0
     assert re.search(r"zeroshot +solo +base +- +- +100\.00 +- +- ", capsys.readouterr().out)

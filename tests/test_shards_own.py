@@ -140,7 +140,7 @@ def test_an_image_that_is_added_or_replaced_is_packed(tmp_path):
 
 IN_FOLDERS = "folder: images\n" + RULE
 MISTAKES = {
-    "unknown key": ("foldr: images\n", r"unknown key 'foldr': did you mean folder\? known: name, template"),
+    "unknown key": ("foldr: images\n", r"unknown key 'foldr': did you mean folder\?$"),
     "unknown key of split": (
         "folder: images\nsplit: {train: 0.5, tets: 0.5}\n",
         r"split.*(tets|test): ",

@@ -49,7 +49,7 @@ def check(
     A folder or YAML file of your images is read as a whole without packing it, and all findings are listed at once.
     """
     root = data_root(data)
-    if own := [name for name in names or () if is_own(name) and (os.sep in name or not is_packed(root, name))]:
+    if own := [name for name in names or () if os.sep in name or (is_own(name) and not is_packed(root, name))]:
         if raw or len(own) < len(names or ()):
             raise UsageError("check own images alone, without --raw and names of data sets")
         return _check_own(own, workers or available_cores(), output)

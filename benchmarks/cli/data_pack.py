@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from shards.check_source import raise_problems
 from shards.default_paths import data_root
 from shards.errors import DataError
 from shards.files import write_file
-from shards.manifest import Manifest
+from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import is_packed
@@ -73,14 +74,17 @@ def pack(
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
     for one in wanted:
+        before = _read_packed(root, one.name)
         try:
-            packed[one.name] = pack_one(
+            packed[one.name] = now = pack_one(
                 one.source(),
                 root,
                 force=mode.force,
                 workers=workers or available_cores(),
                 on_note=report_note if one.is_own else None,
             )
+            if before and before.digest != now.digest:
+                report_note(_describe_replacement(before, now))
             if one.guessed:
                 write_file(Path(one.location), one.guessed)
                 note(f"wrote {one.location}")
@@ -96,9 +100,8 @@ def pack(
             show(format_classes(open_dataset(root, one.name)) + "\n")
     rows = []
     for name, manifest in packed.items():
-        splits = manifest.splits.values()
-        images, shards = sum(split.count for split in splits), sum(len(split.shards) for split in splits)
-        rows.append((name, len(manifest.classnames), images, shards, manifest.digest))
+        shards = sum(len(split.shards) for split in manifest.splits.values())
+        rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
         note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
@@ -108,6 +111,19 @@ def pack(
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
     return 0 if not failed else SOME_FAILED if packed else 1
+
+
+def _read_packed(root: Path, name: str) -> Manifest | None:
+    with suppress(DataError):
+        return read_manifest(root / name)
+    return None
+
+
+def _describe_replacement(before: Manifest, now: Manifest) -> str:
+    images = f"{before.images:,} -> {now.images:,} images, digest {before.digest} -> {now.digest}"
+    refused = "train, eval and bench refuse runs of the earlier content"
+    drawn = "a random split is drawn afresh when images change, so an image may have come into another split"
+    return f"'{now.dataset}' was replaced: {images}; {refused}; {drawn}; to keep both, pack under another `name:`"
 
 
 def format_classes(shards: ShardSet) -> str:

@@ -17,7 +17,9 @@ from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
 from shards.errors import DataUsageError
+from shards.raw.class_folders import find_split_folders
 from shards.raw.description import parse_description, read_description
+from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
@@ -106,6 +108,10 @@ def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
         note(f"{file} describes {folder}")
     else:
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}")
+        beside = [*find_split_folders((above := folder.resolve()).parent).values()]
+        if above.name in beside and (others := [name for name in beside if name != above.name]):
+            command = f"procap data pack {quote(above.parent)}"
+            report_note(f"left out beside {above.name}: {', '.join(others)}; to pack all splits as one set: {command}")
     return dataset_from_file(file, packing, text)
 
 
@@ -114,11 +120,17 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         return _from_own_folder(Path(name).expanduser(), packing)
     if name.lower().endswith((".yaml", ".yml")):
         return dataset_from_file(Path(name).expanduser(), packing)
-    if os.sep in name:
-        raise UsageError(f"there is no folder {name}; name a folder of images, a YAML file, or a data set")
     try:
         dataset = resolve_dataset(name, data_root)
     except DataUsageError as error:
+        if (file := Path(name).expanduser()).is_file():
+            # An image lies in the folder of its class.
+            folder = file.parent.parent if is_image_name(file.name) else file.parent
+            command = f"procap data pack {quote(folder)}"
+            raise UsageError(f"{name} is a file; pack the folder of the data set: {command}") from None
+        if os.sep in name:
+            hint = "name a folder of images, a YAML file, or a data set"
+            raise UsageError(f"there is no folder {name}; {hint}") from None
         near = difflib.get_close_matches(name, [path.name for path in Path().iterdir() if path.is_dir()], 1)
         raise UsageError(f"there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}; {error}") from None
     if dataset.source == "packed":

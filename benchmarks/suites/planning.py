@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from benchmarks.console.output import plural, quote
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.profiles import PROFILES, find_profile
@@ -26,7 +28,7 @@ from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_shots, select_labels
 from shards.reader import open_dataset
-from shards.resolve import kind_of_name, resolve_dataset
+from shards.resolve import is_packed, kind_of_name, resolve_dataset
 
 T = TypeVar("T")
 
@@ -150,10 +152,17 @@ def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
 
 
 def count_images(name: str, classes: str, split: str, data: Path, *, most: int = 0) -> tuple[Dataset, int, float]:
-    """Return a data set, the number of chosen classes, and of images in a split, `most` of each class (0: all)."""
+    """Return a data set, the number of chosen classes, and of images in a split, `most` of each class (0: all).
+
+    Those of a part of the classes are exact if the set is packed, else estimated, as for `most`, from equal classes.
+    """
     dataset = resolve_dataset(name, data)
-    chosen = len(select_labels(range(dataset.classes), classes))
+    labels = select_labels(range(dataset.classes), classes)
+    chosen = len(labels)
     images = dataset.counts.get(split, 0) * chosen / dataset.classes
+    if chosen < dataset.classes and not most and is_packed(data, dataset.name):
+        with suppress(DataError):
+            images = float(np.isin(open_dataset(data, dataset.name).labels(split), labels).sum())
     return dataset, chosen, min(images, most * chosen) if most else images
 
 

@@ -52,7 +52,8 @@ def find_source(name: str, pretrained: str | None) -> Source:
         if pretrained in (None, "embedded", "random"):
             return Source("mini", pretrained or "embedded", None if pretrained == "random" else EMBEDDED)
         if not names_file(str(pretrained)):
-            raise unknown_name("weights of mini", str(pretrained), ["embedded", "random", "or a file's path"])
+            known = "known: embedded, random, or a file's path"
+            raise unknown_name("weights of mini", str(pretrained), ["embedded", "random"], listing=known)
         return Source("mini", str(pretrained), Path(str(pretrained)).expanduser())
     architecture = named_architecture(name, pretrained)
     if architecture is None:
@@ -136,7 +137,7 @@ def procap_home() -> Path:
     """Return the cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
     if home := os.environ.get("PROCAP_HOME"):
         return Path(home).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "procap"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
 
 
 def _twin(architecture: str) -> str:
@@ -173,7 +174,8 @@ def _tag(architecture: str, pretrained: str | None) -> str | None:
     if names_file(pretrained):
         return None
     # Tags of the other activation, and of images squashed to a square, do not fit.
-    raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random", "or a checkpoint's path"])
+    known = f"known: {', '.join(tags)}, random, or a checkpoint's path"
+    raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random"], listing=known)
 
 
 def _find_file(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:

@@ -105,6 +105,15 @@ def find_split_folders(root: Path) -> dict[str, str]:
     return found
 
 
+def find_nested_folders(root: Path) -> list[str]:
+    """List the folders that hold class folders while others hold images; none of folders of splits."""
+    folders = list_class_folders(root)[:MOST]
+    flat = [name for name in folders if _has_images(root / name)]
+    if not flat or find_split_folders(root):
+        return []
+    return [name for name in folders if name not in flat and has_class_folders(root / name)]
+
+
 def scan_folders(
     root: Path, splits: Mapping[str, str] | None = None, given: str = ""
 ) -> tuple[list[ListedImage], list[str], list[str]]:
@@ -151,7 +160,7 @@ def scan_folders(
         choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
         raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
     if strays:
-        end = f", {len(strays):,} in all, no images of a known kind: move them away"
+        end = f", {len(strays):,} in all, no images of a known kind, or folders: move them away"
         problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))
     notes: list[str] = [
         Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import yaml
 
 from shards.errors import DataError, DataUsageError
+from shards.names import first_few
 from shards.raw.class_folders import (
     find_class_roots,
+    find_nested_folders,
     find_split_folders,
     has_class_folders,
     list_class_folders,
@@ -69,6 +72,10 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         header = (folder / wrong[0]).open(encoding="utf-8-sig", errors="replace").readline().strip()
         columns = ", ".join(header.split(","))
         raise DataError(f"{folder / wrong[0]} has the columns {columns:.80}; path and label are needed (docs/data.md)")
+    if nested := find_nested_folders(folder):
+        command = f"procap data pack {shlex.quote(str(folder / nested[0]))}"
+        what = f"{folder} holds folders of images, and class folders in {first_few(nested)}"
+        raise DataError(f"{what}: if {nested[0]!a} is a data set itself, pack it alone: {command}")
     roots = [""] if has_class_folders(folder) else find_class_roots(folder)
     if len(roots) == 1:
         root = folder / roots[0]
