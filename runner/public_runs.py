@@ -44,7 +44,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
         if content.epoch is not None and content.epoch != config.recipe.epochs:
             warnings.warn(
                 f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
-                f"{config.recipe.epochs}: is it that of the task (--task) and data set?",
+                f"{config.recipe.epochs}: name its --epochs, --task, --shots and --seeds, where they are not these",
                 stacklevel=2,
             )
         result = TrainResult(

@@ -190,7 +190,8 @@ def check_content(
     if (data / dataset / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
         raise OtherContent(
             f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "
-            f"({found}): pack that again, or {verb} again with --force"
+            f"({found}): pack that again, or {verb} again with --force, which replaces the result; to keep it, name "
+            "other --results, or pack the new content under another name"
         )
 
 

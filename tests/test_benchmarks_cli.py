@@ -306,6 +306,10 @@ def test_dry_runs_write_nothing(capsys, tmp_path, shards):
     code, out, _ = run(capsys, "eval", *common, "--json")
     document = json.loads(out.splitlines()[-1])
     assert document["data"] == {"digits": "3 shards", "tiles": "to be packed"}
+    _, out, _ = run(capsys, "eval", *common, "--force", "--json")
+    assert "4 runs, 3 to train" in out and not any(
+        one["done"] for one in json.loads(out.splitlines()[-1])["runs"][0]["targets"]
+    )
     states = {run["run"].split("/seed")[0]: run for run in document["runs"]}
     coop = states["base/digits/coop/mini/16shot"]
     assert (coop["state"], coop["train_images"]) == ("finished", 0) and all(one["done"] for one in coop["targets"])
@@ -393,7 +397,15 @@ def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
 def test_the_error_for_an_untrained_run_has_the_command_that_trains_it(capsys, tmp_path, shards):
     flags = ["--methods", "coop", "--datasets", "digits", "--seeds", "7", "--epochs", "2", "--lr", "0.01"]
     place = ["--data", shards, "--results", tmp_path / "my results"]
+    put_run(place[-1], "coop", "digits", seed=7)
+    other = put_run(place[-1], "coop", "digits", seed=7, recipe="procap", overrides={"epochs": 4})
     code, _, err = run(capsys, "eval", *flags, *place, "--tracking", "off")
+    assert f"but with default settings {place[-1]}/base/digits/coop" in err
+    assert (
+        f"but with --epochs 4 {place[-1] / other.path} was"
+        in run(capsys, "eval", *flags, *place, "--recipe", "procap")[2]
+    )
+    assert "of 'digits' has 92 training images" in run(capsys, "eval", *flags, *place, "--shots", "100")[2]
     requested = next(part for part in err.split("/") if part.startswith("seed7-")).split()[0]
     command = shlex.split(err.partition("train it first: procap ")[2])
     assert code == 1 and command[0] == "train"

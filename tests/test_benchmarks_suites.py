@@ -187,6 +187,10 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
     code, out, err = run(capsys, *words)
     assert code == 1 and not out and "was trained on other content of digits" in err
+    # Only the methods whose results are missing are repeated.
+    assert re.search(
+        "MISSING.* --methods coop .* --force` runs", run(capsys, *words, "--methods", "zeroshot", "--force")[1]
+    )
     [file] = (tmp_path / "results/base").rglob("coop/**/train.json")
     before, prompts = file.stat().st_mtime_ns, (file.parent / "checkpoint.safetensors").read_bytes()
     code, out, err = run(capsys, *words, "--force")

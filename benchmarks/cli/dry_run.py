@@ -30,11 +30,13 @@ def show_checked_plan(
     output: OutputFlags,
     *,
     force: bool = False,
+    evaluate_again: bool = False,
     forecast: Sequence[str] = (),
     tasks: Mapping[str, str | None] | None = None,
 ) -> None:
     """Print what is left of runs, then raise the error of `check`, which stops the command; a usage error comes alone.
 
+    force: repeat finished runs. evaluate_again: repeat only evaluations.
     forecast: lines about the time that this will take. tasks: of runs whose published options are not the usual ones.
     """
     stops: UserError | DataError | None = None
@@ -54,6 +56,8 @@ def show_checked_plan(
             state = read_state(config, targets, runtime, force=force)
         except OtherContent:
             state = RunState("other data", 1.0, [*targets])
+        if evaluate_again:
+            state = state._replace(open=[*targets])
         if state.status != "finished":
             used[config.dataset] = None
             epoch_images = count_training_images(config, runtime.data)

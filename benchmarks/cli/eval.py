@@ -18,12 +18,13 @@ from benchmarks.cli.selection import (
     eval_settings,
     evaluation_targets,
     note_missing_halves,
+    run_flags,
     runtime_config,
     selected_runs,
 )
-from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing import ensure_packed
-from benchmarks.suites.checks import check_targets, check_weights, check_weights_of
+from benchmarks.suites.checks import check_targets, check_training_images, check_weights, check_weights_of
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -95,15 +96,12 @@ def evaluate(
         specs = [RunSpec(config=one, targets=tuple(map(str, own))) for one, own in zip(configs, wanted, strict=True)]
         return specs, at
 
-    train_flags = (
-        "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
-    )
-    train_command = f"procap train {train_flags}"
+    train_flags = "" if folders else flags.command_line(selection, recipe, runtime_flags)
     if mode.dry_run:
         if is_first_rank():
             runs, runtime = find_runs()
-            check = partial(_check_plan, runs, runtime, train_command, force=mode.force)
-            show_checked_plan(check, runs, runtime, output)
+            check = partial(_check_plan, runs, runtime, train_flags, force=mode.force)
+            show_checked_plan(check, runs, runtime, output, evaluate_again=mode.force)
         return 0
     # One process checks its flags before it imports torch, which takes seconds.
     found = find_runs() if ranks_from_environment().size == 1 else None
@@ -116,7 +114,7 @@ def evaluate(
         )
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         failures.reasons |= {str(target): why for target, why in absent.items()}
-        done = _evaluate_all(runs, runtime, failures, group, train_command, force=mode.force)
+        done = _evaluate_all(runs, runtime, failures, group, train_flags, force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:
         show(format_evaluations(done))
@@ -158,7 +156,7 @@ def _evaluate_all(
     runtime: RuntimeConfig,
     failures: Failures,
     group: ProcessGroup,
-    train_command: str,
+    train_flags: str,
     *,
     force: bool,
 ) -> list[Evaluated]:
@@ -175,7 +173,7 @@ def _evaluate_all(
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, force=force)
             if group.ranks.first:
-                needed = _is_needed(config, runtime, target, train_command, force=force)
+                needed = _is_needed(config, runtime, target, train_flags, force=force)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
             if needed and (loaded is None or loaded.config != config):
@@ -212,18 +210,34 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
     train(config, runtime, force=force, group=group)
 
 
-def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_command: str, *, force: bool) -> bool:
+def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_flags: str, *, force: bool) -> bool:
     """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
     folder = RunFolder(runtime.results / config.path)
     RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
     if config.recipe.epochs and not folder.train_file.exists():
+        check_training_images([config], runtime.data)
         state = "has not finished" if folder.progress_file.exists() else "was not trained"
-        raise UserError(f"{folder.path} {state}; train it first: {train_command}")
+        command = train_flags or f"{run_flags(config)} --results {quote(runtime.results)}"
+        raise UserError(
+            f"{folder.path} {state}{_describe_similar(folder, config)}; train it first: procap train {command}"
+        )
     existing = None if force else folder.evaluation(target, runtime.evaluation.for_run(config))
     return existing is None or existing.limit not in (None, runtime.limit)
 
 
-def _check_plan(runs: Iterable[RunSpec], runtime: RuntimeConfig, train_command: str, *, force: bool) -> None:
+def _describe_similar(folder: RunFolder, config: RunConfig) -> str:
+    """Name the finished run beside an untrained one that differs from it in the fewest flags; "" if there is none."""
+    files = sorted(folder.path.parent.glob("seed*-*/train.json"))
+    found = {file.parent: run_flags(other).split(" --") for file in files if (other := RunFolder(file.parent).config())}
+    if not found:
+        return ""
+    own = run_flags(config).split(" --")
+    nearest = min(found, key=lambda path: len({*found[path]} ^ {*own}))
+    changed = " ".join(f"--{flag}" for flag in found[nearest] if flag not in own)
+    return f", but with {changed or 'default settings'} {nearest} was"
+
+
+def _check_plan(runs: Iterable[RunSpec], runtime: RuntimeConfig, train_flags: str, *, force: bool) -> None:
     """Raise what would stop the evaluations before the first image."""
     from runner.acceleration import Acceleration
     from runner.checkpoint import read_checkpoint
@@ -231,7 +245,7 @@ def _check_plan(runs: Iterable[RunSpec], runtime: RuntimeConfig, train_command: 
     from runner.evaluate import find_result, load_trained
 
     work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
-    needed = [one for one in work if _is_needed(one[0], runtime, one[1], train_command, force=force)]
+    needed = [one for one in work if _is_needed(one[0], runtime, one[1], train_flags, force=force)]
     if needed:
         Acceleration.parse(runtime.accelerate, resolve_device(runtime.device))
     check_targets((target for _, target in needed), runtime.data)

@@ -44,7 +44,9 @@ MethodNames = Annotated[
     str,
     flag("A,B", "methods, see `procap ls methods`; all; table1: those of the paper's table 1", "--methods", "--method"),
 ]
-DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls datasets`")]
+DatasetNames = Annotated[
+    str, flag("A,B", "data sets, see `procap ls datasets`; all: the generated; paper", "--datasets", "--dataset")
+]
 Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
 Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
 Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]

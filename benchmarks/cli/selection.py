@@ -232,15 +232,18 @@ def runtime_config(
     )
 
 
-def changed_settings(config: RunConfig, task: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that differ from those published for a task, see `plan_run`."""
-    published = task or ("few-shot" if config.classes == "all" else "base-to-novel")
-    kind, case = method_class(config.method), (published, config.shots, base_name(config.dataset))
-    options = method_options(config.method, kind.task_options(*case)).model_dump(mode="json")
-    recipe = kind.recipe(*case).model_dump(mode="json")
+def changed_settings(
+    config: RunConfig, task: str | None = None, recipe: str = "published"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
+    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
+    case = task, config.shots, base_name(config.dataset)
+    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
+    options = method_options(config.method, own).model_dump(mode="json")
+    fields = (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
     return (
         {name: value for name, value in config.options.items() if value != options[name]},
-        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != recipe[name]},
+        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
     )
 
 
@@ -256,8 +259,11 @@ def run_flags(config: RunConfig) -> str:
         pretrained=config.pretrained or "",
         precision=config.precision,
     )
-    options, fields = changed_settings(config)
+    changes = {name: changed_settings(config, recipe=name) for name in ("published", "procap")}
+    nearest = min(changes, key=lambda name: sum(map(len, changes[name])))
+    options, fields = changes[nearest]
     recipe = RecipeFlags(
+        recipe="" if nearest == "published" else nearest,
         **{name: fields.pop(name) for name in ("epochs", "batch_size", "lr") if name in fields},
         option=assignments(options),
         recipe_field=assignments(fields),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import describe_settings, title_method
+from benchmarks.results.frame import describe_settings, sort_methods, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
@@ -54,10 +55,13 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         found.append("Quick schedules: methods are not trained to the end, and their order may differ.")
     if suite.missing:
         named = join_first([f"{path} on {target}" for path, target in suite.missing])
-        force = " --force" if suite.unreadable else ""
+        # Finished runs of other methods need no repetition.
+        methods = {run.variant.method for run in suite.runs if run.path in {path for path, _ in suite.missing}}
+        options = replace(suite.options, methods=sort_methods(methods)) if suite.unreadable else suite.options
+        command = f"{suite.suite.command(options, suite.results)}{' --force' * bool(suite.unreadable)}"
         found.append(
             f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({named}). A dash is printed for every "
-            f"metric that needs them; `{suite.suite.command(suite.options, suite.results)}{force}` runs them."
+            f"metric that needs them; `{command}` runs them."
         )
     found += note_left_out(suite.unreadable)
     if label := suite.options.eval_settings.label:
