@@ -5,12 +5,13 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from procap.plan import Plan
 
@@ -39,24 +40,31 @@ class Classifier:
     A snapshot: training the method further does not change it. Works under autocast, never records gradients.
     """
 
-    def __init__(self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor) -> None:
-        """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100)."""
+    def __init__(
+        self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, adapter: nn.Module | None = None
+    ) -> None:
+        """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100).
+
+        adapter: maps the image features [B, E] before they are compared; a copy is kept.
+        """
         self.clip = clip
         self.image_plan = image_plan.snapshot()
         self.class_features = unit(class_features.detach())
         self.scale = scale.detach().float().clone()
         self.num_classes = class_features.shape[0]
+        self.adapter = copy.deepcopy(adapter or nn.Identity()).requires_grad_(False)
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode():
             return self.logits(self.encode(images))
 
     def encode(self, images: Tensor) -> Tensor:
-        """Compute image features [B, E] of images [B, 3, H, W]."""
+        """Compute the image tower's features [B, E] of images [B, 3, H, W]."""
         return self.clip.encode_image(images, self.image_plan)
 
     def logits(self, features: Tensor) -> Tensor:
         """Compute logits [B, C] of image features [B, E] that `encode` returned."""
+        features = self.adapter(features)
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * unit(features) @ self.class_features.t()
 

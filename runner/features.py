@@ -57,6 +57,7 @@ def reads_plain_features(classifier: object, clip: CLIP) -> bool:
         isinstance(classifier, Classifier)
         and type(classifier).__call__ is Classifier.__call__
         and type(classifier).encode is Classifier.encode
+        and "encode" not in vars(classifier)
         and classifier.clip is clip
         and not classifier.image_plan
     )

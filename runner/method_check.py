@@ -204,6 +204,35 @@ def check_shapes(case: CheckCase) -> str:
     return f"loss terms: {', '.join(terms)}"
 
 
+def check_inference(case: CheckCase) -> str:
+    """Check that inference depends on what is learned, one tensor at least."""
+    kind, method = method_class(case.config.method), case.make_method()
+    replaced = {name for name in ("features", "classifier", "make_classifier") if name in _own_members(kind)}
+    remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
+    _require(replaced != {"features"}, f"features() is replaced, which only loss() calls: {remedy}")
+    draws, images = generator(0, "check"), case.batch[0]
+
+    def logits_after(parameters: Iterable[Tensor]) -> Tensor:
+        for parameter in parameters:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draws).to(parameter))
+        return method.classifier()(images)
+
+    learned = learned_parameters(method)
+    with torch.no_grad():
+        # Every tensor first: a second factor that starts at zero hides the first.
+        logits, unused = logits_after(learned.values()), []
+        for name, parameter in learned.items():
+            before, logits = logits, logits_after([parameter])
+            unused += [name] * torch.equal(before, logits)
+    _require(len(unused) < len(learned), f"no logit of the classifier depends on {', '.join(unused[:5])}: {remedy}")
+    return f"in training alone: {', '.join(unused)}" if unused else ""
+
+
+def _own_members(kind: type[Method]) -> set[str]:
+    """Return the names that a class or its bases define below `Method`."""
+    return {name for base in kind.__mro__ if issubclass(base, Method) and base is not Method for name in vars(base)}
+
+
 def check_gradients(case: CheckCase) -> str:
     """Check that every learned tensor gets a finite gradient, and CLIP none."""
     method = case.make_method()
@@ -340,6 +369,7 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
     "class": check_class,
     "start": check_start,
     "shapes": check_shapes,
+    "inference": check_inference,
     "gradients": check_gradients,
     "determinism": check_determinism,
     "training": check_training,

@@ -50,6 +50,10 @@ class Unlabelled(OwnTokens):
         return {"cross-entropy": super().loss(images, labels, noise)["ce"]}
 class Plain(OwnTokens):
     summary = ""
+class Behind(OwnTokens):
+    def features(self, images, noise):
+        image, text = super().features(images, noise)
+        return image + self.context.mean(), text
 class Failing(OwnTokens):
     def plans(self, prompts, noise=None):
         raise KeyError("tokens")
@@ -68,7 +72,7 @@ class Unaware(OwnTokens):
 for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
-KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Failing", "Alone",
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Behind", "Failing", "Alone",
          "Shaped", "Unaware")  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
         where = ["--dataset", "digits", "--data", str(few_digits), "--backbone", str(backbone), "--json"]
         code = main(["check", "method", name, "--only", only, *where])
         out, err = capsys.readouterr()
-        assert f"{name}: {len(only.split(','))} of 10 checks ran, " in err
+        assert f"{name}: {len(only.split(','))} of 11 checks ran, " in err
         return code, {one["name"]: one for one in json.loads(out.splitlines()[-1])["checks"]}
 
     yield run
@@ -101,7 +105,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
 
 
 def test_a_new_method_passes_the_checks_of_one_process(check):
-    names = "class,start,shapes,gradients,determinism,training,resume,novel,speed"
+    names = "class,start,shapes,inference,gradients,determinism,training,resume,novel,speed"
     code, found = check("own-tokens", names)
     assert (code, [*found]) == (0, names.split(",")) and all(one["passed"] for one in found.values())
     assert found["start"]["note"] == "512 parameters" and "of plain CLIP's" in found["speed"]["note"]
@@ -116,6 +120,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
     ("unlabelled", "shapes", '"ce" first'),
     ("plain", "class", "summary is empty"),
+    ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("failing", "shapes,gradients", "the same error as in shapes"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes,training,resume", "the same error as in shapes"),

@@ -93,7 +93,8 @@ def write_examples(page: Path, folder: Path) -> None:
     written = folder / "new" / "visual-tokens"
     assert (folder / "visual_tokens.py").read_text() == (written / "visual_tokens.py").read_text()
     points = tomllib.loads((written / "pyproject.toml").read_text())["project"]["entry-points"]["procap.methods"]
-    install(folder, {}, {**points, "noisy-tokens": "noisy_tokens:NoisyTokens"})
+    others = {"clip-adapter": "clip_adapter:ClipAdapter", "noisy-tokens": "noisy_tokens:NoisyTokens"}
+    install(folder, {}, points | others)
     for number, name in enumerate(("disc", "square", "ring", "cross")):
         (folder / "images" / name).mkdir(parents=True)
         for image in range(10):

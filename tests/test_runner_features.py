@@ -139,6 +139,8 @@ def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_lef
     assert not reads_plain_features(looks, tiny_clip)
     assert not reads_plain_features(plain, CLIP.random(tiny_geometry, seed=0))
     assert not reads_plain_features(lambda images: images, tiny_clip)
+    plain.encode = lambda images: tiny_clip.encode_image(images.flip(-1))
+    assert not reads_plain_features(plain, tiny_clip)
 
 
 def test_a_limit_reads_stored_features_and_other_classes_have_their_own(plan, without, runtime, answer, decoded):

@@ -8,7 +8,6 @@ Shapes: B images, C classes, P sentences per class, E joint embedding.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,17 +15,16 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
-from procap.classifier import Classifier, cosine_logits
+from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError
-from procap.initialisation import linear
+from procap.methods.adapters import FeatureAdapter
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
-from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import image_features, sentence_bank
 from procap.text import LabelSpace
@@ -83,13 +81,9 @@ class CoPrompt(MaPLe):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.image_adapter = self._adapter(clip.geometry.embed_dim, generator)
-        self.text_adapter = self._adapter(clip.geometry.embed_dim, generator)
-
-    def _adapter(self, width: int, generator: torch.Generator) -> nn.Sequential:
-        hidden = max(1, width // 4)
-        down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
-        return nn.Sequential(down, nn.ReLU(), up, *[nn.ReLU()] * self.options.adapter_relu)
+        width, relu = clip.geometry.embed_dim, options.adapter_relu
+        self.image_adapter = FeatureAdapter(width, options.image_share, generator, relu=relu)
+        self.text_adapter = FeatureAdapter(width, options.text_share, generator, relu=relu)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -134,7 +128,6 @@ class CoPrompt(MaPLe):
         o = self.options
         first, second = images.unbind(dim=1) if images.dim() == 5 else (images, images)
         image, text = self.features(first, noise)
-        image, text = adapt(image, self.image_adapter, o.image_share), adapt(text, self.text_adapter, o.text_share)
         teacher_image = gather_batch(self.group, image_features(self.clip, second))
         teacher_text = self.bank()[noise[0], torch.arange(text.shape[0], device=text.device)]
         return {
@@ -142,29 +135,6 @@ class CoPrompt(MaPLe):
             "text": o.weight * (1 - F.cosine_similarity(text.float(), teacher_text, eps=1e-7).mean()),
             "image": o.weight * (1 - F.cosine_similarity(image.float(), teacher_image, eps=1e-7).mean()),
         }
-
-    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        o, text = self.options, adapt(text, self.text_adapter, self.options.text_share)
-        return AdaptedClassifier(self.clip, image_plan, text, self.scale(), self.image_adapter, o.image_share)
-
-
-class AdaptedClassifier(Classifier):
-    """A classifier whose image features pass through an adapter."""
-
-    def __init__(
-        self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, adapter: nn.Module, share: float
-    ) -> None:
-        super().__init__(clip, image_plan, class_features, scale)
-        self.adapter = copy.deepcopy(adapter).requires_grad_(False)
-        self.share = share
-
-    def encode(self, images: Tensor) -> Tensor:
-        return adapt(super().encode(images), self.adapter, self.share)
-
-
-def adapt(features: Tensor, adapter: nn.Module, share: float) -> Tensor:
-    """Blend features [N, E] that are not normalised with what the adapter makes of them."""
-    return share * adapter(features) + (1 - share) * features
 
 
 def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str]]:

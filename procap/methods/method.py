@@ -70,6 +70,8 @@ class Method(nn.Module):
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
     depends_on_image: class features are computed for each image, so that none are kept.
+    image_adapter, text_adapter: modules [N, E] to [N, E] behind the towers, on features that are not normalised, in
+        training and inference; the identity unless a method replaces them.
     required_option: an option without a default that training needs.
     """
 
@@ -95,6 +97,8 @@ class Method(nn.Module):
         self.space = space
         self.options = options
         self.group: Communicator | None = None
+        self.image_adapter: nn.Module = nn.Identity()
+        self.text_adapter: nn.Module = nn.Identity()
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
@@ -114,7 +118,7 @@ class Method(nn.Module):
     def with_clip(self, clip: CLIP) -> Self:
         """Return the same method, sharing its parameters, over `clip`, such as the model without optimizations."""
         twin = copy.copy(self)
-        twin._held = (clip,)
+        twin._held, twin._constants = (clip,), {}
         return twin
 
     @property
@@ -207,11 +211,15 @@ class Method(nn.Module):
         return self.clip.logit_scale.exp()
 
     def features(self, images: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Compute image features [B, E] of the global batch and class features [C, E] of a step, not normalised."""
+        """Compute image features [B, E] of the global batch and class features [C, E] of a step, not normalised.
+
+        For `loss` alone: `classifier` computes them from `plans` and the adapters as well, and does not call this.
+        """
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        return image, prompts.average(self._encode_classes(prompts.tokenized, text_plan))
+        text = prompts.average(self._encode_classes(prompts.tokenized, text_plan))
+        return self.image_adapter(image), self.text_adapter(text)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
         if not plan:
@@ -263,9 +271,9 @@ class Method(nn.Module):
     def _classifier(self, space: LabelSpace | None, noise: Noise | None) -> Classifier:
         prompts = self.prompts_of(space)
         image_plan, text_plan = self.plans(prompts, noise)
-        text = prompts.average(self.clip.encode_text(prompts.tokenized, text_plan))
+        text = self.text_adapter(prompts.average(self.clip.encode_text(prompts.tokenized, text_plan)))
         return self.make_classifier(image_plan, text, space or self.space)
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier from the image plan and the class features [C, E] of `space`, under `torch.no_grad`."""
-        return Classifier(self.clip, image_plan, text, self.scale())
+        return Classifier(self.clip, image_plan, text, self.scale(), self.image_adapter)
