@@ -257,7 +257,7 @@ def test_tables_leave_out_the_speed_of_cached_evaluations_and_note_it(tmp_path):
     speeds = {row.labels[1]: [row.cells[place] for place in places] for row in table.rows}
     assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
     [note] = [note for note in table.notes if "from the cache" in note]
-    assert "(CoOp)" in note and "procap eval --force" in note
+    assert "(CoOp)" in note and "procap eval RUN --force" in note
     assert note in render(table, "md") and note in to_dict(table)["notes"]
     [line] = [line for line in render(table, "md").splitlines() if "| CoOp" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"

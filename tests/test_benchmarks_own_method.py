@@ -13,11 +13,13 @@ from report_pages import begin, put_entry
 from benchmarks.cli import main
 from benchmarks.cli.new_method import _install
 from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
+from benchmarks.results import load
 from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import note_schedules
+from benchmarks.tables.runs import run_tables
 from cluster.configuration import Configuration, SweepFolder
 from procap.methods import method_class
 
@@ -260,6 +262,7 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     assert main(["ls", "runs", "--results", str(tmp_path), "--state", "other code"]) == 0
     assert "other code: 2 runs: was trained by" in capsys.readouterr().out
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp (other code)"]
+    assert {row.labels[1] for row in run_tables(load(tmp_path))[0].rows} == {"Painted CoOp (other code)"}
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()
     assert "Read with care: OTHER CODE trained runs of Painted CoOp" in page

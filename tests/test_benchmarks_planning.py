@@ -135,13 +135,13 @@ def test_a_control_by_train_is_the_run_of_a_suite():
 
 def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():
     option = "coprompt.sentences=sentences/{dataset}.json"
-    flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="1", option=[option, "maple.depth=3"])
+    flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="0,1", option=[option, "maple.depth=3"])
     planned = plan_suite(load_suite("base-to-novel"), flags, RuntimeFlags(), Path("data"))
     options = {run.variant.method: run.spec.config.options for run in planned.runs}
     assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
     assert options["maple"]["depth"] == 3
     command = planned.suite.command(planned.options, "results")
-    assert option in command and "maple.depth=3" in command
+    assert option in command and "maple.depth=3" in command and "--seeds 0,1" in command
     recorded = json.loads(json.dumps(planned.options.to_json()))
     assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))

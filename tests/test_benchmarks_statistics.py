@@ -260,7 +260,7 @@ def test_results_without_answers_are_named_and_have_tests_but_no_interval(result
     whole = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
     edit(file_of(results, "maple", "eurosat", 2, "novel"), correct_bits=None)
     found, sentence = left_out(results, "without the answers to single images")
-    assert "MaPLe has counts" in sentence and "procap eval --force" in sentence
+    assert "MaPLe has counts" in sentence and "procap eval RUN --force" in sentence
     assert sentence.endswith("eurosat (seed 2).")
     assert found.interval is None and whole.interval is not None
     assert (found.difference, found.p_values, found.record) == (whole.difference, whole.p_values, whole.record)

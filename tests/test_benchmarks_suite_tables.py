@@ -310,7 +310,7 @@ def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     assert r"\textbf{72.00}" in text and r"\underline{71.23} $\pm$ 0.50 (+1.23)" in text
     assert r"x\textasciicircum{}2 \{y\} \textasciitilde{} \textbackslash{}z" in text
     assert "[é] U+1F600 $<$p$>$" in text and r"\textit{theirs}" in text
-    assert r"\caption{100 \% of A \& B\_1." in text
+    assert r"\caption{100 \% of A \& B\_1. " in text and f"% {SAMPLE.notes[0]}" in text.splitlines()
 
 
 def check_latex(text: str) -> None:

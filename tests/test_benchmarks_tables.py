@@ -22,6 +22,7 @@ from toy_shards import toy_source
 
 from benchmarks import results
 from benchmarks.cli import main
+from benchmarks.plots.style import OTHER
 from benchmarks.report.report import write_report
 from benchmarks.results import load
 from benchmarks.results.frame import title_variants
@@ -279,6 +280,8 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (41, 100))
     put_halves(tmp_path, "coop", "tiles", (85, 100), (60, 100))
     put_halves(tmp_path, "zeroshot", "tiles", (85, 100), (60, 100), seed=2)
+    put_halves(tmp_path, "zeroshot", "tiles", (85, 100), (60, 100), seed=2, shots=2)
+    assert len(load(tmp_path)) == 3 * 2, "shots change nothing without training"
     for flags, expected in (
         (["--datasets", "TILES"], {("coop", "tiles"), ("zeroshot", "tiles")}),
         (["--methods", "coop"], {("coop", "shapes"), ("coop", "tiles"), ("coop", "Average")}),
@@ -288,7 +291,7 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
         [table] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(table).items()}
-        assert found == expected
+        assert found == expected and "is left out" not in " ".join(table["notes"])
 
 
 def test_the_one_evaluation_of_zero_shot_clip_counts_for_every_seed(tmp_path):
@@ -313,7 +316,7 @@ def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):
 
 
 METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")
-NAMES = ["a", "b", "c"]
+NAMES = ["a", "b", "c d"]
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +338,7 @@ def done(tmp_path_factory) -> SuiteResults:
             "correct_bits": pack_bits(right),
             "calibration": measure_calibration(images).model_dump(),
             "per_class": {
-                "names": NAMES,
+                "names": ["a", "b", "c_d"],
                 "correct": np.bincount(labels[right], minlength=3).tolist(),
                 "total": np.bincount(labels).tolist(),
             },
@@ -382,7 +385,7 @@ def share_by_class(done, method):
     return {key: 100 * correct / total for key, (correct, total) in found.items()}
 
 
-def test_the_diagram_shows_the_accuracy_of_every_bin(done):
+def test_the_diagram_shows_the_accuracy_of_every_bin(done, monkeypatch):
     figure = done.suite.plots(done)["reliability"]()
     headings = [axes.get_title(loc="left").split("\n") for axes in figure.axes]
     titles = [heading[0] for heading in headings[:6]]
@@ -395,6 +398,8 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done):
     assert heights == pytest.approx({place: correct[place] / count[place] for place in np.flatnonzero(count)})
     shown = float(re.search(r"ECE ([\d.]+) %", novel.get_title(loc="left"))[1])
     assert shown == pytest.approx(rows.ece.mean(), abs=0.05)
+    monkeypatch.setattr("benchmarks.plots.base_novel._assign_looks", lambda suite: dict.fromkeys(suite.by_title, OTHER))
+    assert done.suite.plots(done)["reliability"]() is None, "no highlighted method has recorded its calibration"
 
 
 def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done, tmp_path, capsys):
@@ -407,7 +412,7 @@ def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done
     assert old.suite.plots(old)["reliability"]() is None
     assert results.load(tmp_path).nll.isna().all()
     assert main(["table", "calibration", "--results", str(tmp_path)]) == 1
-    assert "procap eval --force" in capsys.readouterr().err
+    assert "procap eval RUN --force" in capsys.readouterr().err
 
 
 def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp_path):

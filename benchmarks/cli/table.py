@@ -128,7 +128,9 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibratio
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     tables = calibration_of_runs(frame) if calibration else run_tables(frame)
     if not tables:
-        raise UserError(f"no evaluation below {results} has recorded its calibration: procap eval --force repeats it")
+        raise UserError(
+            f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
+        )
     return tables
 
 

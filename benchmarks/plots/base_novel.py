@@ -136,11 +136,11 @@ def reliability(suite: SuiteResults) -> Figure | None:
     """
     frame = suite.frame[suite.frame.nll.notna() & suite.frame.target_classes.isin(["base", "novel"])]
     frames = {title: frame[frame.number == suite.variants.index(one)] for title, one in suite.by_title.items()}
-    recorded = {title: own for title, own in frames.items() if len(own)}
-    if not recorded:
-        return None
     looks = _assign_looks(suite)
-    titles = [title for title in recorded if looks[title] is not OTHER]
+    recorded = {title: own for title, own in frames.items() if len(own) and looks[title] is not OTHER}
+    titles = list(recorded)
+    if not titles:
+        return None
     halves, across = sorted(frame.target_classes.unique()), len(titles)
     figure, axes = style.panels(len(halves) * across, 1.35, "confidence", across=across, sharex=True, sharey=True)
     figure.set_figwidth(min(style.PAGE, 0.8 + 1.22 * across))

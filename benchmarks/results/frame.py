@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, method_class, method_look
+from procap.methods import METHODS, method_class, method_look, method_source
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -50,7 +50,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     """Load every evaluation of every finished run, one row per run and target.
 
     results: a results folder, or a URL of one (`s3://...`), of which the documents are copied to the cache first.
-    suite: only runs of the collection that `procap bench SUITE` has recorded there.
+    suite: only runs of the collection that `procap bench SUITE` has recorded there. Of runs without training that
+        differ in seed or shots alone, which change nothing, one is loaded.
     evaluation: only results under these settings, named as in the column `evaluation`; empty: the default settings;
         None: all, with one row per run, target and settings.
 
@@ -95,7 +96,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         wanted = set(collection.runs)
-    return read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation)
+    return drop_repeated(read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation))
 
 
 def open_results(results: str | Path, *, weights: bool = False) -> Path:
@@ -219,6 +220,18 @@ def leave_out_older_images(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str,
     older = frame[~is_newest].groupby("path", sort=False).target_dataset.unique()
     why = "{} was packed again since, and newer results are of that; --force repeats a run"
     return frame[is_newest], {str(path): why.format(", ".join(names)) for path, names in older.items()}
+
+
+def drop_repeated(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep one of several runs without training that differ in seed or shots alone: their results are the same."""
+    columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
+    return frame[~columns.duplicated() | (frame.epochs > 0)]
+
+
+def is_of_other_code(method: str, sources: Iterable[str]) -> bool:
+    """Whether runs were trained by code that is not installed; of an uninstalled method, whether they differ."""
+    found, now = {*sources} - {""}, method_source(method)
+    return bool(found - {str(now)}) if now else len(found) > 1
 
 
 def is_half(frame: pd.DataFrame) -> pd.Series:

@@ -274,7 +274,7 @@ def pair_results(
         unknown = paired[paired[f"correct_bits_{side}"].isna()]
         if len(unknown):
             reason = f"No interval, as {title} has counts without the answers to single images "
-            left_out.append(_describe(f"{reason}(`procap eval --force` counts again and keeps them)", unknown))
+            left_out.append(_describe(f"{reason}(`procap eval RUN --force` counts again and keeps them)", unknown))
     return paired, left_out
 
 

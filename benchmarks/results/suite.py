@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import (
     changed_datasets,
+    is_of_other_code,
     leave_out_older_images,
     make_frame,
     make_records,
@@ -21,7 +22,6 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
-from procap.methods import method_source
 from runner.config import Target
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
@@ -186,11 +186,6 @@ class SuiteResults:
     def has_controls(self) -> bool:
         return any(map(self.is_control, self.variants))
 
-    def is_of_other_code(self, variant: Variant) -> bool:
-        """Whether a run was trained by code that is not installed; of an uninstalled method, whether they differ."""
-        sources, now = {*self.rows(variant).source} - {""}, method_source(variant.method)
-        return bool(sources - {str(now)}) if now else len(sources) > 1
-
     def is_comparable(self, variant: Variant, datasets: Iterable[str]) -> bool:
         """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
         changed = self.changed_sets.keys() & set(datasets)
@@ -215,7 +210,7 @@ class SuiteResults:
         for variant, (name, words) in zip(self.variants, titles, strict=True):
             title = f"{name} ({words})" if names.count(name) > 1 and words else name
             title += " (ProCAP's recipe)" if self.is_control(variant) else ""
-            title += " (other code)" if self.is_of_other_code(variant) else ""
+            title += " (other code)" if is_of_other_code(variant.method, self.rows(variant).source) else ""
             found.setdefault(title, []).append(variant)
         return found
 

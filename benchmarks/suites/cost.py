@@ -31,7 +31,7 @@ from runner.run_folders import RunFolder, find_runs
 from shards.errors import DataError
 
 MINI_OPERATIONS = 1.9e8, 7.2e6
-"""As `tower_operations` counts them; the sizes of `mini` stand in its weights alone."""
+"""As `tower_operations` counts them; the sizes of `mini` are stored only in its weight file."""
 PROMPT_TOKENS = 6
 """Of a class prompt without padding."""
 
@@ -148,8 +148,8 @@ class CostModel:
             step = 2 * (image * min(batch, images) + prompt * classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
             # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
-            again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)
-            seconds += steps * max(step, GPU_STEP_SECONDS if on_gpu else 0.0) + again
+            decoding = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + max(0.0, epochs - 1) / 3)
+            seconds += steps * max(step, GPU_STEP_SECONDS if on_gpu else 0.0) + decoding
         for target in targets:
             dataset, classes, images = count_images(target.dataset, target.classes, target.split, self.runtime.data)
             decode = DECODE_SECONDS[dataset.source in ("folder", "packed")]

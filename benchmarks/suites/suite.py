@@ -139,7 +139,7 @@ class Suite:
         own = self.options(options.profile, quick=options.quick, data=options.data)
         words = ["--profile", options.profile.name, *(["--quick"] if options.quick else [])]
         for name in ("datasets", "methods", "seeds", "shots"):
-            chosen = ",".join(str(value or "full") for value in getattr(options, name))
+            chosen = ",".join("full" if name == "shots" and not one else str(one) for one in getattr(options, name))
             words += [f"--{name}", chosen] if getattr(options, name) != getattr(own, name) else []
         for name in ("recipe", "classes", "backbone", "pretrained", "precision"):
             words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []

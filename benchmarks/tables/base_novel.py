@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,11 @@ NOTE_ON_TOKEN_SETS = (
 )
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
 """No end is marked better: runs were timed at different times, on any machine, and beside other work."""
+NOTE_ON_SPEED = (
+    "FPS: images per second in the evaluation of both halves, decoding included, warm-up left out; of the model: "
+    "without waiting for images. Training s: training alone. Speeds of runs that were executed beside others, at other "
+    "times or on other machines do not compare: `procap bench runtime` measures methods in turns on one machine."
+)
 
 
 def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
@@ -217,15 +222,17 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     if not any(cell for row in table for cell in row.cells):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
-    notes = [
-        "FPS: images per second in the evaluation of both halves, decoding included; of the model: without waiting for "
-        "images. Training s: training alone. All are means over data sets, of the machines that ran it; `procap bench "
-        "runtime` measures methods in turns on one machine."
-    ]
-    if untimed := ", ".join(name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()):
-        cached = f"No FPS where an evaluation had image features from the cache ({untimed})"
-        notes.append(f"{cached}: procap eval --force times it.")
+    untimed = [name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()]
+    notes = [f"{NOTE_ON_SPEED} All are means over data sets.", *note_untimed(untimed)]
     return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, table, notes)]
+
+
+def note_untimed(titles: Iterable[str]) -> list[str]:
+    """Name the rows of which evaluations with cached image features were not timed; empty if there are none."""
+    named = ", ".join(titles)
+    return [f"FPS leaves out image features from the cache ({named}): procap eval RUN --force times them."] * bool(
+        named
+    )
 
 
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:

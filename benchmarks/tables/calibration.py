@@ -93,7 +93,7 @@ def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple
         for title in compared:
             other = counts[title].reindex([key]).iloc[0]
             cells.append(None if other.isna().any() else Metric(100 * other.correct / other.total))
-        rows.append(Row((label, display_name(dataset), classes), tuple(cells)))
+        rows.append(Row((label.replace("_", " "), display_name(dataset), classes), tuple(cells)))
     columns = (Column("Test images", "", digits=0), *(Column(title, "") for title in (reference, *compared)))
     rule = f"The {len(rows)} classes with the lowest accuracy of {reference} in %, over all seeds together"
     beside = f", beside {' and '.join(compared)}" if compared else ""

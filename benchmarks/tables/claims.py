@@ -41,7 +41,7 @@ MARGIN = 1.0
 TIE = -0.005
 """The least difference, in points, of numbers that tables print as equal and mark as the best alike."""
 FEW = 4
-"""The most shots of the low-shot regime ("1--4 shots")."""
+"""The most shots of the low-shot regime ("1–4 shots")."""
 FULL, SENSITIVE = "procap Full ProCAP", ("dtd", "eurosat", "fgvc-aircraft")
 FINE_GRAINED = ("oxford-pets", "stanford-cars", "oxford-flowers", "food101", "fgvc-aircraft")
 STAND_INS: Mapping[str, str] = {

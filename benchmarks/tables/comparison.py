@@ -16,7 +16,7 @@ from procap.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-NAMES: Mapping[Measure, str] = {"hm": "HM", "accuracy": "accuracy"}
+NAMES: Mapping[Measure, str] = {"hm": "mean of HMs", "accuracy": "accuracy"}
 
 
 def comparison_tables(
@@ -65,7 +65,7 @@ def comparison_table(
     corrected = [holm([getattr(each.p_values, test) for each in found]) for test in PValues._fields]
     printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
     titles = (f"{printed} of {reference}", printed, "Difference", "95 % interval", "W / T / L")
-    tests = ("Wilcoxon p", "Permutation p", f"p over {tasks}")
+    tests = ("Wilcoxon p (Holm)", "Permutation p (Holm)", f"p over {tasks} (Holm)")
     notes = _notes(reference, measure, found, draws)
     if is_last:
         notes.insert(0, f"Reference: {reference}, the last row, as no row is a default.")
@@ -96,7 +96,7 @@ def _row(each: Comparison, corrected: Sequence[float | None]) -> Row:
 
 
 def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws: int) -> list[str]:
-    printed, one = NAMES[measure], "data set" if measure == "hm" else "target"
+    one = "data set" if measure == "hm" else "target"
     mean = "of each target the mean accuracy over seeds, then the mean over targets"
     if measure == "hm":
         mean = "of each data set the harmonic mean of mean base and mean novel accuracy over seeds, then the mean over "
@@ -104,8 +104,8 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
     shared = [each for each in found if len(each.tasks)]
     most = max((len(each.tasks) for each in shared), default=1)
     notes = [
-        f"Metrics are of what both have: {mean}. Difference: {reference} minus the row's, in percentage points of "
-        f"{printed}; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
+        f"Metrics are of what both have: {mean}. Difference: {reference} minus the row's, in percentage "
+        "points; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
         f"95 % interval of the difference: percentile bootstrap, {draws:,} draws with replacement of the images of "
         "each test split, the same drawn images for both methods and all seeds. It covers other test images, not other "
         "seeds, few-shot samples or data sets.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.tables.table import MINUS, Mark, Table, format_rows, list_headers, list_notes
+from benchmarks.tables.table import MINUS, Mark, Table, format_rows, list_headers, list_legend
 
 MARKED: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
 SIZES = (("", 1.0), (r"\small", 0.925), (r"\footnotesize", 0.85), (r"\scriptsize", 0.8))
@@ -46,11 +46,11 @@ PUNCTUATION = "–—‘’“”…"
 
 
 def to_latex(table: Table) -> str:
-    """Render as many environments as pages are needed; the caption of the first contains the notes."""
+    """Render as many environments as pages are needed; the notes are comments below the last."""
     table = table.without_details()
     labels = len(table.labels)
     title = table.title.rstrip(".")
-    caption = " ".join([f"{title}.", *list_notes(table)])
+    caption = " ".join([f"{title}.", *list_legend(table)])
     headers, plain = list_headers(table), format_rows(table)
     widths = [CHARACTER * (max(len(row[place]) for row in [headers, *plain]) + 1) for place in range(len(headers))]
     room = (WIDE if table.wide else NARROW) - GAP * (len(headers) - 1)
@@ -83,7 +83,8 @@ def to_latex(table: Table) -> str:
             words = escape(f"{title}, continued." if parts else caption)
             lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{words}}}", rf"\end{{{name}}}"]
             parts.append("\n".join(lines))
-    return "\n\n".join([NEEDS, *parts])
+    notes = "\n".join(f"% {' '.join(note.split())}" for note in table.notes)
+    return "\n\n".join(filter(None, [NEEDS, *parts, notes]))
 
 
 def _split_rows(table: Table, first: int) -> list[list[int]]:

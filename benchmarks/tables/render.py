@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,16 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited."""
+    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited.
+
+    Columns that are empty in all rows are left out.
+    """
     header = [*table.labels, "source", "average"]
     numeric = [any(table.metric(row, place) for row in range(len(table.rows))) for place in range(len(table.columns))]
     for column, is_numeric in zip(table.columns, numeric, strict=True):
         parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
         header += [column.title + part for part in parts]
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(csv_text, header))
+    lines = []
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
         for cell, is_numeric in zip(row.cells, numeric, strict=True):
@@ -76,7 +78,11 @@ def to_csv(table: Table) -> str:
                 cells.append(str(cell.limited).lower())
             else:
                 cells += [cell or "", *([""] * 5 if is_numeric else [])]
-        writer.writerow(map(csv_text, cells))
+        lines.append(cells)
+    used = [place < len(table.labels) or any(line[place] for line in lines) for place in range(len(header))]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows(map(csv_text, compress(line, used)) for line in [header, *lines])
     return file.getvalue().rstrip("\n")
 
 

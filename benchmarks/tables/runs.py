@@ -14,6 +14,7 @@ from benchmarks.results.frame import (
     dataset_order,
     images_per_second,
     is_half,
+    is_of_other_code,
     leave_out_older_images,
     metric_over_seeds,
     settings_key,
@@ -23,7 +24,7 @@ from benchmarks.results.frame import (
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
-from benchmarks.tables.base_novel import SPEEDS
+from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, note_untimed
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
@@ -80,7 +81,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     metrics = [metric for cells in found.values() for metric in cells[:3] if metric]
     hms: dict[str, Metric | None] = {}
     complete = [title for title in methods if all((dataset, title) in found for dataset in datasets)]
-    # An average of one method among several compares with nothing.
+    # Skip an average that only one of several methods has.
     for title in complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else ():
         every = (found[dataset, title] for dataset in datasets)
         base, novel, mean_of_hms, *speeds = (average(column) for column in zip(*every, strict=True))
@@ -97,18 +98,10 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
         notes.append(f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}")
     notes += _note_runs(frame, metrics, changed)
-    if len({metric.seeds for metric in metrics}) > 1:
+    if any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in found.values()):
         notes.append("There is no HM or average over different seeds.")
-    notes.append(
-        "FPS: images per second in the evaluation of both halves, decoding included, warm-up left out (FPS of the "
-        "model, in CSV and JSON alone: without waiting for images); training s: training alone. All are of the machine "
-        "that ran it."
-    )
-    notes += left_out
-    if untimed := ", ".join(dict.fromkeys(frame.title[frame.features != "computed"])):
-        cached = f"FPS leaves out evaluations with image features from the cache ({untimed})"
-        notes.append(f"{cached}: procap eval --force times them.")
-    notes += note_sources(frame)
+    untimed = dict.fromkeys(frame.title[frame.features != "computed"])
+    notes += [NOTE_ON_SPEED, *left_out, *note_untimed(untimed), *note_sources(frame)]
     labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
     return Table("table", "Base and novel classes", labels, columns, rows, notes, wide=True)
 
@@ -148,6 +141,9 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
         order=[order[key] for key in keys],
         place=[dataset_order(name) for name in frame.dataset],
     )
+    for title, own in frame[frame.source != ""].groupby("title"):
+        mark = " (other code)" * is_of_other_code(str(own.method.iloc[0]), own.source)
+        frame.loc[frame.title == title, "title"] = f"{title}{mark}"
     trained = frame[frame.epochs > 0]
     seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [trained]
@@ -164,7 +160,9 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     keys = [settings_key(*row) for row in zip(frame.method, frame.settings, strict=True)]
     cells = frame.assign(key=list(map(repr, keys))).groupby(["dataset", "seed", "key", "target"], sort=False)
     first = cells.path.transform("first")
-    dropped = zip(frame.path[frame.path != first], first[frame.path != first], strict=True)
+    # Runs without training are the same for all shots.
+    is_dropped = (frame.path != first) & (frame.epochs > 0)
+    dropped = zip(frame.path[is_dropped], first[is_dropped], strict=True)
     notes = [
         *note_left_out(older),
         *(

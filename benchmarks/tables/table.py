@@ -15,7 +15,7 @@ Source = Literal["ours", "published"]
 Mark = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
-MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
+MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
 """Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
 PLAIN: Mapping[Mark | None, str] = {"best": "{}", "second": "{}", None: "{}"}
 
@@ -153,14 +153,14 @@ def format_rows(
     return body
 
 
-def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape: Callable[[str], str] = str) -> str:
-    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †; `frame` is put around the mean."""
+def format_cell(table: Table, cell: Cell, place: int, template: str = "{}", escape: Callable[[str], str] = str) -> str:
+    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †; `template` is put around the mean."""
     if cell is None:
         return MISSING
     if isinstance(cell, str):
         return escape(cell)
     digits = table.columns[place].digits
-    text = frame.format(format_number(cell.mean, digits))
+    text = template.format(format_number(cell.mean, digits))
     if cell.std is not None:
         text += f" ± {cell.std:.{digits}f}"
     if table.seeds_differ and cell.seeds:
@@ -182,6 +182,11 @@ def list_headers(table: Table) -> list[str]:
 
 def list_notes(table: Table) -> list[str]:
     """List the notes below a table: what its marks mean, then its own."""
+    return [*list_legend(table), *table.notes]
+
+
+def list_legend(table: Table) -> list[str]:
+    """Explain what the marks, italics and brackets of a table mean."""
     marks = set(table.marks().values())
     found = []
     if marks:
@@ -194,4 +199,4 @@ def list_notes(table: Table) -> list[str]:
         found.append("Seeds differ: (n=...) is their number; means over different seeds are not ranked.")
     if any(metric.delta is not None for metric in table.metrics):
         found.append("In brackets: ours minus published.")
-    return [*found, *table.notes]
+    return found
