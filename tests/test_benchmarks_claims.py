@@ -40,7 +40,8 @@ def put_suite(results, name, accuracy, **chosen):
 
 def judge_all(*suites: SuiteResults) -> dict[str, dict[str, str]]:
     """The cells of every claim of these suites by name."""
-    table = claims_table({one.name: one for one in suites}, {one.name: f"procap bench {one.name}" for one in suites})
+    commands = {one.name: f"procap bench {one.name}" for one in suites}
+    table = claims_table({one.name: one for one in suites}, commands, {name: "with more data" for name in commands})
     return {row.labels[1]: dict(zip(TITLES, row.cells, strict=True)) for row in table.rows}
 
 
@@ -57,9 +58,10 @@ def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path, monkeypat
     def accuracy(entry, target):
         gain = {"procap": (10, -5), "maple": (0, 0), "coop": ((-10, 10, -10, 10)[SETS.index(entry.dataset)], -20)}
         gain["theirs"] = 30, 30
-        return 60 + gain[entry.variant.method][":novel" in target] + jitter(entry)
+        return 60 + gain.get(entry.variant.method, (-40, -40))[":novel" in target] + jitter(entry)
 
-    found = judge_all(put_suite(tmp_path, "base-to-novel", accuracy, methods=("coop", "maple", "theirs", "procap")))
+    methods = ("zeroshot", "coop", "cocoop", "maple", "theirs", "procap")
+    found = judge_all(done := put_suite(tmp_path, "base-to-novel", accuracy, methods=methods))
     assert found["novel"]["verdict"] == "does not hold" and float(found["novel"]["high"]) < 0
     assert re.search(r"n = 4 data sets: p = .*; 0 of 12 pairs", found["novel"]["test"])
     assert found["base-kept"]["verdict"] == "undecided"
@@ -67,6 +69,10 @@ def test_a_claim_holds_fails_or_is_undecided_by_its_interval(tmp_path, monkeypat
     assert low < -1 < estimate < high and f"{low:+.2f} to {high:+.2f} (CoOp)" == found["base-kept"]["interval"]
     assert found["maple"]["verdict"] == "holds" and float(found["maple"]["low"]) > 0
     assert found["best-base"]["verdict"] == "holds" and "on 4 of 4 data sets, to be 2" in found["best-base"]["result"]
+    next(tmp_path.glob("base/tiles/cocoop/*/*/*/eval/*base*")).unlink()
+    lacking = judge_all(SuiteResults.read(done.suite, done.options, tmp_path))
+    assert lacking["best-base"]["verdict"] == "undecided" and "; missing: CoCoOp" in lacking["best-base"]["result"]
+    assert lacking["maple"]["verdict"] == "holds"
 
 
 def test_intervals_are_students_over_data_sets(tmp_path):
@@ -88,8 +94,13 @@ def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_pat
     made = put_suite(tmp_path, "base-to-novel", lambda entry, target: 60 + jitter(entry), methods=("maple", "procap"))
     assert judge_all(made)["balance"]["result"] == "CoOp was not run, or not to the end: procap bench base-to-novel"
     tied = put_suite(tmp_path, "base-to-novel", lambda *_: 50.0, methods=("maple", "procap"), datasets=("tiles",))
-    assert "on 1 of 1 data sets" in judge_all(tied)["best-hm"]["result"]
-    assert "on 0 of 1 data sets" in judge_all(tied)["nearly-all"]["result"]
+    found = {name: cells["result"] for name, cells in judge_all(tied).items()}
+    assert "on 1 of 1 data sets" in found["best-hm"] and "; missing: CLIP (zero-shot), Co" in found["best-hm"]
+    assert "on 0 of 1 data sets" in found["nearly-all"]
+    assert found["fine-grained"] == "none of oxford-pets (petals), caltech101 (shapes) was run: with more data"
+    assert "no other data set was run" in found["texture-shift"]
+    stable = put_suite(tmp_path, "stability", lambda *_: 50.0, datasets=("tiles",))
+    assert "the deviation on one data set gives no" in judge_all(stable)["stable"]["result"]
     one = put_suite(tmp_path, "few-shot", lambda *_: 50.0, methods=("procap",), datasets=("tiles",), seeds=(1,))
     assert "one data set with one seed" in judge_all(one)["monotonic"]["result"]
     assert "no other trained method" in judge_all(one)["low-shot"]["result"]
@@ -102,7 +113,7 @@ def test_few_shot_claims(tmp_path):
         shots = entry.variant.key["shots"]
         return 40 + shots * (2.0 if entry.variant.method == "procap" else 1.0) + jitter(entry)
 
-    found = judge_all(put_suite(tmp_path, "few-shot", accuracy, methods=("zeroshot", "maple", "procap"), seeds=(1, 2)))
+    found = judge_all(put_suite(tmp_path, "few-shot", accuracy, seeds=(1, 2)))
     assert {name: found[name]["verdict"] for name in ("monotonic", "low-shot", "narrows", "top")} == {
         "monotonic": "holds", "low-shot": "does not hold", "narrows": "does not hold", "top": "holds",
     }  # fmt: skip

@@ -34,7 +34,7 @@ def read_claims(
         raise UserError(why)
     started = [one for one in started if one.results.kinds != {"own"}]
     existing = {one.name: one.results for one in started}
-    suites, commands = {}, {}
+    suites, commands, wider = {}, {}, {}
     for name in dict.fromkeys(claim.suite for claim in load_claims()):
         suite = load_suite(name)
         if name in existing:
@@ -48,7 +48,10 @@ def read_claims(
             # Some claims need methods, seeds or numbers of shots that the recorded command left out.
             methods = tuple(dict.fromkeys([*own.methods, *suite.methods]))
             curve = all(variant.shots for method in own.methods for variant in suite.variants(own, method))
-            seeds = own.seeds if len(own.seeds) > 1 else suite.options(own.profile, quick=own.quick).seeds
+            usual = suite.options(own.profile, quick=own.quick)
+            seeds = own.seeds if len(own.seeds) > 1 else usual.seeds
             more = replace(own, methods=methods, seeds=seeds, shots=() if curve else own.shots, data=data)
             commands[name] = suite.command(more, shown)
-    return claims_table(suites, commands)
+            datasets = tuple(dict.fromkeys([*usual.datasets, *own.datasets]))
+            wider[name] = suite.command(replace(more, datasets=datasets), shown)
+    return claims_table(suites, commands, wider)

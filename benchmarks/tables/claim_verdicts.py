@@ -37,7 +37,11 @@ Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 
 
 class UntestedError(Exception):
-    """Raise if results do not suffice to test a claim; the text is the reason."""
+    """Raise if results do not suffice to test a claim; the text is the reason. needs_data: they lack data sets."""
+
+    def __init__(self, reason: str, *, needs_data: bool = False) -> None:
+        super().__init__(reason)
+        self.needs_data = needs_data
 
 
 class Estimate(NamedTuple):
@@ -60,17 +64,19 @@ class ClaimTest:
 
     contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: on
     how many of n data sets all contrasts must be above it; then means over sets do not count. unit: of the differences.
+    against_all: with every method of the suite, so that it cannot hold while results of one are missing.
     """
 
     contrasts: Callable[[pd.DataFrame], Contrasts] | None
     above: float = 0.0
     wins: Callable[[int], int] | None = None
     unit: str = "points"
+    against_all: bool = False
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper: quoted, or paraphrased without quotation marks. suite: of the data it is tested on."""
+    """A sentence of the paper: quoted, or paraphrased without quotation marks. suite: whose results test it."""
 
     name: str
     section: str
@@ -88,12 +94,14 @@ class Outcome(NamedTuple):
     interval: str | None = None
     test: str | None = None
     decisive: Estimate | None = None
+    needs_data: bool = False
 
 
 def read_scores(suite: SuiteResults) -> pd.DataFrame:
     """Read a suite's results; a variant with a missing evaluation has no column. HM is computed for each seed.
 
-    Own data sets and methods of plug-ins, of which no claim is, are left out. Where other data sets are tested,
+    Such variants, and methods of the suite that were not run, are listed in `attrs["missing"]`.
+    Own data sets and methods of plug-ins, which no claim mentions, are left out. Where other data sets are tested,
     "source" is the accuracy on the one trained on.
     """
     if suite.suite.published == "runtime":
@@ -118,7 +126,11 @@ def read_scores(suite: SuiteResults) -> pd.DataFrame:
             values = zip(cell.seeds, cell.values, strict=True) if cell else ()
             cells.setdefault((label, metric), {}).update({(task, seed): value for seed, value in values})
             incomplete |= set() if cell else {(label, metric)}
-    return _make_frame({column: own for column, own in cells.items() if column not in incomplete})
+    frame = _make_frame({column: own for column, own in cells.items() if column not in incomplete})
+    absent = (method for method in suite.suite.methods if method not in suite.options.methods)
+    titles = dict.fromkeys(map(title_of, (*(label for label, _ in cells if (label, _) in incomplete), *absent)))
+    frame.attrs["missing"] = list(titles)
+    return frame
 
 
 @explain_broken_report()
@@ -167,7 +179,7 @@ def title_of(label: str) -> str:
 
 
 def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
-    """Decide whether a claim holds; it is undecided if the 95 % interval of a contrast contains `above`."""
+    """Decide whether a claim holds; undecided if an interval contains `above` or a rival is missing."""
     if claim.test.contrasts is None:
         return Outcome("not tested", "a picture, for readers to judge")
     if scores.empty:
@@ -175,10 +187,19 @@ def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
     try:
         found = claim.test.contrasts(scores)
         if claim.test.wins:
-            return _judge_wins(claim, found, claim.test.wins)
-        estimates = {name: _estimate(one, claim.test.above) for name, one in found.items()}
+            outcome = _judge_wins(claim, found, claim.test.wins)
+        else:
+            outcome = _judge_means(claim, {name: _estimate(one, claim.test.above) for name, one in found.items()})
     except UntestedError as error:
-        return Outcome("not tested", str(error))
+        return Outcome("not tested", str(error), needs_data=error.needs_data)
+    if claim.test.against_all and (missing := scores.attrs.get("missing")):
+        outcome = outcome._replace(result=f"{outcome.result}; missing: {', '.join(missing)}")
+        return outcome._replace(verdict="undecided") if outcome.verdict == "holds" else outcome
+    return outcome
+
+
+def _judge_means(claim: Claim, estimates: Mapping[str, Estimate]) -> Outcome:
+    """Decide whether all means are above the limit."""
     decisive = min(estimates, key=lambda name: estimates[name].low)
     refuted = min(estimates, key=lambda name: estimates[name].high)
     verdict: Verdict = "holds" if estimates[decisive].low > claim.test.above else "undecided"
@@ -203,7 +224,7 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     tasks = values.groupby("task").mean()
     sample, unit = (tasks, "data sets") if len(tasks) > 1 else (values, "seeds")
     n = len(sample)
-    if n < 2 or sample.isna().any():
+    if n < 2:
         raise UntestedError("one data set with one seed gives no interval (--seeds 1,2,3)")
     low, high, p = student_test(sample, above)
     flipped = sign_flip_p(sample - above, np.random.default_rng(stream_seed(0, "claims", "signs")))
@@ -220,12 +241,13 @@ def _judge_wins(claim: Claim, contrasts: Contrasts, needed: Callable[[int], int]
 
     series = {name: one for name, one in contrasts.items() if isinstance(one, pd.Series)}
     means = pd.DataFrame({name: one.groupby("task", sort=False).mean() for name, one in series.items()})
-    won, variants = ((means > claim.test.above) | means.isna()).all(axis=1), len(contrasts) + 1
+    won, variants = (means > claim.test.above).all(axis=1), len(contrasts) + 1
     wins, n = int(won.sum()), len(won)
     p = float(binomtest(wins, n, 1 / variants, alternative="greater").pvalue)
     share = binomtest(wins, n).proportion_ci()
     lost = f"; not on {', '.join(won.index[~won])}" if 0 < wins < n else ""
     result = f"{claim.measure}: on {wins} of {n} data sets, to be {needed(n)}{lost}"
+    result += f"; against {', '.join(series)}" if claim.test.against_all and len(series) <= SHOWN else ""
     test = f"binomial against 1 in {variants}, n = {n} data sets: p = {p:.2g}"
     own = Estimate(wins / n, float(share.low), float(share.high), p, test)
     verdict: Verdict = "holds" if p <= 0.05 else "undecided"
