@@ -205,6 +205,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 
 @pytest.mark.parametrize(("error", "code", "message"), [
     (RuntimeError("first\nsecond"), 1, "internal error: RuntimeError: first second (run with -v for the traceback)",),
+    (EOFError("cut"), 1, "internal error: EOFError: cut (run with -v for the traceback)"),
     (KeyboardInterrupt(), 130, "stopped; repeat the command to go on"),
     (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
 ])  # fmt: skip
@@ -216,7 +217,8 @@ def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monke
 
     monkeypatch.setattr(benchmarks.cli.ls, "_methods", fail)
     given, _, err = run(capsys, "ls", "methods")
-    assert (given, err) == (code, f"procap: {message}\n")
+    # Click ends the line of a prompt first.
+    assert (given, err) == (code, "\n" * isinstance(error, EOFError) + f"procap: {message}\n")
 
 
 @pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "runs"])
@@ -250,6 +252,19 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     assert listed("--sort", "shots") == [maple[0], *coop, maple[1]]
     assert listed("--methods", "maple", "--sort", "seed") == maple
     assert listed("--state", "broken,failed") == maple[:1]
+    every = ("--methods", "table1", "--datasets", "all", "--classes", "base", "--precision", "fp32")
+    assert listed(*every, "--sort", "shots") == listed("--sort", "shots")
+    put_run(results, "vpt", "tiles", backbone="ViT-B-16")
+    assert (
+        listed("--backbone", "vit-b/16", "--pretrained", "openai")[0][0]
+        == "vpt"
+        == listed("--backbone", "ViT-B/16")[0][0]
+    )
+    assert (
+        listed("--methods", "vpt", "--pretrained", "laion2b_s34b_b88k")
+        == []
+        == listed("--methods", "vpt", "--backbone", "mini")
+    )
     _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
     *cells, path = out.splitlines()[-1].split()
     assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
@@ -260,6 +275,7 @@ def test_runs_are_listed_with_what_they_are_and_sorted_and_selected(capsys):
     _, out, _ = run(capsys, "ls", "runs", "--methods", "coop,zeroshot", "--shots", "4", "--sort", "method")
     assert "zeroshot  digits   base     -" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
     wrong = {"runs --sort size": "to sort by 'size'", "runs --state finish": "did you mean finished"}
+    wrong |= {"runs --classes bse": "did you mean base", "runs --precision fp31": "did you mean fp32"}
     for words, message in (wrong | {"methods --seeds 1 --state failed": "ls runs --seeds 1 --state failed"}).items():
         code, _, err = run(capsys, "ls", *words.split())
         assert code == 2 and message in err

@@ -49,7 +49,7 @@ def few_shot(
     samples = drawn = draw_samples(shards, shots, seed)
     stored = None
     if source:
-        samples = import_samples(shards, source.expanduser(), shots, seed)
+        samples = import_samples(shards, source, shots, seed)
         stored = store_samples(shards.folder, samples)
     images: dict[str, list[dict[str, Any]]] = {}
     for split, paths in (("train", samples.train), ("val", samples.val)):
@@ -74,8 +74,8 @@ def few_shot(
         chosen = f"--datasets {shards.name} --shots {samples.shots} --few-shot-samples {samples.digest}"
         note(f"stored in {stored}; train on them: procap train --methods procap {chosen} --data {quote(root)}")
     if out:
-        stored = out.expanduser()
-        write_samples(stored, samples)
+        stored = out
+        write_samples(out, samples)
         note(f"written to {stored}")
     if output.json:
         names = ("dataset", "shots", "seed", "source")

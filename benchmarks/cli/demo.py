@@ -1,4 +1,4 @@
-"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about two minutes on two CPU cores."""
+"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about three minutes on two CPU cores."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ def demo(
     Zero-shot CLIP, CoOp, MaPLe and ProCAP are trained on base classes and tested on base and novel classes. Interrupt
     the demo at any time; the same command resumes it.
     """
-    out = out.expanduser()
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
-    packed = str((data or out / "data").expanduser())
+    packed = str(data or out / "data")
     runtime = flags.RuntimeFlags(data=packed, results=str(out / "results"), device=device, tracking=tracking)
     # Run one at a time in this process: starting Ray would take longer than it saves.
     launch = flags.LaunchFlags(max_concurrent=1)

@@ -43,7 +43,7 @@ def export(
     for folder in folders:
         with failures.collect(str(folder)):
             config, at = find_run(folder, runtime)
-            files[config.path] = export_run(config, at, out.expanduser(), format)
+            files[config.path] = export_run(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
             note(f"to import it: procap import {quote(files[config.path])} {run_flags(config)}")

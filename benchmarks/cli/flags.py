@@ -272,6 +272,8 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"--{name.replace('_', '-')} {value}: a finite number is needed")
+            if isinstance(value, Path):
+                values[name] = value.expanduser()
         built = {
             name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
             for name, kind in groups.items()

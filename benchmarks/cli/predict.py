@@ -49,9 +49,9 @@ def predict(
     code is then 1.
     """
     library_defaults()
-    if out and not out.expanduser().parent.is_dir():
+    if out and not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
-    if out and out.expanduser().is_dir():
+    if out and out.is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {out / 'predictions.csv'}")
     config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
     # These import torch, which a wrong flag need not wait for.
@@ -103,7 +103,7 @@ def _write_predictions(
             display.total = count
             display.update(count)
     if count and out:
-        write_bytes(out.expanduser(), text.getvalue().encode())
+        write_bytes(out, text.getvalue().encode())
         note(f"{plural(count, 'image')} in {out}")
     elif count:
         show(text.getvalue().rstrip("\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.cli.flags import (
 from benchmarks.console.output import note
 from benchmarks.console.parse import (
     METHOD_GROUPS,
+    dataset_groups,
     parse_assignments,
     parse_datasets,
     parse_integers,
@@ -31,8 +33,9 @@ from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, unknown_name
 from procap.methods import method_class, method_options, method_paths
-from procap.weights.architectures import check_backbone
+from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import (
+    PRECISIONS,
     EvalSettings,
     RunConfig,
     RuntimeConfig,
@@ -46,7 +49,7 @@ from runner.tracking.store import check_uri
 from shards.catalogue import CATALOGUE, find
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataUsageError
-from shards.fewshot import select_labels
+from shards.fewshot import parse_classes, select_labels
 from shards.resolve import base_name, resolve_dataset
 
 
@@ -284,19 +287,35 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
                 raise unknown_name("data set", name, own | set(CATALOGUE)) from None
             return name.lower()
 
+    methods, groups = split_names(selection.methods), {"all": [], "table1": [*table1_methods()]}
+    precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
     wanted: Mapping[str, list[Any]] = {
-        "method": split_names(selection.methods),
-        "dataset": [find_name(name) for name in split_names(selection.datasets)],
+        "method": groups.get(selection.methods, methods),
+        "dataset": [
+            find_name(name) for part in split_names(selection.datasets) for name in dataset_groups().get(part, [part])
+        ],
         "seed": parse_integers(selection.seeds, "--seeds"),
         "shots": [*parse_shot_counts(selection.shots)],
-        **{name: split_names(getattr(selection, name)) for name in ("classes", "backbone", "pretrained", "precision")},
+        "classes": [parse_classes(name) for name in split_names(selection.classes)],
+        "precision": precisions,
     }
-    known = method_paths()
-    for name in wanted["method"]:
-        if name not in known:
-            raise unknown_name("method", name, known)
-    # A run without training counts for all seeds and shots.
-    return lambda config: all(
-        not values or getattr(config, field) in values or (field in ("seed", "shots") and not config.recipe.epochs)
-        for field, values in wanted.items()
-    )
+    for what, known, names in (("method", method_paths(), wanted["method"]), ("precision", PRECISIONS, precisions)):
+        for name in names:
+            if name not in known:
+                raise unknown_name(what, name, known)
+    for name in backbones:
+        check_backbone(name, "")
+
+    def is_wanted(config: RunConfig) -> bool:
+        chosen = itertools.product(backbones or (config.backbone,), tags or (config.pretrained,))
+        if (backbones or tags) and (config.backbone, config.pretrained) not in itertools.starmap(
+            canonical_name, chosen
+        ):
+            return False
+        # A run without training counts for all seeds and shots.
+        return all(
+            not values or getattr(config, field) in values or (field in ("seed", "shots") and not config.recipe.epochs)
+            for field, values in wanted.items()
+        )
+
+    return is_wanted

@@ -16,6 +16,9 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     """Convert an error to one line and an exit code. verbose: with its traceback printed elsewhere."""
+    if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):
+        # Click expects EOFError from prompts alone.
+        error = error.__cause__
     if isinstance(error, UserError | DataError):
         kind = "" if error.exit_code > 128 else "error: "
         text = one_line(str(error))
@@ -25,8 +28,6 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
         path = message.ctx.command_path if message.ctx else "procap"
         text = _explain_value(one_line(message.format_message()).rstrip("."))
         return f"error: {text} (see `{path} --help`)", 2
-    if isinstance(error, typer.Abort):
-        return "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror or one_line(str(error))}", 1

@@ -113,16 +113,13 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
 def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     """Parse the data sets to train on, without duplicates.
 
-    "all" is every one of the catalogue with training images that needs no raw files, "paper" the eleven that the paper
-    trains on. Other names are those of the catalogue and of what is packed in `data`.
+    Names are those of `dataset_groups`, of the catalogue, and of what is packed in `data`.
     Raises UsageError or DataUsageError for an unknown name, and for a test set.
     """
-    from shards.catalogue import CATALOGUE
     from shards.resolve import resolve_dataset
 
-    able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
-    paper = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source == "folder"]
-    groups, parts = {"all": able, "paper": paper}, split_names(text)
+    groups, parts = dataset_groups(), split_names(text)
+    able = groups["all"]
     if not parts:
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
     chosen = [resolve_dataset(name, data) for part in parts for name in groups.get(part, [part])]
@@ -130,6 +127,17 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
         if dataset.test_only:
             raise UsageError(f"'{dataset.name}' has test images only: train on another, such as {', '.join(able)}")
     return list(dict.fromkeys(dataset.name for dataset in chosen))
+
+
+def dataset_groups() -> dict[str, list[str]]:
+    """List the data sets to train on: "all" those that need no raw files, "paper" those that the paper trains on."""
+    from shards.catalogue import CATALOGUE
+
+    trained = [dataset for dataset in CATALOGUE.values() if not dataset.test_only]
+    return {
+        "all": [dataset.name for dataset in trained if dataset.source != "folder"],
+        "paper": [dataset.name for dataset in trained if dataset.source == "folder"],
+    }
 
 
 def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
