@@ -20,6 +20,9 @@ from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder
 
+SHORT_SECONDS = 45.0
+"""Runs that take less in all are executed one after the other: Ray needs as long to start and to load the program."""
+
 
 def execute(
     runs: Sequence[RunSpec],
@@ -51,6 +54,9 @@ def execute(
     ensure_packed(splits, runtime.data)
     check_training_images(configs, runtime.data)
     methods = {config.method for config in configs}
+    if launcher == Launcher():
+        costs = CostModel(runtime, find_machine(runtime.device), force=force)
+        launcher = replace(launcher, max_concurrent=1 if sum(map(costs.seconds, runs)) < SHORT_SECONDS else None)
     with connect_checked(launcher, paths, splits, backbones, methods) as capacity:
         hosts = nodes() if capacity.ray else []
         costs = CostModel(runtime, find_machine(runtime.device, hosts), processes=launcher.processes)
