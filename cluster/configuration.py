@@ -249,15 +249,19 @@ def examples(settings: SweepSettings) -> Iterator[Values]:
         yield dict(zip(settings.domains, combination, strict=True))
 
 
-def check_values(settings: SweepSettings, data: Path | None) -> None:
-    """Raise UsageError for values that runs reject, and for ASHA if no run is longer than its grace period."""
-    for values in itertools.islice(examples(settings), MOST_CHECKED):
-        make_runs(settings, values, data)
+def check_values(settings: SweepSettings, data: Path | None) -> list[RunSpec]:
+    """Build the runs of the first `MOST_CHECKED` configurations.
+
+    Raises UsageError for values that runs reject, and for ASHA if no run is longer than its grace period.
+    """
+    first = itertools.islice(examples(settings), MOST_CHECKED)
+    runs = [run for values in first for run in make_runs(settings, values, data)]
     if settings.scheduler == "asha" and (epochs := longest(settings, data)) <= settings.grace_period:
         raise UsageError(
             f"--scheduler asha decides after epoch {settings.grace_period} at the earliest, and runs have {epochs}: "
             "give a smaller --grace-period or more --epochs"
         )
+    return runs
 
 
 def longest(settings: SweepSettings, data: Path | None) -> int:

@@ -96,13 +96,14 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
 
 
 def warn_of_warmup(recipe: Recipe) -> str:
-    """Explain that every epoch is a warm-up epoch, so that a training may hardly learn; "" if one is not."""
-    if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs <= recipe.warmup_epochs:
+    """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
+    if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
-    highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
+    warm = min(recipe.epochs, recipe.warmup_epochs)
+    highest = max(learning_rate(recipe, epoch) for epoch in range(warm))
     return (
-        f"may hardly learn: every epoch is a warm-up epoch at a rate of {highest:g} or less instead of {recipe.lr:g}; "
-        f"give more epochs than {recipe.warmup_epochs}"
+        f"may hardly learn: {warm} of {recipe.epochs} epochs warm up at a rate of {highest:g} or less instead of "
+        f"{recipe.lr:g}; give {2 * recipe.warmup_epochs} epochs or more"
     )
 
 

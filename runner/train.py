@@ -279,8 +279,6 @@ def _fit(
             # After the last epoch the callback waits until the result is written.
             if epoch < recipe.epochs - 1:
                 validator.notify()
-        if state.epoch == recipe.epochs and (warning := method.training_warning()):
-            display.print(f"{config.path}: {warning}")
         flag_sync.wait()
     return state
 

@@ -177,7 +177,7 @@ def test_plain_names_find_their_field(name, field):
 
 @pytest.mark.parametrize(("name", "message"), [
     ("seed", "unknown field 'seed'"), ("classes", "unknown field 'classes'"), ("recipe.n_ctx", "unknown field"),
-    ("momentun", "did you mean momentum"), ("depth", "unknown field 'depth'"),
+    ("momentun", "did you mean momentum"), ("learning_rate", "did you mean lr"), ("depth", "unknown field 'depth'"),
 ])  # fmt: skip
 def test_fields_that_cannot_be_varied_are_refused_in_one_line(name, message):
     with pytest.raises(UsageError, match=message) as raised:

@@ -14,13 +14,14 @@ import pytest
 import tracked_runs
 
 from benchmarks.cli import main
-from runner.config import RuntimeConfig
+from runner.config import RuntimeConfig, plan_run
 from runner.remote_results import RemoteResults
 from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
+from runner.tracking.content import read_content
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
 
@@ -55,6 +56,20 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
     for key in store.client.get_run(run_id).data.metrics:
         steps = Counter(step for step, _ in points(store, run_id, key))
         assert max(steps.values()) == 1, f"{key} was logged twice"
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"overrides": {"lr": 0.03}, "shots": 1}, "1 shot · seed 1 · lr 0.03"),
+    ({"options": {"depth": 3}}, "16 shots · seed 1 · depth 3"),
+    ({"recipe": "procap"}, "16 shots · seed 1 · procap recipe"),
+    ({"overrides": {"epochs": 3, "lr": 1, "momentum": 0, "batch_size": 2, "flip": False}}, "seed 1 · custom recipe"),
+])  # fmt: skip
+def test_the_name_of_a_run_says_what_differs_from_the_published_one(tmp_path, changes, named):
+    config = plan_run(method="maple", dataset="shapes", **changes)
+    write_json(RunFolder(tmp_path / config.path).config_file, config)
+    tracked_runs.go_on(RunFolder(tmp_path / config.path), 1)
+    found = read_content(tmp_path / config.path)
+    assert found and found.name.endswith(named)
 
 
 def test_a_finished_run_arrives_whole(store, folder, export):

@@ -63,6 +63,7 @@ def execute(
         if capacity.ray:
             machines = f"on {plural(len(hosts), 'node')}" if launcher.kind == "ray" else "on this machine"
             note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
+            note("loading the program on the workers ...")
         else:
             note("one run at a time, in this process (--max-concurrent N for more)")
         if force:

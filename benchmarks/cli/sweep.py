@@ -84,14 +84,13 @@ def sweep(
     folder = SweepFolder(at.results / SWEEPS / settings.name)
     RemoteResults.from_runtime(at).pull_all()
     folder.check(settings)
-    check_values(settings, at.data)
+    note_warmup(run.config for run in check_values(settings, at.data))
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_training_images((run.config for run in runs), at.data)
     if not mode.force:
         tried = [path for one in folder.load().values() for path in one.runs]
         check_code(dict.fromkeys([*tried, *(run.path for run in runs)]), at.results)
     check_launcher(launcher, at.device)
-    note_warmup(run.config for run in runs)
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
         check_setup((run.config for run in runs), at, launcher.processes)
@@ -141,6 +140,7 @@ def _execute(
             with connect_checked(launcher, paths, *needs, always_ray=True) as capacity, progress.display:
                 where = "on the cluster" if launcher.kind == "ray" else "on this machine"
                 note(f"{capacity.max_concurrent} at once {where}, {capacity.resources} each")
+                note("loading the program on the workers ...")
                 # Write the settings only now: a sweep that failed the checks must not occupy its name.
                 write_json(folder.path / "sweep.json", settings)
                 searched.run(paths, capacity)

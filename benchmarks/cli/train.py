@@ -12,8 +12,9 @@ from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of, note_warmup
+from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of, note_warmup, note_warning
 from cluster.run import RunSpec
+from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -67,6 +68,8 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
+        for method in dict.fromkeys(config.method for config in done):
+            note_warning((c.path, _training_warning(c, result)) for c, result in done.items() if c.method == method)
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
@@ -87,6 +90,11 @@ def _checked_runs(
         folders = [(config, RunFolder(runtime.results / config.path)) for config in runs]
         find_unpacked((one.dataset for one, at in folders if mode.force or not at.train_file.exists()), runtime.data)
     return runs
+
+
+def _training_warning(config: RunConfig, result: TrainResult) -> str:
+    options = method_options(config.method, config.options)
+    return method_class(config.method).training_warning(options, result.statistics) if result.statistics else ""
 
 
 def _train_all(

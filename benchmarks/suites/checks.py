@@ -140,11 +140,16 @@ def check_targets(targets: Iterable[Target], data: Path) -> None:
 
 
 def note_warmup(configs: Iterable[RunConfig]) -> None:
-    """Warn once of runs of which every epoch is a warm-up epoch."""
-    found = [config for config in configs if warn_of_warmup(config.recipe)]
-    if found:
-        what = found[0].path if len(found) == 1 else f"{len(found)} runs, such as {found[0].path},"
-        note(f"procap: warning: {what} {warn_of_warmup(found[0].recipe)}")
+    """Warn once of runs of which most epochs are warm-up epochs."""
+    note_warning((config.path, warn_of_warmup(config.recipe)) for config in configs)
+
+
+def note_warning(reasons: Iterable[tuple[str, str]]) -> None:
+    """Warn once of runs by their paths and reasons, as far as these are not empty; the first reason is printed."""
+    found = {path: why for path, why in reasons if why}
+    for path, why in [*found.items()][:1]:
+        what = path if len(found) == 1 else f"{len(found)} runs, such as {path},"
+        note(f"procap: warning: {what} {why}")
 
 
 def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:

@@ -202,8 +202,9 @@ class Method(nn.Module):
         """Compute numbers that describe the learned parameters by name, which `train.json` records."""
         return {}
 
-    def training_warning(self) -> str:
-        """Describe in one line a part that the training left without effect; empty if there is none."""
+    @classmethod
+    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
+        """Describe in one line a part that a training left without effect; empty if `statistics` show none."""
         return ""
 
     def scale(self) -> Tensor:

@@ -12,6 +12,7 @@ D width (Dt text, Dv vision), E joint embedding, H InfoNCE width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -296,16 +297,17 @@ class ProCAP(Method):
                 }
         return found
 
-    def training_warning(self) -> str:
+    @classmethod
+    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
         """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
-        statistics = self.statistics() if self.options.logvar_lr_scale else {}
+        assert isinstance(options, ProCAP.Options)
         moved = {name: own["moved_median"] for name, own in statistics.items() if own["moved_median"] < LEAST_MOVE}
-        if not moved:
+        if not moved or not options.logvar_lr_scale:
             return ""
         return (
             f"the variances of the prompts stay about as they began: the median {' and '.join(moved)} moved by "
             f"{100 * max(moved.values()):.2g} % at most; --option logvar_lr_scale above "
-            f"{self.options.logvar_lr_scale:g} trains them faster"
+            f"{options.logvar_lr_scale:g} trains them faster"
         )
 
     def _logvars(self) -> dict[str, nn.Parameter]:

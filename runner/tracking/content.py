@@ -11,14 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from procap.errors import UserError
+from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
 from runner.run_folders import RunFolder
+from shards.resolve import base_name
 
 MEGABYTE = 1e6
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
+
+MOST_NAMED = 4
+"""Largest number of settings that differ from the published ones in the name of a run."""
 
 Metrics = Mapping[str, float | None]
 
@@ -75,11 +81,11 @@ def read_content(path: Path) -> RunContent | None:
     points = [*_validation_points(config, folder), *_epoch_points(state.epochs, start)]
     if train:
         points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
-    shots = [f"{config.shots or 'full'} shots"] if config.recipe.epochs else []
+    shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
     names = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}"]
     return RunContent(
         key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
-        name=" · ".join(names if config.recipe_name == "published" else [*names, f"{config.recipe_name} recipe"]),
+        name=" · ".join([*names, *_describe_changes(config)]),
         tags=_tags(config, folder, state),
         points=points,
         status=STATUS[state.status],
@@ -88,6 +94,22 @@ def read_content(path: Path) -> RunContent | None:
         params=dict(_flatten(config.model_dump(mode="json"))),
         checkpoint=train.checkpoint_sha256 if train else None,
     )
+
+
+def _describe_changes(config: RunConfig) -> list[str]:
+    """List the options and the fields of a custom recipe that are not those published for the task, if they are few."""
+    given = "few-shot" if config.classes == "all" else "base-to-novel", config.shots, base_name(config.dataset)
+    is_custom, usual = config.recipe_name == "custom", dict[str, Any]()
+    # The plug-in may not be installed here.
+    with suppress(UserError):
+        kind = method_class(config.method)
+        usual = method_options(config.method, kind.task_options(*given)).model_dump(mode="json")
+        usual |= kind.recipe(*given).model_dump() if is_custom else {}
+    own = config.recipe.model_dump() | config.options
+    changes = [f"{name} {own[name]}" for name in usual if own.get(name, usual[name]) != usual[name]]
+    if len(changes) > MOST_NAMED or (is_custom and not changes):
+        changes = ["custom options" if not is_custom else "custom recipe"]
+    return changes if config.recipe_name != "procap" else ["procap recipe", *changes]
 
 
 def _collection_content(path: Path, collection: Collection) -> RunContent:
