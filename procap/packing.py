@@ -258,7 +258,7 @@ def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], de
         for c, (start, length) in enumerate(zip(first, own, strict=True)):
             # A prompt that ends before this row does not have it: rows after its end token would never be attended to.
             if row - ahead < length:
-                at.append(ahead + start + row - ahead)
+                at.append(start + row)
                 source.append((c * count if op.tokens.dim() == 3 else 0) + row - op.start)
     lowest = op.start if shared else min(at, default=op.start)
     placement = Placement(op.start, shared, slice(lowest, max(at, default=op.start + shared - 1) + 1))

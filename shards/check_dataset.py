@@ -68,11 +68,10 @@ def check_dataset(
         report = reports[split] = SplitReport(split, entry.count, len(entry.shards), found)
         images, paths = None, []
         try:
-            images = shards.unverified(split)
-            text = read_paths(folder, shards.manifest, split)
-            paths = text.split(b"\n")[:-1]
-            wrong = list_problem(folder, shards.manifest, split, text, images.labels), path_problem(text)
+            opened, text = shards.unverified(split), read_paths(folder, shards.manifest, split)
+            wrong = list_problem(folder, shards.manifest, split, text, opened.labels), path_problem(text)
             report.problems += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
+            images, paths = opened, text.split(b"\n")[:-1]
         except DataError as error:
             report.problems.append(str(error))
         start = 0

@@ -17,9 +17,8 @@ from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
 from shards.raw.class_folders import JUNK_EXTENSIONS, JUNK_NAMES
+from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 from shards.transforms import EvalTransform
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
 
 EncodedImage = tuple[str, Path | bytes]
 """The name of an image, and its file or its bytes."""
@@ -50,7 +49,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
         if path.is_dir():
             images: Iterable[EncodedImage] = _list_folder(path, on_error)
         else:
-            images = _read_tar(path) if path.suffix == ".tar" else [(str(path), path)]
+            images = _read_tar(path) if path.suffix.lower() == ".tar" else [(str(path), path)]
         try:
             for image in images:
                 found = True
@@ -62,7 +61,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
             on_error(str(path), f"cannot be read: {error}")
         else:
             if not found:
-                on_error(str(path), f"holds no images ({', '.join(sorted(SUFFIXES))})")
+                on_error(str(path), f"holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
 
 
 def load_batches(
@@ -97,12 +96,12 @@ def load_batches(
 
 def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
     for file in sorted(folder.rglob("*")):
-        suffix, parts = file.suffix.lower(), file.relative_to(folder).parts
+        parts = file.relative_to(folder).parts
         if not file.is_file() or any(part.startswith(".") or part.lower() in JUNK_NAMES for part in parts):
             continue
-        if suffix in SUFFIXES:
+        if is_image_name(file.name):
             yield str(file), file
-        elif suffix[1:] not in JUNK_EXTENSIONS:
+        elif file.suffix.lower()[1:] not in JUNK_EXTENSIONS:
             on_error(str(file), "is no image of a known kind")
 
 
@@ -110,7 +109,7 @@ def _read_tar(file: Path) -> Iterator[EncodedImage]:
     """Read from start to end; no member is extracted to the disk."""
     with tarfile.open(file, "r:") as archive:
         for member in archive:
-            if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
+            if member.isfile() and is_image_name(member.name):
                 content = archive.extractfile(member)
                 assert content is not None
                 yield f"{file}/{member.name}", content.read()

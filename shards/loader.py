@@ -107,7 +107,7 @@ class TrainStream:
         return max(1, len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """Return the permutation of the N images for `epoch`.
+        """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches.
 
         For more than `WINDOW` images the shards are shuffled, and then the images within groups of shards that have
         up to `WINDOW` images together, so that such sets can be read shard by shard.
@@ -132,9 +132,10 @@ class TrainStream:
             image = self._images[i] if data is None else self.split.decode(i, data)
             self.augment(image, self.draws(epoch, i), out)
 
-        shares = [self.share(batch) for batch in self.batches(epoch, start_step)]
+        batches = [*self.batches(epoch, start_step)]
+        shares = [self.share(batch) for batch in batches]
         prepared = prepare_batches(_items(self.split, shares), prepare, self.augment.shape, self.workers)
-        for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
+        for (_, images), batch in zip(prepared, batches, strict=True):
             yield images, self.labels[batch]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:

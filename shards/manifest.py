@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,7 +81,7 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _check_names(self) -> Manifest:
         """Refuse texts that break a line or a terminal, and files that are not of their split."""
-        for reason in unfit_texts(self.classnames, (self.template, *self.templates)):
+        if reason := next(unfit_texts(self.classnames, (self.template, *self.templates)), ""):
             raise ValueError(reason)
         for text in (self.source, self.variant):
             if has_control(text):
@@ -132,7 +133,17 @@ def repack_hint(folder: Path) -> str:
     """Explain how to replace a broken data set: pack it again, or delete the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    return f"pack it again: procap data pack {folder.name} --force --data {shlex.quote(str(folder.parent))}"
+    return f"pack it again: {_pack_command(folder, ' --force')}"
+
+
+def _pack_command(folder: Path, force: str = "") -> str:
+    """Format the command that packs a data set, with placeholders for raw files and for a user's own images."""
+    from shards.catalogue import find_or_none
+
+    dataset = find_or_none(folder.name)
+    raw = " --raw FOLDER" if dataset and dataset.source == "folder" and not os.environ.get("PROCAP_RAW") else ""
+    what = f"{folder.name}{raw}" if dataset else "FOLDER-OR-YAML-FILE"
+    return f"procap data pack {what}{force} --data {shlex.quote(str(folder.parent))}"
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
@@ -143,8 +154,8 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
         text = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
-        pack = f"pack them: procap data pack {wanted} --data {folder.parent}"
-        raise DataError(f"no shards of '{wanted}' in {folder} ({state}); {pack}") from None
+        pack = _pack_command(folder.with_name(wanted))
+        raise DataError(f"no shards of '{wanted}' in {folder} ({state}); pack them: {pack}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{folder / FILE} cannot be read ({reason}); {mend}") from None

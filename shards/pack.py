@@ -72,7 +72,7 @@ def pack_source(
         )
     if not source.counts:
         raise DataError(f"'{source.name}' has no images")
-    for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
+    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     if has_control(source.origin):
         raise DataError(f"'{source.name}': its source {source.origin!r:.200} holds control characters")

@@ -194,12 +194,18 @@ class RemoteFolder:
                 folder, _, last = path.rpartition("/")
                 files.makedirs(folder, exist_ok=True)
                 temporary = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.tmp"
-            if isinstance(content, Path):
-                _call(files, "put_file", str(content), temporary)
-            else:
-                _call(files, "pipe_file", temporary, content)
-            if temporary != path:
-                files.mv(temporary, path)
+            try:
+                if isinstance(content, Path):
+                    _call(files, "put_file", str(content), temporary)
+                else:
+                    _call(files, "pipe_file", temporary, content)
+                if temporary != path:
+                    files.mv(temporary, path)
+            except BaseException:
+                with suppress(Exception):
+                    if temporary != path:
+                        files.rm_file(temporary)
+                raise
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""

@@ -77,7 +77,7 @@ def member_problem(file: Path, samples: Iterable[tuple[str, str, int, int, int]]
                 if (image.offset_data, image.size) != (offset, size):
                     return f"has the image {image.name} at another place than its index says"
             if extra := tar.next():
-                return f"has {extra.name!r:.200}, which is of no image"
+                return f"has {extra.name!r:.200}, which belongs to no image"
             stream.seek(tar.offset)
             while block := stream.read(HEADER_LIMIT):
                 if block.strip(b"\0"):

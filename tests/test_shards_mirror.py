@@ -260,7 +260,7 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     assert not server.paths(".tar"), "a check reports, it does not repair"
     assert main(["data", "check", "--data", str(root)]) == 1
     advice = capsys.readouterr().err.splitlines()[-1]
-    assert "pack again" not in advice and advice.endswith(f"delete what is broken below {root} and it is fetched again")
+    assert advice.endswith(f"to repair 'toy', delete {root / 'toy'} and it is fetched again")
     shutil.rmtree(root / "toy")
     assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
 

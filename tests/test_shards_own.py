@@ -150,8 +150,12 @@ MISTAKES = {
     "no yaml": ("folder: [a\nb: c\n", "line 4: "),
     "a tag": ("folder: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
     "deep nesting": ("classes: " + "[" * 5000 + "]" * 5000 + "\n", "no YAML that can be read"),
-    "name of the catalogue": ("folder: images\n", "'shapes' has a meaning already", HEAD.replace("my-birds", "shapes")),
-    "derived name": ("folder: images\n", "'dtd' has a meaning", HEAD.replace("my-birds", "dtd-split7")),
+    "name of the catalogue": (
+        "folder: images\n",
+        "'shapes' is a name of the catalogue",
+        HEAD.replace("my-birds", "shapes"),
+    ),
+    "derived name": ("folder: images\n", "'dtd' is a name of", HEAD.replace("my-birds", "dtd-split7")),
     "name that climbs": ("folder: images\n", "small letters", HEAD.replace("my-birds", "../birds")),
     "name that is a number": (
         "folder: images\n",

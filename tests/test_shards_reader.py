@@ -118,7 +118,7 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     damage(root / "toy/test/1.tar")
     with pytest.raises(DataError, match=rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images.* 17 images") as error:
         open_dataset(root, "toy").split("test")
-    assert "\n" not in str(error.value) and "procap data pack toy --force" in str(error.value)
+    assert "\n" not in str(error.value) and "procap data pack FOLDER-OR-YAML-FILE --force --data" in str(error.value)
     report = check_dataset(root, "toy")
     assert not report.ok
     broken = {split.name: split for split in report.splits if split.problems}
@@ -253,7 +253,7 @@ def first_json(data):
     (rename("s000", "/s000"), "has no member s0000000.cls"),
     (rename("s000", "a/../s000"), "has no member s0000000.cls"),
     (rename("png", "pyd"), "has no image of the sample s0000000"),
-    (lambda members: [*members, ("../.profile", b"")], "has '../.profile', which is of no image"),
+    (lambda members: [*members, ("../.profile", b"")], "has '../.profile', which belongs to no image"),
     (lambda members: [*members[3:6], *members[:3], *members[6:]], "has no member s0000000.cls"),
     (lambda members: [(name, data + b"x" * 600) for name, data in members], "s0000000.cls with what the list"),
     (first_json(b'{"path": "test/other.png"}'), "has no member s0000000.json with what the list of the split says"),
@@ -279,6 +279,7 @@ def test_a_check_finds_what_someone_edited_and_hashed_again(root, change, messag
     renew_hashes(folder)
     report = check_dataset(root, "toy")
     assert message in "\n".join(report.splits[2].problems) and not report.splits[0].problems
+    assert "is not usable" not in message or len(report.splits[2].problems) == 1, "whole shards are not blamed"
 
 
 def test_an_undecodable_image_is_refused_when_it_is_read(root):

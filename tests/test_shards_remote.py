@@ -52,7 +52,7 @@ def test_a_download_is_not_repeated(server, target):
     assert len(server.asked) == 1
 
 
-def test_paths_and_file_urls_need_no_server(tmp_path, target):
+def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
     odd = tmp_path / "a b#c?d%::e.tar"
     odd.write_bytes(BYTES)
     for url in (str(odd), "file://" + str(odd).replace("%", "%25").replace(" ", "%20").replace("#", "%23")):
@@ -64,6 +64,10 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target):
         open_stream(str(tmp_path / "nothing.tar"))
     with pytest.raises(DataUsageError, match="another machine"):
         open_stream("file://elsewhere/a.tar")
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", lambda *_: os.mkdir("/proc/x"))
+    with pytest.raises(DataError):
+        RemoteFolder(f"file://{tmp_path}/files").write("a", b"content")
+    assert names(tmp_path / "files") == [], "no hidden file is left"
 
 
 @pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"size": 1000}, {"size": len(BYTES) + 1}])

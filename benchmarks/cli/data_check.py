@@ -21,7 +21,7 @@ from shards.check_dataset import check_dataset
 from shards.check_source import check_source
 from shards.default_paths import data_root
 from shards.errors import DataError, DataUsageError
-from shards.mirror import is_mirror
+from shards.manifest import repack_hint
 from shards.names import Finding
 from shards.raw.published import find_folder, raw_source
 from shards.resolve import is_packed, packed_names, resolve_dataset
@@ -107,10 +107,8 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
     broken = [name for name, lines in problems.items() if lines]
     for problem in (problem for name in broken for problem in problems[name]):
         note(f"procap: {problem}")
-    if broken and is_mirror(root):
-        note(f"procap: delete what is broken below {root} and it is fetched again")
-    elif broken:
-        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {quote(root)}")
+    for name in broken:
+        note(f"procap: to repair '{name}', {repack_hint(root / name)}")
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0

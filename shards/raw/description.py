@@ -84,13 +84,13 @@ class Description(BaseModel):
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
         known = find_or_none(parse_name(name)[0])
         if known or name in GROUPS:
-            raise ValueError(f"'{known.name if known else name}' has a meaning already; choose another name")
+            raise ValueError(f"'{known.name if known else name}' is a name of the catalogue; choose another")
         return name
 
     @field_validator("template", "templates")
     @classmethod
     def _check_templates(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        for reason in unfit_texts((), (given,) if isinstance(given, str) else given):
+        if reason := next(unfit_texts((), (given,) if isinstance(given, str) else given), ""):
             raise ValueError(reason)
         return given
 

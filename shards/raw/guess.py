@@ -69,8 +69,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     if tables:
         raise DataError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
     if wrong := [name for name in files if name.lower() == "labels.csv"]:
-        header = (folder / wrong[0]).open(encoding="utf-8-sig", errors="replace").readline().strip()
-        columns = ", ".join(header.split(","))
+        columns = ", ".join(_read_header(folder / wrong[0]))
         raise DataError(f"{folder / wrong[0]} has the columns {columns:.80}; path and label are needed (docs/data.md)")
     if nested := find_nested_folders(folder):
         command = f"procap data pack {shlex.quote(str(folder / nested[0]))}"
@@ -117,11 +116,15 @@ def _is_table(file: Path) -> bool:
     """Whether a file is a table of paths and labels, of which only the first row of a CSV is read."""
     try:
         if file.suffix.lower() == ".csv":
-            header = file.open(encoding="utf-8-sig").readline()
-            return {name.strip() for name in header.split(",")} >= {"path", "label"}
+            return {*_read_header(file)} >= {"path", "label"}
         return bool(read_table(file))
     except (DataError, OSError, ValueError):
         return False
+
+
+def _read_header(file: Path) -> list[str]:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        return [name.strip() for name in stream.readline(10_000).split(",")]
 
 
 def _name_set(folder: str) -> str:

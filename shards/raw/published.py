@@ -152,8 +152,8 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
     """Split the images of the class folders at random; class names and labels are the published ones."""
     names = published_classnames(location.dataset)
     images, problems = _scan_class_folders(location)
-    for problem in small_classes(images, names, FRACTIONS):
-        raise DataError(f"no random split can be made: {problem}")
+    if small := small_classes(images, names, FRACTIONS):
+        raise DataError(f"no random split can be made: {small[0]}")
     splits = split_classes(images, FRACTIONS, seed)
     origin = f"random split of the class folders, seed {seed}"
     return Listing(location.images, names, splits, origin, True, tuple(problems))
@@ -271,8 +271,8 @@ def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Sourc
         problems = (*listing.problems, *([] if dataset.subset else [*differences, *missing]))
         if whole and "test" not in existing.splits:
             problems += (f"none of its test images is in {listing.root}; get {location.raw.get}",)
-        for problem in problems if whole else ():
-            raise DataError(problem)
+        if whole and problems:
+            raise DataError(problems[0])
     except DataError as error:
         raise DataError(f"'{dataset.base}': {error}") from error
     count = len(existing.paths)

@@ -153,7 +153,7 @@ def _number_classes(
     classnames = tuple(names[label] for label in order)
     if texts and (repeated := _repeated(classnames)):
         raise DataError(f"classes: two labels are called {first_few(repeated)}: nothing could tell them apart")
-    for reason in unfit_texts(classnames, ()):
+    if reason := next(unfit_texts(classnames, ()), ""):
         raise DataError(f"{reason}: a name is one line without blanks around it")
     return classnames, {label: number for number, label in enumerate(order)}
 

@@ -56,9 +56,9 @@ class Draws:
         unit = (self.words(name, shape) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         return np.float32(low) + unit * np.float32(high - low)
 
-    def integers(self, name: str, choices: int, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
-        """Draw integers in [0, choices), [B, *shape]."""
-        return (self.words(name, shape) >> np.uint64(11)).astype(np.int64) % choices
+    def integers(self, name: str, choices: int) -> NDArray[np.int64]:
+        """Draw integers in [0, choices), [B]."""
+        return (self.words(name) >> np.uint64(11)).astype(np.int64) % choices
 
     def normal(self, name: str, shape: tuple[int, ...] = ()) -> Floats:
         """Draw nearly normal values [B, *shape]: the scaled sum of the four 16-bit quarters of a word."""
