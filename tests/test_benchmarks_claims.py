@@ -117,7 +117,7 @@ def test_few_shot_claims(tmp_path):
     assert {name: found[name]["verdict"] for name in ("monotonic", "low-shot", "narrows", "top")} == {
         "monotonic": "holds", "low-shot": "does not hold", "narrows": "does not hold", "top": "holds",
     }  # fmt: skip
-    assert "4 to 8 +8.00" in found["monotonic"]["result"] and "over MaPLe -" in found["low-shot"]["result"]
+    assert "4 to 8 +8.00" in found["monotonic"]["result"] and "over CoOp -" in found["low-shot"]["result"]
 
 
 def test_a_component_that_changes_nothing_does_not_help(tmp_path):

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
 from benchmarks.results.frame import describe_settings, title_method
-from benchmarks.suites import SUITES
 from benchmarks.tables.notes import note_code, note_settings
-
-
-def describe_suite(started: StartedSuite) -> str:
-    """Return what the suite compares, and what the paper publishes of it, from the docstring of a built-in suite."""
-    if not started.is_suite:
-        return ""
-    module = sys.modules.get(SUITES.get(started.name, "").partition(":")[0])
-    paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
-    prose = " ".join(" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost")))
-    options, (first, mark, paper) = started.options, prose.partition("Published")
-    if len(options.seeds) != 3:
-        first = first.replace("three seeds", plural(len(options.seeds), "seed"))
-    if options.shots:
-        first = first.replace(
-            " with 16 shots", f" with {', '.join(str(count or 'all') for count in options.shots)} shots"
-        )
-    return f"{first}{mark}{paper}" or started.suite.title
 
 
 def describe_state(started: StartedSuite) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
 from benchmarks.report.claims import read_claims, why_untested
-from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
+from benchmarks.report.describe import describe_state, list_caveats, list_facts
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, draw_picture, load_picture, write_page
 from benchmarks.report.started_suites import (
@@ -95,8 +95,8 @@ def build_report(
     """Collect what the template of the page shows, see `write_report`.
 
     sections: one for each suite, sweep, and the single runs. headline: the main table and plot, moved from the section
-    that `leads`. claims: the table, or the reason why none is tested. problems: what of a suite could not be read or
-    made. caveats: what a reader has to know before any number.
+    that `leads`. claims: the table; why_untested: the reason if no claim can be tested. problems: what of a suite could
+    not be read or made. caveats: what a reader has to know before any number.
     """
     groups, problems = _find_groups(results, data, wanted, selected)
     if not groups and not problems:
@@ -208,7 +208,7 @@ def _make_section(
     return {
         "name": started.name,
         "heading": started.name if started.is_suite else suite.heading,
-        "text": describe_suite(started),
+        "text": (suite.summary or f"{suite.heading}.") if started.is_suite else "",
         "command": suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
         "ui": shlex.join(ui) if results.paths else "",
         "facts": attempt("how it was run", lambda: list_facts(started), []),

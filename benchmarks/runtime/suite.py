@@ -34,6 +34,7 @@ def runtime_flags(options: SuiteOptions) -> list[str]:
 SUITE = Suite(
     name="runtime",
     title="training seconds and images per second",
+    summary="Methods measured in turns on one machine: a plain implementation (reference) and the fast one.",
     methods=("zeroshot", "maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},

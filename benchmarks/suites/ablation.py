@@ -50,6 +50,7 @@ def variants(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="ablation",
     title="ablation of ProCAP's parts",
+    summary="ProCAP without single components, without all of them, and MaPLe.",
     methods=("maple", "procap"),
     seeds=(1,),
     datasets={

@@ -18,6 +18,7 @@ from benchmarks.tables.base_novel import base_to_novel_tables
 SUITE = Suite(
     name="base-to-novel",
     title="base-to-novel generalisation",
+    summary="Train on the base classes of a data set, test on its base and on its novel classes.",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     tables=base_to_novel_tables,
     plots=halves_plots,

@@ -27,6 +27,7 @@ def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 SUITE = Suite(
     name="cross-dataset",
     title="cross-dataset transfer",
+    summary="Train on all classes of one data set, test on all classes of the others.",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",

@@ -25,6 +25,7 @@ def shifts(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 SUITE = Suite(
     name="domain-generalization",
     title="domain generalization",
+    summary="Train on all classes of one data set, test on its shifted versions.",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",

@@ -34,6 +34,7 @@ def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="few-shot",
     title="few-shot learning on all classes",
+    summary="Train on few images of every class, test on all classes.",
     methods=("zeroshot", "coop", "maple", "procap"),
     classes="all",
     variants=by_shots,

@@ -18,6 +18,7 @@ from benchmarks.tables.base_novel import stability_tables
 SUITE = Suite(
     name="stability",
     title="stability over seeds",
+    summary="Mean and standard deviation over seeds of base, novel and harmonic mean.",
     methods=("procap",),
     tables=stability_tables,
     plots=stability_plots,

@@ -43,7 +43,7 @@ def all_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 class Suite:
     """An experiment: its runs for given options, and the tables and plots of their results.
 
-    name, title: for the command line and for headings.
+    name, title: for the command line and for headings. summary: a sentence for the report, true for any options.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
     task: whose published recipes count, see `plan_run`.
@@ -53,7 +53,7 @@ class Suite:
     tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
     quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
-    published: the file of `results/published/` with the paper's numbers.
+    published: the name of the table with published numbers, a file of `results/published/` but for two.
     typed: its name on the command line if that is not `name`: a file, or the name that a package gives it.
     flags: makes the flags of its command from options, if they are not those of other suites.
     """
@@ -76,6 +76,7 @@ class Suite:
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     published: str = ""
+    summary: str = ""
     typed: str = ""
     flags: Callable[[SuiteOptions], list[str]] | None = None
 
