@@ -149,7 +149,7 @@ def one_line_warnings() -> Iterator[None]:
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published, 128 + signal.
+    0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published or aimed at, 128 + signal.
     """
     with safe_output():
         return _run(list(sys.argv[1:] if argv is None else argv))

@@ -24,10 +24,9 @@ from benchmarks.cli.flags import (
 )
 from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
+from benchmarks.console.parse import parse_options
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
-from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import check_runs, check_setup, check_training_images, note_warmup
 from benchmarks.suites.cost import forecast_runs
@@ -58,7 +57,8 @@ MISSING = "its results are missing although it is done: were they removed, or is
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
 A run that several suites share is done once. With --datasets all suites train on the named sets alone; those that
-cannot run on a user's own set are left out. `readings` is left out: it is no experiment of the paper.
+cannot run on a user's own set are left out. `readings`, `readings-training` and `mmlop-ladder` are no experiments of
+the paper and are left out too.
 """
 RESUME_TEXT = (
     "Finished runs are never repeated and interrupted ones are resumed: stop the command at any time and repeat it."
@@ -138,8 +138,6 @@ def bench(
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
-    if flags.methods in METHOD_GROUPS:
-        note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_prescribed(plan, flags)
     note_warmup(run.config for run in runs)
@@ -212,10 +210,10 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
 
     Raises UsageError if none is left.
     """
-    several = len(suites) > 1
+    several, changes = len(suites) > 1, suite_changes(flags, data)
     plans = []
     for suite in suites:
-        plan = plan_suite(suite, flags, runtime, data, several=several)
+        plan = plan_suite(suite, flags, runtime, data, several=several, parsed=changes)
         if why := find_obstacle(suite, plan.options, several=several):
             if not several:
                 raise UsageError(f"{suite.name} cannot run: {why}")
@@ -224,18 +222,26 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
             plans.append(plan)
     if not plans:
         raise UsageError("no suite can run on these data sets")
+    note_left_out(flags.methods, changes.get("methods", ()), plans[0].options.methods)
     return plans
 
 
 def plan_suite(
-    suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
+    suite: Suite,
+    flags: SuiteFlags,
+    runtime: RuntimeFlags,
+    data: Path,
+    *,
+    several: bool = False,
+    parsed: Mapping[str, Any] | None = None,
 ) -> SuitePlan:
     """Plan `suite` with the options given by the flags.
 
     The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
-    several: planned together with other suites; --classes then does not apply to a suite without a choice.
+    several: planned together with other suites; --classes then does not apply to a suite without a choice. parsed: what
+    `suite_changes` returns for the flags.
     """
-    changes = suite_changes(flags, data)
+    changes = dict(suite_changes(flags, data) if parsed is None else parsed)
     if flags.classes and (suite.class_choices or not several):
         changes["classes"] = flags.classes
     named = set(changes.get("datasets", ()))
@@ -251,8 +257,8 @@ def plan_suite(
     # An option of a method that only some of the suites compare does not apply to the others.
     every = PAPER_SUITES if several and not flags.methods else ()
     others = [method for name in every for method in load_suite(name).methods]
-    parsed = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
-    given = {method: own for method, own in parsed.items() if method in methods}
+    chosen = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
+    given = {method: own for method, own in chosen.items() if method in methods}
     if "methods" in changes:
         changes["methods"] = trainable_methods(flags.methods, changes["methods"], profile.options, given)
     options = suite.options(

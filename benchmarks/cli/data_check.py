@@ -53,6 +53,8 @@ def check(
         if raw or len(own) < len(names or ()):
             raise UsageError("check own images alone, without --raw and names of data sets")
         return _check_own(own, workers or available_cores(), output)
+    if no_decode and not raw:
+        raise UsageError("--no-decode belongs to --raw: every image of shards is decoded")
     given = split_names(",".join(names or ())) or ["all"]
     if raw:
         return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or available_cores(), output)

@@ -152,11 +152,11 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             raise_problems(one.name, source.problems, report_note)
             counts = format_counts(source.counts)
             size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
-            state = states[one.name] if is_packed(root, one.name) else "to be packed"
+            states[one.name] = states[one.name] if is_packed(root, one.name) else "to be packed"
         except DataError as error:
             failed[one.name] = str(error)
-            state = "cannot be packed"
-        rows.append((one.name, state, counts, size))
+            states[one.name] = "cannot be packed"
+        rows.append((one.name, states[one.name], counts, size))
     show(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
     files = {Path(one.location): one for one in wanted if one.is_own}
     if own := [quote(file.with_suffix("") if one.guessed else file) for file, one in files.items()]:

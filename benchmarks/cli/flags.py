@@ -47,9 +47,11 @@ MethodNames = Annotated[
 DatasetNames = Annotated[
     str, flag("A,B", "data sets, see `procap ls datasets`; all: the generated; paper", "--datasets", "--dataset")
 ]
-Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
-Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
-Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
+Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones` [default: mini; of suites the profile's]")]
+Weights = Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")]
+Recipe = Annotated[
+    str, flag("published|procap", "each method's own, or ProCAP's [default: published; profile mini: procap]")
+]
 SuiteClasses = Annotated[str, flag("base|all", "trained on in runtime and qualitative [default: base]")]
 MethodOptions = Annotated[
     list[str] | None,
@@ -60,7 +62,7 @@ Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DAT
 Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
-Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked")]
+Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked", min=1)]
 EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluation [default: of the training]")]
 EvalResize = Annotated[str, flag("crop|squash", "shorter side and centre crop, or the whole image [default: crop]")]
 Samples = Annotated[
@@ -79,18 +81,20 @@ class ChoiceFlags:
 
     methods: MethodNames = ""
     datasets: DatasetNames = ""
-    seeds: Annotated[str, flag("1,2,3", "one run for each seed")] = ""
-    shots: Annotated[str, flag("16", "training images per class, a list in suites; full takes all")] = ""
+    seeds: Annotated[str, flag("1,2,3", "one run for each seed [default: 1; of suites their own]")] = ""
+    shots: Annotated[str, flag("N|full", "training images per class, a list in suites [default: 16]")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
-    precision: Annotated[str, flag("fp32|bf16|fp16", "arithmetic of training and evaluation")] = ""
+    precision: Annotated[
+        str, flag("fp32|bf16|fp16", "of training and evaluation [default: fp32; profile paper: bf16]")
+    ] = ""
 
 
 @dataclass(frozen=True)
 class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
-    classes: Annotated[str, flag("base|all|dev-base", "the classes to train on")] = ""
+    classes: Annotated[str, flag("base|all|dev-base|dev-novel", "to train on [default: base]")] = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,9 @@ class RecipeFlags:
 
     recipe: Recipe = ""
     epochs: Epochs = None
-    batch_size: Annotated[int | None, flag("N", "images per step in all", "--batch-size", "--global-batch-size")] = None
+    batch_size: Annotated[
+        int | None, flag("N", "global batch, over all processes", "--batch-size", "--global-batch-size")
+    ] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
     option: MethodOptions = None
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
@@ -107,17 +113,25 @@ class RecipeFlags:
 
 
 @dataclass(frozen=True)
-class RuntimeFlags:
-    """Flags for folders, devices and speed; none of them changes a result."""
+class PlaceFlags:
+    """Flags for folders, the device and the store; none of them changes a result."""
 
     data: Data = ""
-    no_cache: Annotated[bool, switch("--no-cache", "do not store shards of a URL; not for few-shot training")] = False
     results: Results = "results"
     device: Device = "auto"
-    workers: Annotated[int | None, flag("N", "threads that decode images [default: 0, beside a GPU up to 12]")] = None
-    accelerate: Annotated[str, flag("auto|off|LIST", "of compile,graphs,images, for a GPU; auto: all")] = "auto"
     tracking: Tracking = ""
     log_checkpoints: LogCheckpoints = False
+
+
+@dataclass(frozen=True)
+class RuntimeFlags(PlaceFlags):
+    """Flags for folders, devices and speed; none of them changes a result."""
+
+    no_cache: Annotated[bool, switch("--no-cache", "do not store shards of a URL; not for few-shot training")] = False
+    workers: Annotated[
+        int | None, flag("N", "threads that decode images [default: 0, beside a GPU up to 12]", min=0)
+    ] = None
+    accelerate: Annotated[str, flag("auto|off|LIST", "of compile,graphs,images, for a GPU; auto: all")] = "auto"
     timeout: Annotated[float, flag("SECONDS", "longest wait for another process, under torchrun", min=1)] = 300.0
 
 
@@ -208,9 +222,9 @@ class PackFlags:
         text = self.raw or os.environ.get("PROCAP_RAW")
         root = Path(text).expanduser() if text else None
         if root and not root.is_dir():
-            flag = "--raw" if self.raw else "$PROCAP_RAW ="
+            given = "--raw" if self.raw else "$PROCAP_RAW ="
             raise UsageError(
-                f"{flag} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
+                f"{given} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
             )
         return root
 
@@ -295,9 +309,9 @@ def command_line(*groups: Any) -> str:
             value = getattr(group, field.name)
             if value == field.default:
                 continue
-            flag = f"--{field.name.replace('_', '-')}"
+            name = f"--{field.name.replace('_', '-')}"
             for item in value if isinstance(value, list) else [value]:
-                words += [flag] if item is True else [flag, quote(item)]
+                words += [name] if item is True else [name, quote(item)]
     return " ".join(words)
 
 

@@ -27,7 +27,7 @@ from shards.resolve import is_packed
 def import_checkpoint(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
-    runtime_flags: flags.RuntimeFlags,
+    place: flags.PlaceFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
     file: Annotated[str, typer.Argument(metavar="FILE", help="what Dassl saved; {dataset}, {seed}: those of a run")],
@@ -42,7 +42,7 @@ def import_checkpoint(
     there; results are marked as imported.
     """
     library_defaults()
-    runtime = runtime_config(runtime_flags)
+    runtime = runtime_config(flags.RuntimeFlags(**vars(place)))
     runs = selected_runs(selection, recipe, runtime.data, task or None)
     files = {
         config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()
@@ -50,7 +50,7 @@ def import_checkpoint(
     }
     if len(set(files.values())) < len(runs):
         raise UsageError(
-            f"{len(runs)} runs are chosen and one file has one run: write {{dataset}} and {{seed}} into its path"
+            f"{len(runs)} runs are chosen and a file holds one run: write {{dataset}} and {{seed}} into its path"
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
@@ -63,6 +63,8 @@ def import_checkpoint(
                 load_public_run(config, runtime, path)
             if not mode.force:
                 find_imported(config, runtime, path)
+        if output.json:
+            show_json({"files": {str(path): config.path for config, path in files.items()}})
         return 0
     failures, done = Failures(len(runs), verbose=output.verbose), {}
     for config, path in files.items():

@@ -31,6 +31,7 @@ from runner.run_collection import read_collections
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
+from shards.catalogue import find_or_none
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -73,7 +74,12 @@ def ui(
         check_port(port)
         note("starting MLflow ...")
     selected = select_runs(
-        root, store, suite=suite, sweep=sweep, methods=split_names(methods), datasets=split_names(datasets)
+        root,
+        store,
+        suite=suite,
+        sweep=sweep,
+        methods=split_names(methods),
+        datasets=[found.name if (found := find_or_none(name)) else name for name in split_names(datasets)],
     )
     address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
     with nullcontext() if store.is_server else server(store, port) as process:

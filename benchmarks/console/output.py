@@ -111,7 +111,7 @@ def write_error_file(message: str) -> None:
             Path(file).write_text(json.dumps({"message": facts}), encoding="utf-8")
 
 
-def note(line: str = "") -> None:
+def note(line: str) -> None:
     """Print a message to stderr that is not a result."""
     if is_first_rank():
         print(escape_control(line), file=sys.stderr, flush=True)

@@ -68,16 +68,16 @@ def pack_one(
 
 @contextmanager
 def parts_progress(
-    what: str, totals: Mapping[str, int] | None = None, *, unit: str = "images", scale: int = 1
+    what: str, totals: Mapping[str, int] | None = None
 ) -> Iterator[Callable[[str, int, int | None], None]]:
     """Show one progress bar over several parts; yields a callback that takes a part, how much is done, and its size."""
     sizes = dict(totals or {})
     done: dict[str, int] = {}
-    with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit) as display:
+    with ProgressDisplay(what, sum(sizes.values()), unit="images") as display:
 
         def progress(part: str, count: int, size: int | None) -> None:
             done[part], sizes[part] = count, size or count
-            display.total = sum(sizes.values()) // scale
-            display.update(sum(done.values()) // scale, part=part)
+            display.total = sum(sizes.values())
+            display.update(sum(done.values()), part=part)
 
         yield progress
