@@ -61,7 +61,7 @@ class RunExecutor:
         self.group.barrier()
         # Check for missing test images before the training, not after it.
         for target in (target for own in targets.values() for target in own):
-            open_dataset(self.runtime.data, target.dataset).require(target.split)
+            open_dataset(self.runtime.data, target.dataset).check_sizes(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
         if self.halving:
             self._train_in_step(self.halving.rungs(epochs), epochs, targets)

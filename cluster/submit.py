@@ -22,7 +22,7 @@ from cluster.address import set_auth_mode
 from procap.errors import UsageError, UserError
 from procap.methods.plugins import METHODS_GROUP, SUITES_GROUP, find_plugins, write_package
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
-from shards.masking import SECRET_NAME, has_secret, is_secret_option
+from shards.credentials import SECRET_NAME, has_secret, is_secret_option
 from shards.remote import warn_of_stall
 from shards.urls import is_url
 

@@ -95,7 +95,7 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))
 
 
-def warn_of_warmup(recipe: Recipe) -> str:
+def warmup_warning(recipe: Recipe) -> str:
     """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
     if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""

@@ -15,7 +15,7 @@ from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
 from shards.manifest_checks import list_problem, path_problem, read_paths, shard_problem
 from shards.mirror import is_mirror
-from shards.names import MOST_NAMED
+from shards.names import MAX_NAMED
 from shards.pools import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import member_problem, sample_key
@@ -68,7 +68,7 @@ def check_dataset(
         report = reports[split] = SplitReport(split, entry.count, len(entry.shards), found)
         images, paths = None, []
         try:
-            opened, text = shards.unverified(split), read_paths(folder, shards.manifest, split)
+            opened, text = shards.open_unverified(split), read_paths(folder, shards.manifest, split)
             wrong = list_problem(folder, shards.manifest, split, text, opened.labels), path_problem(text)
             report.problems += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
             images, paths = opened, text.split(b"\n")[:-1]
@@ -95,7 +95,7 @@ def check_dataset(
             on_progress(split, done[split], entries[split].count)
     for split, errors in undecodable.items():
         if errors:
-            reports[split].problems += errors[:MOST_NAMED]
+            reports[split].problems += errors[:MAX_NAMED]
             reports[split].problems.append(f"'{name}' {split}: {len(errors)} images are unreadable")
     return DatasetReport(tuple(reports.values()), tuple(_differing(folder, convention_texts(shards.manifest))))
 

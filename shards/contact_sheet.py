@@ -17,7 +17,7 @@ from shards.reader import Split, open_dataset
 IMAGE, NAME = 0.72, 0.26
 # Pixels of an image on the page, and the white space between two.
 PIXELS, SEAM = 112, 4
-MOST_CLASSES = 120
+MAX_CLASSES = 120
 
 
 def contact_sheet(data_root: Path, name: str, split: str, out: Path, *, per_class: int = 6) -> None:
@@ -28,7 +28,7 @@ def contact_sheet(data_root: Path, name: str, split: str, out: Path, *, per_clas
     shards = open_dataset(data_root, name)
     images = shards.split(split)
     counts = np.bincount(images.labels, minlength=len(shards.classnames))
-    labels = np.flatnonzero(counts)[:MOST_CLASSES].tolist()
+    labels = np.flatnonzero(counts)[:MAX_CLASSES].tolist()
     per_class = min(per_class, int(counts.max()))
     # As many classes side by side as bring the page near to 4 : 3.
     strip = per_class * IMAGE

@@ -10,7 +10,7 @@ from pathlib import Path
 from shards.files import read_regular, write_file
 from shards.manifest import MANIFEST_LIMIT, Shard
 
-FILE = "verified.json"
+VERIFIED_FILE = "verified.json"
 
 
 class HashCache:
@@ -25,7 +25,7 @@ class HashCache:
         self.verified: dict[str, list[object]] = {}
         # A missing or unreadable record means hashing again.
         with suppress(OSError, ValueError, RecursionError):
-            content = json.loads(read_regular(folder, FILE, MANIFEST_LIMIT))
+            content = json.loads(read_regular(folder, VERIFIED_FILE, MANIFEST_LIMIT))
             self.verified = content if isinstance(content, dict) else {}
         self._before = dict(self.verified)
 
@@ -44,7 +44,7 @@ class HashCache:
         # On a read-only data root every run hashes again, which is slower but as safe.
         with suppress(OSError):
             if self.verified != self._before:
-                write_file(self.folder / FILE, json.dumps(self.verified, indent=1, sort_keys=True) + "\n")
+                write_file(self.folder / VERIFIED_FILE, json.dumps(self.verified, indent=1, sort_keys=True) + "\n")
 
     def _entry(self, shard: Shard, facts: os.stat_result | None) -> list[object]:
         facts = facts or (self.folder / shard.file).stat()

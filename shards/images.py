@@ -52,7 +52,7 @@ READERS: dict[bytes, type[ImageFile]] = {
 
 def decode(data: bytes) -> Image.Image:
     """Decode an image to RGB. Raises ImageError; safe to call from many threads."""
-    with _refusals():
+    with _as_image_error():
         return _rgb(_open(data))
 
 
@@ -63,7 +63,7 @@ def shrink(data: bytes, side: int) -> tuple[bytes, str] | None:
     with images of `side` pixels sees the same pixels but for what JPEG loses. JPEG stays JPEG (quality 95, colour at
     full resolution), all else becomes PNG. The same bytes and the same Pillow give the same bytes.
     """
-    with _refusals():
+    with _as_image_error():
         image = _open(data)
         if min(image.size) <= side:
             return None
@@ -136,7 +136,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _as_image_error() -> Iterator[None]:
     """Turn whatever a parser of untrusted bytes may raise into an ImageError."""
     try:
         yield

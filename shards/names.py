@@ -9,7 +9,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of data sets and splits; they become folders. Names that a user gives are lower case: `OWN_NAME`."""
 OWN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 # Items of a list that a message names.
-MOST_NAMED = 3
+MAX_NAMED = 3
 # Control characters, line ends of Unicode, and halves of surrogate pairs, which no file can store as UTF-8.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -47,7 +47,7 @@ def first_few(names: Sequence[str]) -> str:
     return join_first([ascii(name) for name in names])
 
 
-def join_first(texts: Sequence[str], limit: int = MOST_NAMED) -> str:
+def join_first(texts: Sequence[str], limit: int = MAX_NAMED) -> str:
     """Join the first of many texts, and say how many more there are."""
     more = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
     return ", ".join(texts[:limit]) + more
@@ -59,7 +59,7 @@ class Finding(str):
     whole: str
 
     @classmethod
-    def make(cls, before: str, items: Sequence[str], after: str = "", limit: int = MOST_NAMED) -> Finding:
+    def make(cls, before: str, items: Sequence[str], after: str = "", limit: int = MAX_NAMED) -> Finding:
         """Join the first `limit` items between two texts."""
         line = cls(before + join_first(items, limit) + after)
         line.whole = before + ", ".join(items) + after

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # A process may usually have 1,024 files open; ImageNet alone has more shards than that.
-MOST_OPEN = 128
+MAX_OPEN = 128
 
 
 class _OpenFile:
@@ -92,7 +92,7 @@ class SplitFiles:
         shard = self.shards[number]
         descriptor = open_shard(self.folder, shard) if self.fetch else open_regular(self.folder, shard.file)
         file = self._open.setdefault(number, _OpenFile(descriptor))
-        for oldest in list(self._open)[:-MOST_OPEN]:
+        for oldest in list(self._open)[:-MAX_OPEN]:
             self._open.pop(oldest, None)
         return file
 
@@ -185,12 +185,12 @@ class ShardSet:
 
     def paths(self, name: str) -> list[str]:
         """Return the paths of a split in list order, without reading its images."""
-        return self.unverified(name).paths
+        return self.open_unverified(name).paths
 
     def split(self, name: str) -> Split:
         """Open one split and verify it against the manifest byte for byte."""
-        self.require(name)
-        split = self.unverified(name, fetch=True)
+        self.check_sizes(name)
+        split = self.open_unverified(name, fetch=True)
         check_split(self.folder, self.manifest, name, split.labels, hash_shards=not self.stream)
         return split
 
@@ -198,13 +198,13 @@ class ShardSet:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
         return make_pipeline(self.split(name)._files.locations(), deal=True)
 
-    def unverified(self, name: str, fetch: bool = False) -> Split:
+    def open_unverified(self, name: str, fetch: bool = False) -> Split:
         """Open one split without verifying its shards' bytes. fetch: get a shard of a mirror when it is first read."""
         rows = self._index(name)
         files = SplitFiles(self.folder, self.manifest, name, fetch=fetch)
         return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), self.stream)
 
-    def require(self, name: str) -> None:
+    def check_sizes(self, name: str) -> None:
         """Check names and sizes of a split's shards, which costs little; raises as `split` does."""
         self._named(name)
         check_files(self.folder, self.manifest, name)

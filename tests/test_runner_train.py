@@ -13,7 +13,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from cluster.run import RunSpec, final_score
 from procap.errors import UserError
-from procap.recipe import learning_rate, warn_of_warmup
+from procap.recipe import learning_rate, warmup_warning
 from runner import acceleration, evaluate, run_folders, setup
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.results import EvalResult, TrainResult
@@ -150,7 +150,7 @@ def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path):
     assert first.lr == config.recipe.lr > second.lr
     alone = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 1})})
     [epoch] = train(alone, dataclasses.replace(runtime, results=tmp_path)).epochs
-    assert epoch.lr == config.recipe.lr and not warn_of_warmup(alone.recipe)
+    assert epoch.lr == config.recipe.lr and not warmup_warning(alone.recipe)
 
 
 def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):

@@ -387,7 +387,7 @@ def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column,
 
 
 def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("shards.reader.MOST_OPEN", 3)
+    monkeypatch.setattr("shards.reader.MAX_OPEN", 3)
     pack_source(toy_source(counts={"train": 23}), tmp_path, per_shard=1)
     split = open_dataset(tmp_path, "toy").split("train")
     order = [i * 5 % len(split) for i in range(600)]
@@ -424,7 +424,7 @@ def test_a_split_as_large_as_imagenet_opens_at_once_and_in_little_memory(tmp_pat
         "import sys, time, numpy as np; from pathlib import Path; from shards.reader import open_dataset\n"
         "def peak(): return next(int(line.split()[1]) for line in open('/proc/self/status') if 'VmHWM' in line)\n"
         "before, start = peak(), time.process_time()\n"
-        f"split = open_dataset(Path({str(tmp_path)!r}), 'large').unverified('train')\n"
+        f"split = open_dataset(Path({str(tmp_path)!r}), 'large').open_unverified('train')\n"
         "print(time.process_time() - start, (peak() - before) / 1024)\n"
         "few = split.subset([5, 1_281_166]).paths\n"
         "assert few == ['train/n00000000/n00000000_5.JPEG', 'train/n00000985/n00000985_1281166.JPEG'], few"

@@ -12,8 +12,8 @@ import pytest
 from local_server import Answer, LocalServer
 
 from shards import remote
+from shards.credentials import has_secret, is_secret_option, mask
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
-from shards.masking import has_secret, is_secret_option, mask
 from shards.remote import RemoteFolder, download, open_stream, read_bytes
 from shards.urls import canonical, is_url, join
 

@@ -14,7 +14,7 @@ from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from benchmarks.results.frame import title_method
 from procap.errors import UsageError, unknown_name
-from procap.methods import method_look, method_paths
+from procap.methods import method_paths, title_and_colour
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from shards.default_paths import data_root
@@ -44,7 +44,7 @@ def method(
     library_defaults()
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
-    if other := [one for one in method_paths() if one != name and title_method(one) == method_look(name)[0]]:
+    if other := [one for one in method_paths() if one != name and title_method(one) == title_and_colour(name)[0]]:
         raise UsageError(f"{name} has the title '{title_method(other[0])}' of {other[0]}: give its class another title")
     options = parse_options(option or (), [name])[name]
     from runner.method_check import CHECKS, CheckCase, check_method

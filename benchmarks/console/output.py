@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any, TextIO
 
-from shards.masking import mask
+from shards.credentials import mask
 from shards.urls import redact
 
 SOME_FAILED = 3

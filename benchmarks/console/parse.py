@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.console.output import note
 from procap.errors import UsageError, unknown_name
-from shards.masking import is_secret_option
+from shards.credentials import is_secret_option
 from shards.names import has_control
 from shards.urls import is_url, redact
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.results.metrics import Metric
-from procap.methods import method_look
+from procap.methods import title_and_colour
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def assign_looks(
     the others get OTHER.
     """
 
-    plugins = {method: method_look(method)[1] for method in methods.values() if method not in LOOKS}
+    plugins = {method: title_and_colour(method)[1] for method in methods.values() if method not in LOOKS}
 
     def rank(title: str) -> tuple[int, float]:
         method = methods[title]

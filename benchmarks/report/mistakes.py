@@ -214,8 +214,8 @@ def _read_images(
     shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset, target.dataset))
     if shards.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
-    shards.require(target.split)
-    split = shards.unverified(target.split)
+    shards.check_sizes(target.split)
+    split = shards.open_unverified(target.split)
     images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
     found = {}
     for place, label in labels.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, method_class, method_look, method_source
+from procap.methods import METHODS, method_class, method_source, title_and_colour
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -43,7 +43,7 @@ TITLES: Mapping[str, str] = {
 
 def title_method(name: str) -> str:
     """Return the title of a method in tables and plots; a plug-in without one of its own is printed under its name."""
-    return TITLES.get(name) or (title if (title := method_look(name)[0]) not in TITLES.values() else name)
+    return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
 
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:

@@ -21,7 +21,7 @@ from benchmarks.results.runtime import SCHEMA, load_runtime_reports
 from benchmarks.runtime.settings import Settings, flags_of_options, make_settings
 from procap.errors import UserError
 from runner.environment import environment, resolve_device
-from shards.masking import mask
+from shards.credentials import mask
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from benchmarks.suites.planning import count_images
 from cluster.run import RunSpec
 from procap.errors import UserError
 from procap.methods import METHODS
-from procap.recipe import warn_of_warmup
+from procap.recipe import warmup_warning
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_folders import RunFolder
@@ -136,12 +136,12 @@ def check_targets(targets: Iterable[Target], data: Path) -> None:
     for target in wanted:
         if is_packed(data, target.dataset):
             shards = open_dataset(data, target.dataset)
-            shards.require(target.split) if is_mirror(data) else shards.split(target.split)
+            shards.check_sizes(target.split) if is_mirror(data) else shards.split(target.split)
 
 
 def note_warmup(configs: Iterable[RunConfig]) -> None:
     """Warn once of runs of which most epochs are warm-up epochs."""
-    note_warning((config.path, warn_of_warmup(config.recipe)) for config in configs)
+    note_warning((config.path, warmup_warning(config.recipe)) for config in configs)
 
 
 def note_warning(reasons: Iterable[tuple[str, str]]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from procap.clip import CLIP
 
-MOST_PROGRAMS = 64
+MAX_PROGRAMS = 64
 """Compiled variants of one part: widths, gradients or none, precisions. The default limit of torch is 8."""
 
 
@@ -21,7 +21,7 @@ def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
     Compiling happens at first use; torch keeps the result on disk.
     """
     # The setting is documented, although its module has a private name.
-    torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(MAX_PROGRAMS, torch._dynamo.config.recompile_limit)
     for tower in (clip.visual, clip.text):
         for block in tower.transformer.resblocks:
             for part in ("before_attention", "after_attention"):

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 32
+MAX_TOKENS = 32
 """More prompt tokens than this would not fit the kernels' tiles of all keys."""
 
-WIDEST = 2048
+MAX_WIDTH = 2048
 """Widest row that a program of the kernels holds as one tile."""
 
 
@@ -127,9 +127,9 @@ _measured: dict[tuple[Any, ...], Timings] = {}
 
 def can_fuse(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention) -> bool:
     """Whether the kernels can run this level: on CUDA, few tokens, rows that fit a tile, float32 or bfloat16."""
-    if not v.is_cuda or v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MOST_TOKENS:
+    if not v.is_cuda or v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MAX_TOKENS:
         return False
-    if max(v.shape[1], t.shape[1], vision.query.out_features) > WIDEST or vision.heads != text.heads:
+    if max(v.shape[1], t.shape[1], vision.query.out_features) > MAX_WIDTH or vision.heads != text.heads:
         return False
     weights = [projection.weight, projection.bias, *parameters(vision), *parameters(text)]
     # Sharded parameters are empty here: they are gathered when their module is called, but the kernels do not call it.

@@ -113,7 +113,7 @@ def describe_change(name: str, recorded: PlugInSource | None) -> str:
     return f"by {recorded}, and the code that is installed now is {found}"
 
 
-def method_look(name: str) -> tuple[str, str]:
+def title_and_colour(name: str) -> tuple[str, str]:
     """Return title and colour of a plug-in as tables and plots show them: its own, else its name and no colour."""
     try:
         found = method_class(name)

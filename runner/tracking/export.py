@@ -19,7 +19,7 @@ from runner.run_collection import read_collections
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking.content import RunContent, read_content
 from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
-from shards.masking import mask
+from shards.credentials import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run

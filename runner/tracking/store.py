@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
+from shards.credentials import mask
 from shards.files import file_lock
-from shards.masking import mask
 from shards.remote import warn_of_stall
 
 if TYPE_CHECKING:

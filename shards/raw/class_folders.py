@@ -21,8 +21,8 @@ LeftOut = dict[str, list[str]]
 """Paths that are left out and counted, by what they are."""
 
 # Folders below a folder of a user that are searched for class folders: how deep, and how many of a level.
-DEPTH = 3
-MOST = 200
+MAX_DEPTH = 3
+MAX_FOLDERS = 200
 
 
 class ListedImage(BaseModel):
@@ -56,14 +56,14 @@ def list_class_folders(folder: Path) -> list[str]:
 
 def has_class_folders(folder: Path) -> bool:
     """Whether subfolders hold images, or all have them in a subfolder of one name."""
-    holds_images = any(_has_images(folder / name) for name in list_class_folders(folder)[:MOST])
+    holds_images = any(_has_images(folder / name) for name in list_class_folders(folder)[:MAX_FOLDERS])
     return holds_images or bool(find_common_subfolder(folder))
 
 
 def find_common_subfolder(folder: Path) -> str:
     """Return the name of the one subfolder in which all class folders have their images, as in Tiny ImageNet, or ""."""
     classes = list_class_folders(folder)
-    names = {name for one in classes[:MOST] for name in list_class_folders(folder / one) or [""]}
+    names = {name for one in classes[:MAX_FOLDERS] for name in list_class_folders(folder / one) or [""]}
     name = names.pop() if len(names) == 1 and len(classes) > 1 else ""
     holds = [_has_images(folder / one / name) and not _has_images(folder / one) for one in classes if name]
     return name if any(holds) and all(holds) else ""
@@ -76,8 +76,8 @@ def _has_images(folder: Path) -> bool:
 def find_class_roots(root: Path) -> list[str]:
     """Find the nearest folders below `root` that hold class folders, or folders of splits; relative paths."""
     level = [""]
-    for _ in range(DEPTH):
-        level = [posixpath.join(path, name) for path in level for name in list_class_folders(root / path)][:MOST]
+    for _ in range(MAX_DEPTH):
+        level = [posixpath.join(path, name) for path in level for name in list_class_folders(root / path)][:MAX_FOLDERS]
         found = [path for path in level if has_class_folders(root / path)]
         if found:
             split_words = {word for words in SPLIT_WORDS.values() for word in words}
@@ -107,7 +107,7 @@ def find_split_folders(root: Path) -> dict[str, str]:
 
 def find_nested_folders(root: Path) -> list[str]:
     """List the folders that hold class folders while others hold images; none of folders of splits."""
-    folders = list_class_folders(root)[:MOST]
+    folders = list_class_folders(root)[:MAX_FOLDERS]
     flat = [name for name in folders if _has_images(root / name)]
     if not flat or find_split_folders(root):
         return []

@@ -6,7 +6,7 @@ import os
 import re
 
 MASK = "***"
-LONG = 8
+MIN_LENGTH = 8
 """Shortest value of an environment variable that is searched in texts: shorter ones are also words."""
 SECRET_NAME = re.compile(
     r"SECRET|PASSW|CREDENTIAL|SIGNATURE|CONNECTION_?STRING|(TOKEN|KEY|PASS|AUTH)S?($|_)|(^|_)(SIG|PWD|DSN|PAT)$",
@@ -51,7 +51,7 @@ def mask(text: str) -> str:
     Values of environment variables that look like credentials by their names are replaced wherever they are.
     """
     for name, value in os.environ.items():
-        if len(value) >= LONG and value in text and SECRET_NAME.search(name) and not value.startswith("/"):
+        if len(value) >= MIN_LENGTH and value in text and SECRET_NAME.search(name) and not value.startswith("/"):
             text = text.replace(value, MASK)
     text = _HEADER.sub(rf"\g<1>{MASK}", _SHAPE.sub(MASK, _USER.sub("", text)))
     text = _PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if SECRET_NAME.search(found[1]) else found[0], text)
