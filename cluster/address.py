@@ -40,15 +40,15 @@ def dashboard_url(given: str = "") -> str:
 
 
 def ray_address(given: str = "") -> str:
-    """Find the address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else `LOCAL`.
+    """Find the address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else "auto".
 
-    "auto" is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
+    This is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
     """
-    text = given or os.environ.get("RAY_ADDRESS", "") or LOCAL
-    if text not in (LOCAL, "auto") and not re.fullmatch(rf"{_HOST}:\d{{1,5}}", text):
+    text = given or os.environ.get("RAY_ADDRESS", "") or "auto"
+    if text != "auto" and not re.fullmatch(rf"{_HOST}:\d{{1,5}}", text):
         raise UsageError(
-            f"{'--address' if given else '$RAY_ADDRESS'} {text} is not that of `ray start --head`: HOST:6379, auto or "
-            "local would work; to run a command behind a dashboard: procap submit --address http://HOST:8265 -- COMMAND"
+            f"{'--address' if given else '$RAY_ADDRESS'} {text} is not that of `ray start --head`: HOST:6379 or auto "
+            "would work; to run a command behind a dashboard: procap submit --address http://HOST:8265 -- COMMAND"
         )
     return text
 

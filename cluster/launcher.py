@@ -18,6 +18,7 @@ from cluster.ray_cluster import (
     count_on_gpus,
     count_runs,
     default_resources,
+    divide,
     nodes,
 )
 from cluster.run import RunSpec, StoragePaths
@@ -78,14 +79,11 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         if device.startswith("cuda:"):
             raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
         set_auth_mode()
-        address = ray_address(launcher.address)
-        with connected("auto" if address == LOCAL else address):
+        with connected(ray_address(launcher.address)):
             cluster = nodes()
             if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
                 raise UsageError("--autoscale, and no node has a GPU yet: add --gpus 1 or --gpus 0")
             resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
-            if not resources.cpus and not resources.gpus:
-                raise UsageError("--cpus 0 without a GPU: a run needs a CPU or a GPU")
             # With an autoscaler the number of nodes has no known limit; Tune needs some number.
             fits = limit or 1000 if launcher.autoscale else count_runs(cluster, resources)
             yield Capacity(resources, min(fits, limit or fits), ray=True, autoscale=launcher.autoscale)
@@ -101,7 +99,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         raise UsageError(
             f"--device {device} holds one run: set CUDA_VISIBLE_DEVICES={device[5:]} and use --device cuda"
         )
-    cpus = max(available_cores(), local.max_concurrent * launcher.processes)
+    cpus = max(available_cores(), math.ceil(local.max_concurrent * launcher.processes * local.resources.cpus))
     with connected(LOCAL, cpus=cpus):
         fits = count_runs(nodes(), local.resources)
         yield Capacity(local.resources, min(local.max_concurrent, fits), ray=True)
@@ -135,13 +133,14 @@ def check_launcher(launcher: Launcher, device: str) -> None:
     """Raise UserError for resources that this machine lacks, or a cluster of which no node listens; starts nothing."""
     if launcher.kind == "local":
         local_capacity(launcher, device)
-    elif (address := ray_address(launcher.address)) != LOCAL:
-        check_listening(address)
+    else:
+        check_listening(ray_address(launcher.address))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
     """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
-    fit = min(available_cores(), available_memory() // RUN_BYTES)
+    cpus = 1.0 if launcher.cpus is None else launcher.cpus
+    fit = min(divide(available_cores(), cpus or 1.0), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else count_gpus()
     if device.startswith("cuda:"):
         count = min(count, 1)
@@ -150,5 +149,5 @@ def local_capacity(launcher: Launcher, device: str) -> Capacity:
         raise UsageError(f"--gpus {gpus:g}: on this machine there are {count} with --device {device}")
     if gpus:
         fit = min(fit, count_on_gpus(count, gpus))
-    resources = Resources(launcher.processes, launcher.cpus or 1.0, gpus)
+    resources = Resources(launcher.processes, cpus, gpus)
     return Capacity(resources, launcher.max_concurrent or max(1, fit // launcher.processes), ray=False)

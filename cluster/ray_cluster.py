@@ -26,10 +26,9 @@ CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
 HEAD_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""How many seconds a process of Ray waits for a head that is away; Ray's default is 60."""
+"""How many seconds a process of Ray waits for a head that is unreachable; Ray's default is 60."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     # A local Ray would start a process for every core at once, however few trials run at a time.
     "RAY_prestart_worker_first_driver": "0",
@@ -51,6 +50,10 @@ class Resources:
     processes: int = 1
     cpus: float = 1.0
     gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.cpus and not self.gpus:
+            raise UsageError("--cpus 0 without a GPU: a run needs a CPU or a GPU")
 
     def __str__(self) -> str:
         each = f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
@@ -91,7 +94,7 @@ class Node:
         """Return how many processes with such resources fit on this node."""
         by_cpu = [divide(self.cpus, resources.cpus)] if resources.cpus else []
         by_gpu = [count_on_gpus(self.gpus, resources.gpus)] if resources.gpus else []
-        return min([*by_cpu, *by_gpu], default=1)
+        return min(by_cpu + by_gpu)
 
 
 def divide(amount: float, part: float) -> int:
@@ -123,7 +126,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         return
     if local:
         set_auth_mode(private=True)
-        # Either takes several seconds.
+        # Starting and stopping Ray take several seconds.
         print("starting Ray on this machine ...", file=sys.stderr, flush=True)
     import ray
 
@@ -163,7 +166,7 @@ def _watch_head(address: str, closed: threading.Event) -> None:
                     file=sys.stderr,
                     flush=True,
                 )
-                # Calls into Ray do not return while its head is away.
+                # Calls into Ray do not return while its head is unreachable.
                 os._exit(1)
 
 
@@ -175,9 +178,6 @@ def _init(address: str, options: dict[str, Any]) -> None:
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
             return
-        except UserError:
-            # A signal.
-            raise
         except Exception as error:
             # Ray raises a plain Exception if a local node starts too late.
             if type(error) is not Exception or address != LOCAL or attempt == START_ATTEMPTS:

@@ -109,7 +109,7 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
     """Compute the score of a run after `epoch` (0-based) from its validation counts, None without validation."""
     counts = RunFolder(runtime.results / run.path).validation()
-    found = {count.target: count.accuracy for count in counts if count.epoch == epoch and count.limit is None}
+    found = {count.target: count.accuracy for count in counts if count.epoch == epoch}
     accuracies = [found[target] for target in run.targets if target in found]
     return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
 

@@ -70,7 +70,7 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def _sweep_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Read the file of a sweep, whose keys are flags; a file that is no YAML is refused by the sweep itself."""
+    """Read the file of a sweep, whose keys are flags; a file that is not YAML is refused by the sweep itself."""
     import yaml
 
     if words[0] != "sweep" or len(words) < 2 or not Path(words[1]).is_file():
@@ -208,6 +208,8 @@ def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None])
                 write(client.get_job_logs(name)[written:])
                 return details
             reached = time.monotonic()
+        except BrokenPipeError:
+            raise
         # The exceptions have no common base: aiohttp.ClientError, requests.RequestException, RuntimeError for HTTP 5xx.
         except Exception:
             if time.monotonic() - reached > RETRY_SECONDS:
@@ -237,6 +239,9 @@ def translate_errors(url: str) -> Iterator[None]:
     except AuthenticationError as error:
         reason = "set RAY_AUTH_TOKEN_PATH to a file with the cluster's token (on its head: `ray get-auth-token`)"
         raise UserError(f"{url} needs another token than is set here; {reason}") from error
+    except BrokenPipeError:
+        # The reader of the log has closed it.
+        raise
     except (ConnectionError, requests.RequestException) as error:
         raise UserError(
             f"no Ray cluster at {url}: name its dashboard with --address http://HOST:8265 (a head without "

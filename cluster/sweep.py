@@ -56,7 +56,12 @@ class Sweep:
         self._deadline = math.inf
 
     def _recheck(self, one: Configuration) -> Configuration:
-        """Return a finished configuration as unfinished if results of its runs were removed or damaged since."""
+        """Return a finished configuration as unfinished if results of its runs were removed or damaged since.
+
+        An unfinished one tries its failed runs again.
+        """
+        if one.state == "running":
+            return one.model_copy(update={"failures": {}})
         if one.state != "finished" or not one.runs:
             return one
         try:

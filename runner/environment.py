@@ -102,7 +102,7 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
 
 
 def available_memory() -> int:
-    """Return the free memory in bytes, within the limits of the control groups."""
+    """Return the machine's free memory in bytes, at most the limits of control groups, whose use counts file caches."""
     import psutil
 
     limits = [int(limit) for (limit,) in _read_limits("memory", ("memory.max",), ("memory.limit_in_bytes",))]
@@ -117,10 +117,10 @@ def available_cores() -> int:
     return max(1, int(min([float(cores), *(quota / period for quota, period in limits)])))
 
 
-def _read_limits(controller: str, second: Sequence[str], first: Sequence[str]) -> Iterator[list[float]]:
+def _read_limits(controller: str, v2_names: Sequence[str], v1_names: Sequence[str]) -> Iterator[list[float]]:
     """Read the numbers in files of the control groups of this process that set a limit.
 
-    second, first: names of the files by the groups' version. "max" and negative numbers are no limits.
+    v2_names, v1_names: names of the files by the groups' version. "max" and negative numbers are no limits.
     """
     with suppress(OSError):
         for line in OWN_CGROUP.read_text().splitlines():
@@ -131,7 +131,7 @@ def _read_limits(controller: str, second: Sequence[str], first: Sequence[str]) -
             own = root / path.lstrip("/")
             for group in (group for group in (own, *own.parents) if group.is_relative_to(root)):
                 with suppress(OSError, ValueError):
-                    texts = [(group / name).read_text() for name in (first if controllers else second)]
+                    texts = [(group / name).read_text() for name in (v1_names if controllers else v2_names)]
                     numbers = [float(number) for number in " ".join(texts).split()]
                     if min(numbers) > 0:
                         yield numbers
@@ -176,7 +176,7 @@ Environment = Annotated[dict[str, Any], AfterValidator(_check_environment)]
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Return commit and cleanliness of the source tree that this program runs from; None for an installed copy."""
+    """Return the commit of the source tree and whether it has uncommitted changes; None for an installed copy."""
     root = folder or Path(__file__).resolve().parent.parent
     try:
         if not (root / ".git").exists():

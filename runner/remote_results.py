@@ -95,17 +95,17 @@ class RemoteResults:
         def selected(name: str) -> bool:
             return weights if name == CHECKPOINT else state or not name.startswith("state/")
 
-        for wait in CONFLICT_WAITS if self.url else ():
+        for wait in (0.0, *CONFLICT_WAITS) if self.url else ():
+            time.sleep(wait)
             with self._open(run) as folder:
                 folder.download(folder.list_remote(), selected)
-                if not weights or not (folder.path / TRAIN).exists() or _is_complete(folder.path):
+                # A run that was never uploaded is left alone.
+                finished = TRAIN in folder.files and (folder.path / TRAIN).exists()
+                if not weights or not finished or _is_complete(folder.path):
                     return
-                # The checkpoint was altered here, or another machine is between its two uploads. A run that was never
-                # uploaded is left alone.
-                if TRAIN in folder.files:
-                    folder.files.pop(CHECKPOINT, None)
-                    folder.save()
-            time.sleep(wait)
+                # The checkpoint was altered here, or another machine is between its two uploads.
+                folder.files.pop(CHECKPOINT, None)
+                folder.save()
 
     def pull_all(self, *, weights: bool = False) -> None:
         """Download all documents, which tables and reports are made of; checkpoints on request, states never."""

@@ -111,8 +111,8 @@ def read_finished(
 def _read_paused(
     config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, callbacks: Callbacks | None
 ) -> Progress | None:
-    """Read the progress of a run that has a state of epoch `until` or later, without loading the state."""
-    progress = folder.progress() if group.ranks.first else None
+    """Read the progress of a run that has a state of epoch `until` or later, without loading it; None at its end."""
+    progress = folder.progress() if group.ranks.first and until < config.recipe.epochs else None
     if progress is not None:
         epochs = len(progress.epochs)
         is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"

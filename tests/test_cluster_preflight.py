@@ -333,6 +333,9 @@ def test_runs_of_several_processes_need_several_cores():
     cores = len(os.sched_getaffinity(0))
     assert count_local_runs(device="cpu", processes=cores) == 1
     assert count_local_runs(max_concurrent=3, device="cpu", processes=cores) == 3
+    assert count_local_runs(device="cpu", cpus=cores) == 1 == count_local_runs(device="cpu", cpus=4 * cores)
+    with pytest.raises(UsageError, match="--cpus 0 without a GPU"):
+        count_local_runs(device="cpu", cpus=0)
 
 
 @pytest.mark.parametrize(("cgroup", "file"), [

@@ -11,6 +11,8 @@ import time
 import zipfile
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from child_process import start_process
@@ -179,10 +181,11 @@ def test_what_is_no_address_is_refused(address):
 
 
 def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch):
-    assert [ray_address(), ray_address("auto"), ray_address("10.0.0.1:6379")] == ["local", "auto", "10.0.0.1:6379"]
+    assert [ray_address(), ray_address("auto"), ray_address("10.0.0.1:6379")] == ["auto", "auto", "10.0.0.1:6379"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert ray_address() == "10.0.0.2:6379" and ray_address("local") == "local"
-    for wrong, hint in (("http://head:8265", "procap submit"), ("head", "HOST:6379"), ("ray://head:1", "HOST:6379")):
+    assert ray_address() == "10.0.0.2:6379"
+    hints = {"http://head:8265": "procap submit", **dict.fromkeys(("head", "local", "ray://head:1"), "HOST:6379")}
+    for wrong, hint in hints.items():
         with pytest.raises(UsageError, match=hint):
             ray_address(wrong)
 
@@ -220,7 +223,22 @@ def test_a_dry_run_prints_the_request_and_sends_nothing(capsys):
     assert "working_dir" not in json.loads(capsys.readouterr().out)["runtime_env"]
 
 
+def test_a_log_whose_reader_is_gone_is_not_followed():
+    async def tail(name: str):
+        yield "one line"
+
+    def write(text: str) -> None:
+        raise BrokenPipeError
+
+    client: Any = SimpleNamespace(tail_job_logs=tail)
+    with pytest.raises(BrokenPipeError), submission.translate_errors("http://head:8265"):
+        submission.follow(client, "job", write)
+
+
 def test_no_cluster_at_an_address_is_one_line(capsys):
+    for words in ([], ["submit", "ls"]):
+        assert main(["submit", "--", "procap", *words]) == 2
+        assert "name the command to run on the cluster" in capsys.readouterr().err
     port = free_port()
     assert main(["submit", "--address", f"127.0.0.1:{port}", "ls", "methods", "--json"]) == 1
     error = capsys.readouterr().err

@@ -20,8 +20,9 @@ from cluster import distributed_trial, executor, ray_cluster, tune_runner
 from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
+from cluster.sweep import Sweep
 from procap.errors import UsageError, UserError
-from runner.config import plan_run
+from runner.config import RuntimeConfig, plan_run
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.errors import DataError
@@ -246,12 +247,18 @@ def test_numbers_with_an_exponent_are_numbers(write):
     ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
     ("timeout: 0\nparam: {lr: [0.1]}", "Invalid value for '--timeout'"),
     ("trials: many\nparam: {lr: [0.1]}", "Invalid value for '--trials'"),
-    ("param: {betas: [[1e999, 0.9]]}", "less than 1"), ("param: {lr: [1", "is no YAML in line"),
-    ("name: 2001-99-99", "is no YAML: month must be in 1..12"),
-    ("param: " + 9999 * "[", "is no YAML: maximum recursion depth"),
+    ("param: {betas: [[1e999, 0.9]]}", "less than 1"), ("param: {lr: [1", "is not valid YAML in line"),
+    ("name: 2001-99-99", "is not valid YAML: month must be in 1..12"),
+    ("param: " + 9999 * "[", "is not valid YAML: maximum recursion depth"),
 ])  # fmt: skip
 def test_what_would_be_lost_or_never_run_is_refused(write, capsys, text, message):
     assert message in refused(capsys, write(text))
+
+
+def test_data_and_results_of_a_file_may_be_urls_and_others_may_not(write, tmp_path, capsys):
+    text = "data: memory://data\nresults: memory://results\ntracking: http://127.0.0.1:9\nparam: {lr: [0.1, 0.2]}"
+    assert "memory://" not in (message := refused(capsys, write(f"{text}\npretrained: s3://weights/x.pt")))
+    assert "s3://weights/x.pt is a URL, and a file or a folder is needed" in message
 
 
 def test_domains_are_written_as_mappings_or_as_on_the_command_line(write, capsys):
@@ -364,6 +371,15 @@ def test_the_reason_of_a_failure_is_stored_without_credentials(error, tmp_path):
     write_collection(tmp_path, Collection(kind="sweep", name="rates", failed={"run": str(error)}))
     written = [path.read_text() for path in tmp_path.rglob("*.json")] + [str(one.to_result()) for one in reports]
     assert len(written) == 4 and all("hush" not in text and "***" in text for text in written)
+
+
+def test_failures_of_an_earlier_attempt_are_forgotten_when_their_runs_are_tried_again(few_digits, tmp_path):
+    asked = sweep_settings(space={"recipe.lr": [0.1]}, seeds=(1, 2))
+    paths = [run.path for run in make_runs(asked, {"recipe.lr": 0.1}, few_digits)]
+    one = Configuration(number=0, values={"recipe.lr": 0.1}, runs=tuple(paths), failures={paths[0]: "lost"})
+    (folder := SweepFolder(tmp_path)).save([one])
+    [found] = Sweep(asked, RuntimeConfig(few_digits, tmp_path), folder).configurations.values()
+    assert (found.runs, found.failures) == (one.runs, {})
 
 
 @pytest.mark.parametrize("changes", [

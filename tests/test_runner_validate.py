@@ -101,6 +101,17 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
     assert train(config, runtime, until=1) == result
 
 
+def test_a_run_that_lost_its_process_after_its_last_epoch_is_finished_and_not_paused(config, runtime, monkeypatch):
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("runner.train._write_result", die)
+        train(config, replace(runtime, checkpoint_seconds=0.0), until=EPOCHS)
+    assert len(folder_of(config, runtime).progress().epochs) == EPOCHS
+    assert isinstance(train(config, runtime, until=EPOCHS), TrainResult)
+
+
 @pytest.mark.parametrize("method", SMALL)
 def test_callbacks_change_no_bit_of_any_method(method, short_checkpoint, runtime, tmp_path):
     config = planned(str(short_checkpoint), method, overrides={"epochs": 2})

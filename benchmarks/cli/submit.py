@@ -64,8 +64,8 @@ def submit(
     from shards.remote import warn_of_stall
 
     words = words[1:] if words[0] == "procap" else words
-    if words[:1] == ["submit"]:
-        raise UsageError("submit cannot submit itself: name the command to run on the cluster")
+    if words[:1] in ([], ["submit"]):
+        raise UsageError("name the command to run on the cluster, as in `procap submit -- sweep space.yaml`")
     tree = Path(__file__).resolve().parents[2]
     if not installed and not (tree / "pyproject.toml").is_file():
         raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")

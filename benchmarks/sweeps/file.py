@@ -29,14 +29,14 @@ def load_file(context: typer.Context, file: Path | None) -> Path | None:
         known = {str(parameter.name) for parameter in context.command.params}
         for name in values.keys() - known:
             raise unknown_name(f"key in {file}", name, known)
-        texts = [one for value in values.values() for one in (value if isinstance(value, list) else [value])]
-        check_arguments([f"--{file}={text}" for text in texts], {})
+        for name, value in values.items():
+            check_arguments([f"--{name}={one}" for one in (value if isinstance(value, list) else [value])], {})
         context.default_map = {"name": file.stem} | values
     return file
 
 
 def read_yaml(file: Path) -> Mapping[Any, Any]:
-    """Read a mapping. Raises UsageError for a file that cannot be read, is no YAML, or has a key twice."""
+    """Read a mapping. Raises UsageError for a file that cannot be read, is not YAML, or has a key twice."""
     import yaml
 
     from shards.raw.description import StrictLoader
@@ -53,9 +53,9 @@ def read_yaml(file: Path) -> Mapping[Any, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{file} is no YAML{where}: {error.problem or error.context}") from error
+        raise UsageError(f"{file} is not valid YAML{where}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file} is no YAML: {one_line(str(error))}") from error
+        raise UsageError(f"{file} is not valid YAML: {one_line(str(error))}") from error
     if not isinstance(found, Mapping):
         raise UsageError(f"{file}: keys and values are needed, as in `methods: procap`")
     return found

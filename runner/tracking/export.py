@@ -131,7 +131,9 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
         elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
             return run.info.run_id, False
         run_id = run.info.run_id
-        parent = {PARENT_TAG: next(iter(parents.values()))} if parents else {}
+        # The id of a parent that could not be exported is empty.
+        parent_id = next(filter(None, parents.values()), "")
+        parent = {PARENT_TAG: parent_id} if parent_id else {}
         _log(store, run, content, mask_values({**content.tags, **dict.fromkeys(parents, "yes"), **parent}))
         for file in _documents(folder):
             if file.name != "progress.json":
