@@ -213,12 +213,12 @@ def test_a_port_in_use_is_named_with_one_that_may_be_free():
 
 def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.cli.ui.sync", lambda store: SimpleNamespace(failed=[]))
-    tags = [{"method": name, "dataset": "shapes"} for name in ("coop", "maple", "procap")]
+    tags = [{"method": name, "dataset": "oxford-pets"} for name in ("coop", "maple", "procap")]
     runs = [SimpleNamespace(data=SimpleNamespace(tags=one), info=SimpleNamespace(run_id=one["method"])) for one in tags]
     store: Any = SimpleNamespace(open=lambda: None, search=lambda where: runs)
     assert select_runs(tmp_path, store).run_ids == ["coop", "maple", "procap"]
     # MLflow's search has no OR: several are found by leaving out the others.
-    found = select_runs(tmp_path, store, methods=["coop", "maple"], datasets=["shapes"])
+    found = select_runs(tmp_path, store, methods=["coop", "maple"], datasets=["OxfordPets"])
     assert found == SelectedRuns(["coop", "maple"], "tags.method IS NOT NULL AND tags.method != 'procap'")
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
     assert select_runs(tmp_path, store, suite="base-to-novel").where == "tags.`suite.base-to-novel` = 'yes'"

@@ -74,12 +74,7 @@ def ui(
         check_port(port)
         note("starting MLflow ...")
     selected = select_runs(
-        root,
-        store,
-        suite=suite,
-        sweep=sweep,
-        methods=split_names(methods),
-        datasets=[found.name if (found := find_or_none(name)) else name for name in split_names(datasets)],
+        root, store, suite=suite, sweep=sweep, methods=split_names(methods), datasets=split_names(datasets)
     )
     address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
     with nullcontext() if store.is_server else server(store, port) as process:
@@ -122,7 +117,8 @@ def select_runs(
     for run, reason in summary.failed:
         note(f"not shown: {run}: {reason}")
     found = list(store.search(terms[0]))
-    for tag, names in (("method", methods), ("dataset", datasets)):
+    full = [found_set.name if (found_set := find_or_none(name)) else name for name in datasets]
+    for tag, names in (("method", methods), ("dataset", full)):
         values = sorted({run.data.tags[tag] for run in found})
         for name in names:
             if name not in values:
