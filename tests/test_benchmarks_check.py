@@ -106,7 +106,7 @@ def test_a_curve_without_a_printed_point_is_answered_in_one_line(tmp_path, capsy
     assert check(tmp_path, *flags, suite="few-shot") == 1
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1
-    assert "the paper prints no numbers of it, and no published number is of what was chosen" in said.err
+    assert "the paper prints no numbers of it, and no published number matches these data sets" in said.err
 
 
 @pytest.mark.parametrize(("suite", "chosen", "points"), [
@@ -346,7 +346,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
     write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.to_json()))
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
     said = capsys.readouterr()
-    assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
+    assert "tiles,ProCAP,ours,false,80.0,1,false" in said.out and "68.571429" in said.out and "n = 1" in said.err
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
     assert [table["name"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
     assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0

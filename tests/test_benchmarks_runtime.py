@@ -21,7 +21,7 @@ from benchmarks.runtime.benchmark import measure, measure_suite, write
 from benchmarks.runtime.data import class_names, load_case_data
 from benchmarks.runtime.measure import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, flags_of_options, make_settings
-from benchmarks.runtime.targets import CPU_RATIOS, list_targets
+from benchmarks.runtime.speed_targets import CPU_RATIOS, list_targets
 from benchmarks.suites import load_suite
 from benchmarks.tables.runtime import runtime_tables
 from procap.errors import UserError
@@ -142,9 +142,9 @@ def test_each_method_and_mode_is_an_mlflow_run_with_its_metrics(report, runtime)
 def check(capsys, monkeypatch, runtime, report, **ratios: float) -> tuple[int, dict[str, str]]:
     """Run `--check` on a CPU, with the given report; returns the exit code and the states of the targets by name."""
     sizes = tuple((kind, 5, 2, ratio) for kind, ratio in ratios.items())
-    monkeypatch.setattr("benchmarks.runtime.targets.CPU_RATIOS", sizes)
-    monkeypatch.setattr("benchmarks.runtime.targets.FULL", "tiny")
-    monkeypatch.setattr("benchmarks.runtime.targets.SAME_FPS", 0.0)
+    monkeypatch.setattr("benchmarks.runtime.speed_targets.CPU_RATIOS", sizes)
+    monkeypatch.setattr("benchmarks.runtime.speed_targets.FULL", "tiny")
+    monkeypatch.setattr("benchmarks.runtime.speed_targets.SAME_FPS", 0.0)
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", lambda *_, **__: dict(report))
     words = ("--data", runtime.data, "--results", runtime.results, "--device", "cpu", "--tracking", "off", "--check")
     capsys.readouterr()

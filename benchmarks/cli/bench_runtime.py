@@ -59,7 +59,7 @@ def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: Outp
     --check finds a target that is not met.
     """
     from benchmarks.runtime.benchmark import measure, write
-    from benchmarks.runtime.targets import NOT_MET, format_targets, list_targets
+    from benchmarks.runtime.speed_targets import NOT_MET, format_targets, list_targets
 
     library_defaults()
     device = resolve_device(runtime_flags.device)

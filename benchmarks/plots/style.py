@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STYLE = Path(__file__).with_name("procap.mplstyle")
 SPARE = ("#0072b2", "#cc79a7", "#f0e442", "#000000", "#8c6d31")
-DATASETS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
+DATASET_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 FORMATS = ("png", "pdf")
@@ -122,7 +122,7 @@ def assign_looks(
 
 def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
     """Assign a look to each data set, for plots with a line per data set; up to 56 are distinct."""
-    return {name: _number_look(number, DATASETS, 1) for number, name in enumerate(datasets)}
+    return {name: _number_look(number, DATASET_COLOURS, 1) for number, name in enumerate(datasets)}
 
 
 def _number_look(number: int, colours: Sequence[str], first_marker: int) -> Look:

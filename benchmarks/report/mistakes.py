@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_TARGETS, MAX_METHODS = 8, 6
-"""Test sets of one section, and methods of one table; flags that select runs make a page of others."""
+"""Test sets of one section, and methods of one table; use selection flags to see others."""
 MAX_MATRIX, MAX_PAIRS = 20, 20
 """Classes up to which confusions are a matrix, and rows of the table of pairs that there is for more classes."""
 MAX_IMAGES, IMAGES_OF_CLASS, PIXELS = 24, 2, 96
@@ -100,7 +100,7 @@ def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
         )
         for one in frame.itertuples()
     ]
-    return pd.concat(parts) if parts else pd.DataFrame(columns=["title", "place", "label", "predicted"])
+    return pd.concat(parts)
 
 
 def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:

@@ -95,8 +95,8 @@ def build_report(
     """Collect what the template of the page shows, see `write_report`.
 
     sections: one for each suite, sweep, and the single runs. headline: the main table and plot, moved from the section
-    that `leads`. claims: the table; why_untested: the reason if no claim can be tested. problems: what of a suite could
-    not be read or made. caveats: what a reader has to know before any number.
+    that `leads`. claims: the table; why_untested: the reason if no claim can be tested. problems: what could not
+    be read or made. caveats: what a reader has to know before any number.
     """
     groups, problems = _find_groups(results, data, wanted, selected)
     if not groups and not problems:

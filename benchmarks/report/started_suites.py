@@ -36,7 +36,7 @@ STATES = ("failed", "broken", "not evaluated", "unfinished", "not started")
 NO_PROFILE = Profile("", (), backbone="", general="", shifts=())
 """The profile of runs that no suite has planned."""
 Problem = tuple[str, str]
-"""A suite, and what of it could not be read or made."""
+"""A suite, and what could not be read or made."""
 
 
 class UnfinishedRun(NamedTuple):
@@ -109,7 +109,6 @@ def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> Start
         missing.setdefault(path, []).append(target)
     unfinished = [read_unfinished(root, path, collection, results.unreadable, own) for path, own in missing.items()]
     unfinished.sort(key=lambda run: run.severity)
-    # A command that was stopped or refused has left its plan in the collection, but no runs.
     return StartedSuite(suite, collection, results, tuple(unfinished), find_other_runs(collection, root, results.paths))
 
 
@@ -148,7 +147,7 @@ def count_states(unfinished: Sequence[UnfinishedRun]) -> str:
 def read_runs(results: Path, wanted: Callable[[RunConfig], bool], title: str) -> StartedSuite | None:
     """Read the runs below `results` that are `wanted`; None if there are none."""
     runs = [one for one in run_folders(results) if wanted(one[1])]
-    # Single runs have no moments of their own.
+    # Single runs record no start or end time.
     collection = Collection(kind="suite", name="runs", status="finished", started=0)
 
     def tables(done: SuiteResults) -> list[Table]:
@@ -179,7 +178,7 @@ def _runs_table(done: SuiteResults) -> Table:
 
 
 def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
-    """Read the sweeps below `results`, and list what of them cannot be read."""
+    """Read the sweeps below `results`, and list what cannot be read."""
     found, problems = [], []
     folders = [folder for folder in find_collections(results) if folder.parent.name == "sweep"]
     runs = {config.path: (folder, config) for folder, config in run_folders(results)} if folders else {}

@@ -43,9 +43,9 @@ PICTURES = "pictures.json"
 class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    frame: columns of `benchmarks.results.load`, and `number`, the place of the variant in `variants`. A result of a
-    method without training has one row for each seed. paper_rounding: accuracies have one decimal, their means over
-    seeds two. unreadable: why results are left out, by run, such as files that cannot be read; they are missing.
+    frame: columns of `benchmarks.results.load`, and for a planned suite `number`, the variant's place in `variants`. A
+    result of a method without training has one row for each seed. paper_rounding: accuracies have one decimal, means
+    over seeds two. unreadable: why results are left out, by run, such as files that cannot be read; they are missing.
     """
 
     suite: SuiteDefinition

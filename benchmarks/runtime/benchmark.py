@@ -134,7 +134,7 @@ def _measure_scaling(settings: Settings, models: Models, seconds: float | None) 
 def _measure_full_size(settings: Settings) -> list[dict[str, Any]]:
     """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU."""
     from benchmarks.runtime.sizes import Size, measure_sizes
-    from benchmarks.runtime.targets import CPU_RATIOS, FULL
+    from benchmarks.runtime.speed_targets import CPU_RATIOS, FULL
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
@@ -146,7 +146,7 @@ def _measure_full_size(settings: Settings) -> list[dict[str, Any]]:
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
     """Write the measurements and log them to MLflow; returns the tables as Markdown."""
-    from benchmarks.runtime.targets import list_targets
+    from benchmarks.runtime.speed_targets import list_targets
     from benchmarks.runtime.tracking import log_rows
     from benchmarks.tables.runtime import write_report
     from runner.remote_results import RemoteResults

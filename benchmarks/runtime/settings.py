@@ -25,12 +25,9 @@ METHODS = "zeroshot,maple,procap"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
 COMPONENTS_OFF: dict[str, dict[str, Any]] = {"procap-off": {}, "procap-off-one-set": {"deep_tokens": "refined"}}
-"""ProCAP without its components by its names in a report: a token set for each layer, or one for all.
-
-Both are MaPLe-style as well, by the paper's ablation.
-"""
+"""Two ProCAP variants with all components off, by report name; the ablation allows either reading of MaPLe-style."""
 CLASS_CHOICES = ("base", "all")
-"""The paper's accuracies there are near its base accuracies, and its text does not name the classes."""
+"""Classes to measure. The paper does not name them; its accuracies are near those of base classes."""
 PRECISIONS = ("fp32", "bf16", "fp16")
 SCALING = "10,50,200x4,32"
 CHECK_SCALING = "102,10,500x32"
@@ -44,7 +41,7 @@ class Settings:
     """Everything that decides what is measured.
 
     accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
-    without limit. scaling: numbers of classes and batches. classes: trained and tested on; made-up data sets have all.
+    without limit. scaling: numbers of classes and batches. classes: trained and tested on; generated ones have all.
     options: chosen ones by method, before METHOD_OPTIONS. repeats: rounds of evaluation and of every size.
     """
 

@@ -25,7 +25,7 @@ VARIANTS = {
     "All off, one token set": {**ALL_OFF, "deep_tokens": "refined"},
     "w/o Cross-Attn": {"cross_attention": False, **INDEPENDENT},
     "w/o Cross-Attn, one token set": {"cross_attention": False, "deep_tokens": "refined"},
-    # Deterministic tokens have no distribution to pull anywhere: both priors go with the Gaussian, as in the paper.
+    # Without Gaussian tokens KL and L2 are undefined; the paper drops them too.
     "w/o Gaussian": {"gaussian": False, "kl": False, "l2": False},
     "w/o KL": {"kl": False},
     "w/o L2": {"l2": False},

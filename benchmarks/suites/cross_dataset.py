@@ -15,7 +15,7 @@ from __future__ import annotations
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.targets import transfer_tables
+from benchmarks.tables.transfer import transfer_tables
 from runner.config import Target
 
 

@@ -167,7 +167,10 @@ def count_images(name: str, classes: str, split: str, data: Path, *, most: int =
 
 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
-    """Explain why a suite cannot run on an own data set; "" if it can. several: on that set alone."""
+    """Explain why a suite cannot run on an own data set; "" if it can.
+
+    several: other suites run too; reject one that needs further data sets.
+    """
     for name in options.datasets:
         if kind_of_name(name) != "own":
             continue

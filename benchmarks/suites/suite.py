@@ -53,7 +53,7 @@ class Suite:
     tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
     quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
-    published: the name of the table with published numbers, a file of `results/published/` but for two.
+    published: the file of `results/published/` with published numbers; `prompt_picture` is a caption.
     typed: its name on the command line if that is not `name`: a file, or the name that a package gives it.
     flags: makes the flags of its command from options, if they are not those of other suites.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Metric, average
@@ -24,6 +24,9 @@ from benchmarks.tables.rows import (
     published_title,
 )
 from benchmarks.tables.table import Cell, Column, Row, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LABELS = ("Data set", "Method")
 NOTE_ON_TOKEN_SETS = (
@@ -212,12 +215,9 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
             rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
             runs = [run for run in suite.runs if (run.variant, run.dataset) == (variant, dataset)]
             whole = len(rows) == sum(len(run.spec.targets) for run in runs) and not rows.limited.any()
-            fps, fps_model = (
-                images_per_second(rows, column) if whole and rows.fps.notna().all() else None
-                for column in ("fps", "fps_model")
-            )
-            trained = rows.train_seconds.dropna()
-            by_dataset.append((fps, fps_model, Metric(float(trained.mean())) if whole and len(trained) else None))
+            fps, seconds, fps_model = measure_speeds(rows) if whole else (None, None, None)
+            timed = rows.fps.notna().all()
+            by_dataset.append((fps if timed else None, fps_model if timed else None, seconds))
         table.append(Row((name,), tuple(average(column) for column in zip(*by_dataset, strict=True))))
     if not any(cell for row in table for cell in row.cells):
         return []
@@ -225,6 +225,13 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     untimed = [name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()]
     notes = [f"{NOTE_ON_SPEED} All are means over data sets.", *note_untimed(untimed)]
     return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, table, notes)]
+
+
+def measure_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
+    """Return images per second, mean seconds of training, and images per second of the model."""
+    seconds = rows.groupby("seed").train_seconds.first().dropna()
+    trained = Metric(float(seconds.mean())) if len(seconds) else None
+    return images_per_second(rows), trained, images_per_second(rows, "fps_model")
 
 
 def note_untimed(titles: Iterable[str]) -> list[str]:

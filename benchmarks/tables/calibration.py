@@ -102,10 +102,14 @@ def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple
     return [Table(name, title, labels, columns, rows, (f"{rule}{beside}{also}.", *notes))]
 
 
+def choose_reference(methods: Mapping[str, str]) -> str:
+    """Choose the first title of ProCAP, or else the last title. methods: by title."""
+    return next((title for title, method in methods.items() if method == "procap"), [*methods][-1])
+
+
 def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
     """Choose ProCAP, or else the last title, then zero-shot CLIP and the best of the others on average."""
-    procap = [title for title in means if methods[title] == "procap"]
-    reference = (procap or list(means))[0 if procap else -1]
+    reference = choose_reference({title: methods[title] for title in means})
     others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
     return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 

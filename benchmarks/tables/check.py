@@ -18,7 +18,7 @@ from benchmarks.tables import runtime
 from benchmarks.tables.base_novel import pair_halves, printed_halves
 from benchmarks.tables.qualitative import pictured_accuracy
 from benchmarks.tables.table import Cell, Column, Row, Table, format_number
-from benchmarks.tables.targets import TARGET_MEAN, list_targets, pair_accuracies
+from benchmarks.tables.transfer import TARGET_MEAN, list_targets, pair_accuracies
 from procap.errors import UserError
 from runner.config import Target
 
@@ -56,7 +56,7 @@ def check_metrics(suite: SuiteResults) -> list[CheckedMetric]:
     found = list_published(suite)
     if not found:
         why = "" if suite.suite.published else "the paper prints no numbers of it, and "
-        raise UserError(f"{suite.name}: nothing to check, {why}no published number is of what was chosen")
+        raise UserError(f"{suite.name}: nothing to check, {why}no published number matches these data sets and methods")
     if all(one.ours is None for one in found) and bool(suite.frame.limited.all()):
         why = "all results are limited to the first images"
         why = why if len(suite.frame) else f"there is no result below {suite.results}"

@@ -19,7 +19,7 @@ from benchmarks.results.statistics import sign_flip_p, student_test
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.runtime import newest_measurement, reference_rows
 from benchmarks.tables.table import format_number
-from benchmarks.tables.targets import list_targets
+from benchmarks.tables.transfer import list_targets
 from procap.methods import METHODS
 from runner.config import Target
 from shards.resolve import kind_of_name

@@ -10,6 +10,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, EXACT, Comparison, Measure, PValues, compare, format_seeds, holm
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
+from benchmarks.tables.calibration import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 
@@ -37,8 +38,7 @@ def comparison_tables(
 
 def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | None:
     """Find the title of ProCAP, else of the last method, without what variants change; None if there is none."""
-    methods = [variant.method for variant in titled.values()]
-    method = "procap" if "procap" in methods else methods[-1]
+    method = titled[choose_reference({title: variant.method for title, variant in titled.items()})].method
     for title, variant in titled.items():
         if variant.method == method:
             run = next(run for run in suite.runs if run.variant == variant)
@@ -54,11 +54,9 @@ def comparison_table(
     """Make one row for each variant, a part of the frame by title, but the reference (None: ProCAP, or the last)."""
     if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
-    is_last = False
-    if reference is None:
-        procap = [title for title, frame in variants.items() if (frame.method == "procap").any()]
-        is_last = not procap
-        reference = (procap or list(variants)[-1:])[0]
+    methods = {title: str(frame.method.iloc[0]) for title, frame in variants.items() if len(frame)}
+    is_chosen = reference is None
+    reference = reference or choose_reference(methods)
     others = [title for title in variants if title != reference]
     found = [compare(variants, reference, title, draws=draws) for title in others]
     measure = found[0].measure
@@ -67,8 +65,8 @@ def comparison_table(
     titles = (f"{printed} of {reference}", printed, "Difference", "95 % interval", "W / T / L")
     tests = ("Wilcoxon p (Holm)", "Permutation p (Holm)", f"p over {tasks} (Holm)")
     notes = _notes(reference, measure, found, draws)
-    if is_last:
-        notes.insert(0, f"Reference: {reference}, the last row, as no row is a default.")
+    if is_chosen and methods.get(reference) != "procap":
+        notes.insert(0, f"Reference: {reference}, the last row, as no row has ProCAP.")
     return Table(
         name=name,
         title=f"{reference} compared with every other row, {printed}",

@@ -61,7 +61,7 @@ def published_tables() -> list[Table]:
     columns += [Column(display_name(name)) for name in (*ablation[0].hm, AVERAGE)]
     note = (
         f"Cells are HM, though the caption has Top-1 accuracy: full ProCAP has those of Table 1; {AVERAGE} is "
-        "their mean. By the text ablations are of seed 1, but the numbers of Table 1 are means over three seeds."
+        "their mean. According to the text, ablations use seed 1, but numbers of Table 1 are means over three seeds."
     )
     tables.append(_table("ablation", "ablation of ProCAP's parts", ("Variant",), columns, rows, note, wide=True))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from benchmarks.results.frame import (
     changed_datasets,
     dataset_order,
-    images_per_second,
     is_half,
     is_of_other_code,
     leave_out_older_images,
@@ -24,7 +23,7 @@ from benchmarks.results.frame import (
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
-from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, note_untimed
+from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, measure_speeds, note_untimed
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
@@ -74,10 +73,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     found: dict[tuple[str, str], list[Metric | None]] = {}
     for (dataset, title), own in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (metric_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
-        seconds = own.groupby("seed").train_seconds.first().dropna()
-        training = Metric(float(seconds.mean())) if len(seconds) else None
-        speeds = [images_per_second(own), training, images_per_second(own, "fps_model")]
-        found[dataset, title] = [base, novel, harmonic(base, novel), *speeds]
+        found[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(own)]
     metrics = [metric for cells in found.values() for metric in cells[:3] if metric]
     hms: dict[str, Metric | None] = {}
     complete = [title for title in methods if all((dataset, title) in found for dataset in datasets)]

@@ -114,9 +114,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True)
     tables = [table.without_empty_columns()]
     if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
-        remarks = [
-            "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
-        ]
+        remarks = ["ProCAP's value divided by MaPLe-style's on the same machine, so machine speed cancels."]
         if any(row.cells[1] for row in ratios):
             remarks.append(f"{EXTRAPOLATED} of trainings that were not run to their end.")
         if any(row.source == "published" for row in ratios) and (why := why_unlike(report)):
@@ -150,7 +148,7 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
 
 def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
     """Compute training seconds, encoder and end-to-end speed of ProCAP over MaPLe-style, from rows of one mode."""
-    by_method = {row["method"]: row for row in reversed(rows)}
+    by_method = {row["method"]: row for row in rows}
     if set(RATIO) - set(by_method):
         return None, None, None
     own, other = (by_method[method] for method in RATIO)

@@ -40,7 +40,6 @@ MMLOP_LADDER: Mapping[str, tuple[float, float, float]] = {
     "+ drift correction": (83.78, 75.12, 79.20),
     "+ shared factor": (83.79, 75.98, 79.70),
 }
-"""Base, novel and HM of ever more parts of MMLoP on average over the eleven data sets, from the paper of MMLoP."""
 
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
@@ -97,6 +96,12 @@ def duration(folder: Path = PUBLISHED) -> list[Any]:
     return _read(folder / "training_duration.csv")
 
 
+def mmlop_ladder() -> list[Any]:
+    """List method, key, base, novel, hm of ever more parts of MMLoP, over the data sets, from MMLoP's paper."""
+    names = ("method", "key", "base", "novel", "hm")
+    return [SimpleNamespace(**dict(zip(names, (name, name, *row), strict=True))) for name, row in MMLOP_LADDER.items()]
+
+
 def runtime(folder: Path = PUBLISHED) -> list[Any]:
     """Load dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1."""
     return _read(folder / "runtime.csv", time_s="train_seconds", fps="images_per_second")
@@ -105,21 +110,14 @@ def runtime(folder: Path = PUBLISHED) -> list[Any]:
 @functools.cache
 def halves_rows(table: str) -> list[Any]:
     """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of four tables; empty for another."""
-    more: dict[str, Any] = {"epochs": 0, "venue": "Ours"}
-    match table:
-        case "base_to_novel":
-            rows = base_to_novel()
-        case "seed_stability":
-            rows, more = stability(), {**more, "method": "ProCAP", "key": "procap"}
-        case "training_duration":
-            rows, more = duration(), {**more, "dataset": AVERAGE}
-        case "mmlop_ladder":
-            rows, more = [], {**more, "dataset": AVERAGE}
-            for name, (base, novel, hm) in MMLOP_LADDER.items():
-                rows.append(SimpleNamespace(method=name, key=name, base=base, novel=novel, hm=hm))
-        case _:
-            rows = []
-    return [SimpleNamespace(**{**more, **vars(row)}) for row in rows]
+    tables = {
+        "base_to_novel": base_to_novel,
+        "seed_stability": stability,
+        "training_duration": duration,
+        "mmlop_ladder": mmlop_ladder,
+    }
+    usual = {"epochs": 0, "venue": "Ours", "dataset": AVERAGE, "method": "ProCAP", "key": "procap"}
+    return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]
 
 
 def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:

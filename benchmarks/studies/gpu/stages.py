@@ -25,7 +25,7 @@ from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.measure import DTYPES, matmul_peak, timed
 from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.sizes import Size, measure_sizes
-from benchmarks.runtime.targets import list_targets
+from benchmarks.runtime.speed_targets import list_targets
 from benchmarks.runtime.workload import Models, Training, models_by_mode
 from benchmarks.studies.gpu.parity import compare_captured, compare_modes
 from benchmarks.studies.gpu.refinement import measure_bandwidth, measure_refinement
