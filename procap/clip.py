@@ -120,7 +120,7 @@ class CLIP(nn.Module):
         `mini` gives all words that it was not trained on one embedding, and so cannot distinguish such classes.
         """
         spelled = [set(row.tolist()) - {0, row.max().item()} for row in self.tokenize(names)[:, 1:]]
-        # With words that hardly any data have, one unknown word among the names is found too.
+        # Add ten rare tokens: all unknown tokens share one embedding, so even a single one has an equal.
         used = torch.tensor(sorted(set(range(47000, 47010)).union(*spelled)), device=self.device)
         used = used[used < len(self.text.token_embedding.weight)]
         _, rows, counts = self.token_embedding(used).unique(dim=0, return_inverse=True, return_counts=True)

@@ -31,5 +31,5 @@ class Geometry:
 
     @property
     def layers(self) -> int:
-        """How many blocks both towers have."""
+        """Blocks of the shallower tower."""
         return min(self.vision_layers, self.text_layers)

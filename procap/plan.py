@@ -184,7 +184,7 @@ class SequenceStates(ABC):
     def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         """Return the attention pattern of the rows that are read out, and a function that selects these rows.
 
-        index: an operation whose rows are selected behind them, in a sequence without causal order.
+        index: also return the rows of this operation, after the read-out row; in a sequence without causal order.
         """
 
     @abstractmethod

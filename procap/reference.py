@@ -1,7 +1,8 @@
 """A plain implementation to test the fast one against: full prompts, and everything recomputed for every batch.
 
 Written from the papers and independently of `procap.clip`'s forward: attention is an explicit softmax, sequences are
-Python lists of rows, nothing is truncated, cached or fused. Slow on purpose; `plain` lets a whole method run over it.
+Python lists of rows; padding is encoded too, and nothing is cached or fused. Slow on purpose; `with_plain_encoders`
+lets a whole method run over it.
 
 Shapes: B images, C prompts, N either, T token ids, L sequence, D width, H heads, E joint embedding.
 """

@@ -49,7 +49,7 @@ class DatasetReport:
 
 
 Task = tuple[Path, str, Shard, Split | None, list[bytes]]
-"""A shard to check of a split in a folder: its images, None if their index or list is unusable, and their paths."""
+"""A shard to check of a split in a folder: its images and their paths, None and [] if index or list are unusable."""
 
 
 def check_dataset(

@@ -35,7 +35,7 @@ def contact_sheet(data_root: Path, name: str, split: str, out: Path, *, per_clas
     columns = math.ceil(math.sqrt(4 / 3 * len(labels) * (IMAGE + NAME) / strip))
     rows = math.ceil(len(labels) / columns)
     figure = Figure(figsize=(max(columns * strip * 1.1, 6), (rows + 0.5) * (IMAGE + NAME)), layout="constrained")
-    # A dollar sign in a name is a plain character, not the begin of a formula.
+    # A dollar sign in a name is a plain character, not the beginning of a formula.
     title = f"{name}   {split}: {len(images):,} images, {len(labels):,} of {len(counts):,} classes"
     figure.suptitle(title, weight="bold", parse_math=False)
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -61,7 +61,7 @@ def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
     for k, i in enumerate(np.flatnonzero(images.labels == label)[:count]):
         image = images.image(int(i))
         # Tiny scans stay crisp pixels, photos are reduced smoothly.
-        smooth = Image.Resampling.NEAREST if min(image.size) < 32 else Image.Resampling.LANCZOS
-        square = ImageOps.fit(image, (PIXELS - SEAM, PIXELS - SEAM), smooth)
+        method = Image.Resampling.NEAREST if min(image.size) < 32 else Image.Resampling.LANCZOS
+        square = ImageOps.fit(image, (PIXELS - SEAM, PIXELS - SEAM), method)
         strip[SEAM:, k * PIXELS : (k + 1) * PIXELS - SEAM] = np.asarray(square)
     return strip

@@ -14,7 +14,7 @@ SECRET_NAME = re.compile(
 )
 """Matches environment variables and parameters of URLs whose values are secret."""
 
-# In other text `key = lambda` and `deep_tokens=independent` are no credentials: a name must say what it opens.
+# In other text `key = lambda` and `deep_tokens=independent` are no credentials: require a qualifier such as API_.
 _ASSIGNED_NAME = re.compile(
     r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|CONNECTION_?STRING|SIGNATURE\b|(\b|_)(PWD|DSN)\b"
     r"|(API|ACCESS|ACCOUNT|PRIVATE|AUTH|SESSION|REFRESH|CLIENT|SAS|HF|GITHUB|GITLAB|AWS|AZURE|RAY|MLFLOW)[_-]?(KEY|TOKEN)",

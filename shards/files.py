@@ -111,7 +111,7 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False, requir
     """Hold an exclusive lock on `file` between processes of one machine; a process that dies releases it.
 
     The file is created with its folder and then names its holder. On a file system without locks the block runs
-    unlocked: refusing to work there would help less. timeout: seconds to wait for the lock; 0 tries once, -1 waits
+    unlocked: a refusal would be worse. timeout: seconds to wait for the lock; 0 tries once, -1 waits
     forever. remove: delete the file at the end. required: False also runs unlocked where the file cannot be created.
     Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
     """

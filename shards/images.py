@@ -47,7 +47,7 @@ READERS: dict[bytes, type[ImageFile]] = {
     b"\x89PNG\r\n\x1a\n": PngImageFile,
     b"BM": BmpImageFile,
 }
-"""The reader of each format by the first bytes of a file; WebP's are not adjacent."""
+"""The reader of each format by the first bytes of a file; `_open` recognises WebP."""
 
 
 def decode(data: bytes) -> Image.Image:

@@ -1,7 +1,7 @@
 """Import few-shot samples chosen elsewhere: CoOp's cache, or JSON of this program, matched to a packed data set.
 
-CoOp's cache (`split_fewshot/shot_16-seed_1.pkl`) is a pickle, and a pickle can run any code. Two locks make this one
-harmless: only the opcodes that lists, dicts, text, numbers and plain objects need are known, which leaves out every
+CoOp's cache (`split_fewshot/shot_16-seed_1.pkl`) is a pickle, and a pickle can run any code. Two restrictions make this
+one harmless: only the opcodes that lists, dicts, text, numbers and plain objects need are known, which leaves out every
 opcode that calls something; and the only global name that is resolved is Dassl's record of an image, to a stand-in.
 """
 
@@ -84,7 +84,7 @@ def _unpickle(data: bytes) -> object:
     except Exception as error:
         # An opcode that is not allowed is a KeyError; damaged bytes give nearly any type of error.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"it is damaged, or does what no such cache does ({reason})") from None
+        raise ValueError(f"it is damaged, or has contents that CoOp's caches never have ({reason})") from None
 
 
 def _coop_records(rows: object, split: str) -> list[CoopRecord]:
@@ -119,8 +119,8 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
             raise DataUsageError(f"{file.name} is named for other samples: give --shots {named[1]} --seed {named[2]}")
         records = read_coop_cache(file)
         if bool(records["val"]) != ("val" in shards.manifest.splits):
-            has, lacks = ("images", "none") if records["val"] else ("no images", "some")
-            raise DataError(f"{file} has {has} for validation and the packed '{shards.name}' has {lacks}")
+            which = ("only", "not") if records["val"] else ("not", "only")
+            raise DataError(f"validation images are {which[0]} in {file}, and {which[1]} in the packed '{shards.name}'")
         foreign = {split: [record.path for record in part] for split, part in records.items()}
     elif file.suffix.lower() == ".json":
         samples = read_samples(file)

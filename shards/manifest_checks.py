@@ -48,7 +48,7 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
 
 
 def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str | None:
-    """Describe a shard that is missing, no file of its own, or of another size; hashed: or of other bytes."""
+    """Describe a shard that is missing, a link or no regular file, or of another size; hashed: or of other bytes."""
     file, images = folder / shard.file, f"{shard.count} images"
     try:
         with open(open_regular(folder, shard.file), "rb") as stream:

@@ -45,7 +45,7 @@ def mirror_root(url: str, cache: Path) -> Path:
         with suppress(FileNotFoundError):
             if (root / MIRROR_FILE).read_text(encoding="utf-8") == content:
                 return root
-        # What a server gives to some users alone is for this user alone.
+        # Data behind a password are readable by this user only.
         root.mkdir(parents=True, exist_ok=True, mode=0o777 if public == url else 0o700)
         write_file(root / MIRROR_FILE, content)
     except OSError as error:

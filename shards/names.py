@@ -24,7 +24,7 @@ def unsafe_path(path: str) -> str:
     if not path or path.startswith("/"):
         return "is not a relative path"
     if has_control(path):
-        return "holds characters that do not belong into a path"
+        return "holds characters that do not belong in a path"
     if any(part in ("", ".", "..") for part in path.split("/")):
         return "is not a plain path inside the folder of the images"
     return ""

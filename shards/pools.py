@@ -1,4 +1,4 @@
-"""Run tasks in threads or processes, none of which is left behind or holds up the end of what started them."""
+"""Run tasks in threads or processes that end with what started them, or at least do not delay its end."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def base_name(name: str) -> str:
 
 
 def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
-    """Return whose images a data set has: a published one, the program, which draws or ships them, or the user.
+    """Return 'published', 'generated' (by this program, or shipped with it) or 'own' (the user's).
 
     An own set cannot have a name of the catalogue, so the name decides, wherever a set is packed.
     """

@@ -226,7 +226,7 @@ MISFITS: dict[str, tuple[int, Callable[[dict], object], str]] = {
               r"train: class 'red_ball' has 0 of 5 images: these are not 2 shots"),
     "split": (2, lambda it: it.update(train=it["val"], val=it["train"]),
               r"train: 10 of 10 images are not in the packed split: .* and 7 more; are they samples of another"),
-    "no val": (2, lambda it: it.pop("val"), r"has no images for validation and the packed 'toy' has some"),
+    "no val": (2, lambda it: it.pop("val"), r"validation images are not in .*, and only in the packed 'toy'"),
     "shots": (3, lambda it: None, r"class .* has 3 of .* images: these are not 2 shots"),
     "fewer": (1, lambda it: None, r"class .* has 1 of .* images: these are not 2 shots"),
 }  # fmt: skip

@@ -169,11 +169,11 @@ MISTAKES = {
     "no class folders": ("folder: images/Ara\n" + RULE, "holds no class folders"),
     "unlisted class": (
         IN_FOLDERS + "classes: {emu: emu}\n",
-        "classes: 'Ara', 'Zebra finch', 'bee_eater', 'coal tit', 'emu' is not listed, or has no images",
+        "classes: not listed: 'Ara', 'Zebra finch', 'bee_eater', 'coal tit'; listed without images: 'emu'",
     ),
     "class without images": (
         IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater, coal tit, emu]\n",
-        "'emu' is not listed, or",
+        "classes: listed without images: 'emu'",
     ),
     "two folders of one name": (
         IN_FOLDERS + "classes: {Ara: bird, Zebra finch: bird, bee_eater: b, coal tit: c}\n",
@@ -240,10 +240,10 @@ def test_numeric_labels_must_fit_the_listed_classes(tmp_path):
     for i in range(3):
         put(tmp_path / f"{i}.png")
     for labels, names, words in (
-        ((0, 1, 2), "[a, b]", "classes: '2' is not listed, or has no images"),
-        ((0, 1, 1), "[a, b, c]", "classes: '2' is not listed, or has no images"),
+        ((0, 1, 2), "[a, b]", "classes: not listed: 2"),
+        ((0, 1, 1), "[a, b, c]", "classes: listed without images: 2"),
         ((1, 2, 2), "{1: a, 2: b}", "no image has label 0"),
-        ((0, 1, 1), "{x: a, 1: b}", "classes: '0', 'x' is not listed"),
+        ((0, 1, 1), "{x: a, 1: b}", "classes: not listed: 0; listed without images: 'x'"),
     ):
         put_table(tmp_path, [(f"{i}.png", label) for i, label in enumerate(labels)], ("path", "label"))
         with pytest.raises(DataError, match=re.escape(words)):

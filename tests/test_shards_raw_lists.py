@@ -112,7 +112,7 @@ def test_lists_of_the_published_sizes_are_held_to_the_class_names(name, tmp_path
     dataset = find(name)
     folder = build(name, tmp_path, per_class=4, classes=1, drawn=False)
     real = published_classnames(dataset)
-    for names, refused in ((real, "images are missing"), ((*real[:-2], real[-1], real[-2]), "class names are others")):
+    for names, refused in ((real, "images are missing"), ((*real[:-2], real[-1], real[-2]), "class names differ")):
         number = iter(range(10**6))
         rows = {
             split: [[f"{next(number):07d}.jpg", i % len(names), names[i % len(names)]] for i in range(count)]

@@ -1,1 +1,1 @@
-"""Faster versions of what `procap.reference` computes plainly: fused cross-attention and compiled blocks."""
+"""Faster versions of plain modules: fused cross-attention and compiled blocks."""

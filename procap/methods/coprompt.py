@@ -60,7 +60,8 @@ class CoPromptOptions(MaPLeOptions):
     image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
     text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
     sentence_draw: Literal["step", "class"] = Field(
-        "step", description="in a step, draw one number of a sentence for all classes, as the public code, or one each"
+        "step",
+        description="step: one sentence number for all classes, as the public code draws; class: one per class",
     )
     adapter_relu: bool = Field(True, description="end the adapters in a ReLU, as the public code does")
 

@@ -70,7 +70,7 @@ class IVLP(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return SGD 0.0035, batch 4, 5 epochs, for every task; the public code has no few-shot configuration."""
+        """Return SGD 0.0035, batch 4, 5 epochs; 50 for few-shot, which the public code does not configure."""
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

@@ -53,8 +53,8 @@ class KgCoOp(ContextMethod):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
         image, text = self.features(images, noise)
-        near = 1 - F.cosine_similarity(text.float(), self.constant("reference", self.reference), eps=1e-7).mean()
+        distance = 1 - F.cosine_similarity(text.float(), self.constant("reference", self.reference), eps=1e-7).mean()
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
-            "kg": self.options.kg_weight * near,
+            "kg": self.options.kg_weight * distance,
         }

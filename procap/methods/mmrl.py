@@ -54,7 +54,8 @@ class MMRLOptions(BaseModel):
     reg_weight: float = Field(0.5, ge=0, description="weight of both distances to the frozen features (lambda)")
     scale: float = Field(100.0, gt=0, description="factor of the cosines")
     inference: Literal["task", "fused", "class"] = Field(
-        "task", description="branches that classify: both what was trained on and the class branch all else; or one way"
+        "task",
+        description="branches that classify; task: both for training classes, class for others",
     )
 
 

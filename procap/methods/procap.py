@@ -56,7 +56,7 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 
 
 LEAST_MOVE = 0.05
-"""Relative change of sigma below which a training is said to have left it as it was."""
+"""Warn if the median of sigma changed by a smaller share than this."""
 
 
 class ProCAPOptions(BaseModel):
@@ -301,12 +301,12 @@ class ProCAP(Method):
     def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
         """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
         assert isinstance(options, ProCAP.Options)
-        moved = {name: own["moved_median"] for name, own in statistics.items() if own["moved_median"] < LEAST_MOVE}
-        if not moved or not options.logvar_lr_scale:
+        still = {name: own["moved_median"] for name, own in statistics.items() if own["moved_median"] < LEAST_MOVE}
+        if not still or not options.logvar_lr_scale:
             return ""
         return (
-            f"the variances of the prompts stay about as they began: the median {' and '.join(moved)} moved by "
-            f"{100 * max(moved.values()):.2g} % at most; --option logvar_lr_scale above "
+            f"the variances of the prompts stay about as they began: the median {' and '.join(still)} moved by "
+            f"{100 * max(still.values()):.2g} % at most; --option logvar_lr_scale above "
             f"{options.logvar_lr_scale:g} trains them faster"
         )
 

@@ -76,7 +76,7 @@ class PromptSRC(IVLP):
         return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def teacher(self) -> Tensor:
-        """Compute the text teacher [C, E]: normalised features, averaged over the templates."""
+        """Compute the text teacher [C, E]: the mean over the templates, normalised as `teacher_average` says."""
         return text_bank(self.clip, self.space, teacher_templates(), average=self.options.teacher_average)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:

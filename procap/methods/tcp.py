@@ -101,8 +101,8 @@ class TCP(ContextMethod):
         image, text = self.features(images, noise)
         reference = self.prompts.reference
         assert reference is not None
-        near = F.cosine_similarity(text.float(), reference, eps=1e-7).mean()
+        similarity = F.cosine_similarity(text.float(), reference, eps=1e-7).mean()
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
-            "kg": self.options.kg_weight * (1 - near),
+            "kg": self.options.kg_weight * (1 - similarity),
         }

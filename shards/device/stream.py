@@ -105,7 +105,7 @@ class DeviceTrainStream(TrainStream):
         image = self._images.read(i)
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
-        # Once an image finds no room, `_room` is 0.
+        # After the first image that does not fit, `_room` is 0.
         if fits(image.width, image.height, size) and self._room:
             return PreparedImage(i, view, _pixels(image), whole=True)
         self._images.keep(i, image)

@@ -108,7 +108,7 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     place = (folder or raw_root / raw.folders[0]) / raw.images[0]
     if folder is None:
         what = f"there is no folder {raw.folders[0]} in {raw_root}"
-        raise DataError(f"{what}; get {raw.get}; the images belong into {place}")
+        raise DataError(f"{what}; get {raw.get}; the images belong in {place}")
     images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
     if images is None:
         raise DataError(f"there is no folder {place}; get {raw.get}; the images belong there")
@@ -203,8 +203,9 @@ def _read_split_file(location: RawLocation) -> Listing:
                     raise ValueError(f"{where}: {path[:80]!a} {reason}")
                 if not name or name != name.strip() or not name.isprintable():
                     raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
-                if label < 0 or names.setdefault(label, name) != name:
-                    raise ValueError(f"{where}: label {label} is negative, or {name!a} is its second name")
+                if label < 0 or (other := names.setdefault(label, name)) != name:
+                    reason = "negative" if label < 0 else f"called {other!a} and {name!a}"
+                    raise ValueError(f"{where}: label {label} is {reason}")
                 listed.add(path)
         if absent := [label for label in range(len(names)) if label not in names]:
             raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")
@@ -315,9 +316,9 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
         split, count = next(iter(wrong.items()))
         difference = f"{counts.get(split, 0):,} {split} images are listed, published {count:,}"
     elif lines_digest(listing.classnames) != raw.classnames_digest:
-        difference = "the class names are others"
+        difference = "the class names differ"
     elif not _has_published_lines(dataset, listing):
-        difference = "the lists are others"
+        difference = "the lists differ"
     else:
         return
     if raw.split_file:

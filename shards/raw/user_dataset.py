@@ -141,9 +141,9 @@ def _number_classes(
         names = {name if texts else number: name for number, name in enumerate(given)}
     elif not texts:
         raise DataError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
-    if differing := sorted(map(str, names.keys() ^ found.keys())):
-        named = join_first([*map(ascii, differing)], 100)
-        raise DataError(f"classes: {named} is not listed, or has no images: list just those that have some")
+    kinds = {"not listed": found.keys() - names.keys(), "listed without images": names.keys() - found.keys()}
+    if wrong := [f"{what}: {join_first(sorted(map(ascii, own)), 100)}" for what, own in kinds.items() if own]:
+        raise DataError(f"classes: {'; '.join(wrong)}")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
     order: list[str | int] = [*range(len(names))]
     if texts:
