@@ -162,7 +162,7 @@ def _watch_head(address: str, closed: threading.Event) -> None:
             if time.monotonic() > last + limit and not closed.is_set():
                 print(
                     f"procap: error: the head of the Ray cluster at {address} has not answered for {limit:.0f} s; "
-                    "finished runs and saved states are kept: start Ray again and repeat the command to go on",
+                    "finished runs and saved states are kept: start Ray again and repeat the command to resume",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -235,7 +235,7 @@ def require_own_node(alive: Sequence[Node]) -> None:
     if all(node.identifier != own for node in alive):
         raise UserError(
             f"Ray has lost the node on {socket.gethostname()} that this command belongs to, and starts nothing more "
-            "for it; start Ray there again (`ray start`) and repeat the command to go on"
+            "for it; start Ray there again (`ray start`) and repeat the command to resume"
         )
 
 

@@ -110,7 +110,7 @@ def _parse_values(field: str, text: str) -> list[Any]:
         values: list[Any] = json.loads(f"[{text}]", parse_constant=str)
         return values
     if re.search(r'["\[{]', text):
-        raise UsageError(f"{field}: {text} is no list of JSON values: quote its words")
+        raise UsageError(f"{field}: {text} is not a list of JSON values: quote its words")
     values = []
     for word in filter(None, map(str.strip, text.split(","))):
         try:

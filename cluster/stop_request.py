@@ -4,8 +4,8 @@ Ray kills the processes of a driver within 0.2 s after it disconnects. A driver 
 the key `stop` into the key-value store of the cluster. Every training polls that key; it has a key of its own there,
 which it deletes after it has saved.
 
-Ray has no public interface for either. Its key-value store is the head's, so that it survives any other node; an actor
-that holds the request would be lost with its node. No public call ends a report to Ray Tune whose driver is gone.
+Ray has no public interface for either. The store lives on the head node, so losing another node does not lose the
+request. There is no public way to unblock `tune.report` after the driver disconnects.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
                 logger.warning("waiting: %s", what)
             elif not capacity.autoscale and time.monotonic() - self.stalled_since >= STALL_SECONDS:
                 minutes = f"{STALL_SECONDS / 60:g} minutes"
-                raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to go on")
+                raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to resume")
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             # If the driver's node is lost, every trial would use up its attempts within seconds.

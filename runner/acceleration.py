@@ -1,4 +1,4 @@
-"""Accelerations for GPUs, each with its own switch; none changes a number beyond rounding."""
+"""Choose accelerations for GPUs, each with its own switch; none changes a number beyond rounding."""
 
 from __future__ import annotations
 

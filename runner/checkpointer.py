@@ -126,7 +126,7 @@ class Checkpointer:
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
         position = f"step {self.state.step} of {self.steps}"
-        raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
+        raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def save_alone(self) -> None:
         """Save without the other ranks, which may not answer any more, if this rank can and the state is not on disk.

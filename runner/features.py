@@ -1,7 +1,7 @@
 """Store the image features of the tower without prompts, once per target, for all methods that use them.
 
-<features>/<dataset>-<split>-<digest of the key>.safetensors: features [M, E] float32 of the target's first M images
-That is 103 MB for 50,000 images at E = 512. The files are a cache: any of them can be deleted at any time.
+<features>/<dataset>-<split>-<digest of the key>.safetensors: features [M, E] float32 of the target's first M images.
+50,000 images take 103 MB at E = 512. The files are a cache: any of them can be deleted at any time.
 
 Shapes: N images of an evaluation, M images stored, E joint embedding.
 """

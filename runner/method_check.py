@@ -337,8 +337,8 @@ def _train_rank(rank: int, port: int, config: RunConfig, runtime: RuntimeConfig)
     return ""
 
 
-def check_novel_classes(case: CheckCase) -> str:
-    """Check that the trained run can be evaluated on base and novel classes."""
+def check_evaluation(case: CheckCase) -> str:
+    """Check that the trained run can be evaluated on base and on novel classes."""
     _ = case.training
     found = []
     for half in ("base", "novel"):
@@ -375,7 +375,7 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
     "training": check_training,
     "resume": check_resume,
     "processes": check_processes,
-    "novel": check_novel_classes,
+    "novel": check_evaluation,
     "speed": check_speed,
 }
 

@@ -54,7 +54,7 @@ class EpochLog(FrozenModel):
 
 class PeakMemory(FrozenModel):
     process: Bytes = Field(description="largest resident size of this process since the run began")
-    gpu: Bytes | None = Field(description="that tensors held at once; None on the CPU")
+    gpu: Bytes | None = Field(description="peak bytes allocated by tensors; None on the CPU")
 
 
 class ResourceUse(FrozenModel):
@@ -71,7 +71,7 @@ class RankUse(FrozenModel):
     host: str
     device: str
     images_per_second: Rate | None = Field(default=None, description="its own images; warm-up left out")
-    data_share: Amount = Field(description="of the seconds in steps, waited for images")
+    data_share: Amount = Field(description="share of step time spent waiting for images")
     communication_share: Amount | None = Field(default=None, description="only in files of older versions")
     peak_memory_bytes: PeakMemory
 
@@ -246,7 +246,7 @@ class EvalResult(FrozenModel):
     peak_memory_bytes: PeakMemory
     use: ResourceUse
     manifest_digest: str
-    variant: str = Field(default="", description="how the target differs from the published data set; empty: it is it")
+    variant: str = Field(default="", description="difference of the target to the published data set; empty if none")
     backbone_digest: str
     checkpoint_sha256: str
     environment: Environment
@@ -350,7 +350,7 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
     """Read the document at `path`; None if there is none.
 
-    Raises UserError, which says `repair`, if it is broken: nothing is converted, so that `true` is no number.
+    Raises UserError, which says `repair`, if it is broken: strict types: `true` is not accepted as a number.
     """
     try:
         return model.model_validate_json(read_file(path), strict=True)
@@ -395,7 +395,7 @@ def read_description(header: bytes) -> str:
 
 
 def read_card(path: Path) -> CheckpointCard | None:
-    """Read the card of a checkpoint; None if there is no file. Raises UserError if it is no checkpoint."""
+    """Read the card of a checkpoint; None if there is no file. Raises UserError if it is not a checkpoint."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -411,6 +411,6 @@ def read_card(path: Path) -> CheckpointCard | None:
 
 
 def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
-    """Explain in one line why `path` is no checkpoint."""
+    """Explain in one line why `path` is not a checkpoint."""
     reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
-    return UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force")
+    return UserError(f"{path} is not a checkpoint of schema {SCHEMA} ({reason}); train again with --force")

@@ -1,4 +1,4 @@
-"""The runs that a suite or a sweep consists of, its status and its metrics: <results>/collections/<kind>/<name>/."""
+"""Record the runs of a suite or a sweep, its status and its metrics in <results>/collections/<kind>/<name>/."""
 
 from __future__ import annotations
 

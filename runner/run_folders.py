@@ -32,7 +32,7 @@ from shards.manifest import FILE
 from shards.reader import open_dataset
 
 WRITING_SECONDS = 60.0
-DEFAULT = EvalSettings()
+DEFAULT_SETTINGS = EvalSettings()
 RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ValidationHistory)
 NO_RUNS = {"mlartifacts", "mlruns", "collections"}
 """Folders of results that hold no runs."""
@@ -61,7 +61,7 @@ class RunFolder:
     validation_file = _child("validation.json")
     state = _child("state")
 
-    def eval_file(self, target: Target, settings: EvalSettings = DEFAULT) -> Path:
+    def eval_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
         return self.path / "eval" / target.file(settings)
 
     def config(self) -> RunConfig | None:
@@ -95,7 +95,7 @@ class RunFolder:
         history = self._read(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
-    def evaluation(self, target: Target, settings: EvalSettings = DEFAULT) -> EvalResult | None:
+    def evaluation(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> EvalResult | None:
         """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
         return self.read_evaluation(self.eval_file(target, settings))
 
@@ -204,7 +204,7 @@ def locate_run(folder: Path) -> tuple[RunConfig, Path]:
     folder = folder.resolve()
     if not folder.as_posix().endswith(f"/{config.path}"):
         raise UsageError(
-            f"{folder} was moved or changed: its config.json is of {config.path}; put it there, or elsewhere"
+            f"{folder} was moved or changed: its config.json is of {config.path}; move it back to RESULTS/{config.path}"
         )
     return config, folder.parents[DEPTH - 1]
 

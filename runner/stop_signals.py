@@ -104,16 +104,16 @@ class StopRequest:
         finally:
             self._is_waiting = False
 
-    def iterate(self, items: Iterable[Item], path: str, *, together: bool) -> Iterator[Item]:
-        """Iterate over `items` for the run at `path`, and end early if a signal arrives while it waits for the next.
+    def iterate(self, items: Iterable[Item], what: str, *, together: bool) -> Iterator[Item]:
+        """Iterate over the `items` of `what`, and end early if a signal arrives while it waits for the next.
 
         together: in a process group of several raise `Interrupted` instead, as the others cannot take part in what
-            follows: each of them ends in a wait, too, or because its next message is not answered.
+            follows: the others stop in their own wait, or when a collective with this rank fails.
         """
         waiting = iter(items)
         while True:
             try:
-                with self.interruptible(f"stopped {path}, which waited for images; repeat to go on"):
+                with self.interruptible(f"stopped {what}, which waited for images; repeat the command to resume"):
                     item = next(waiting)
             except StopIteration:
                 return

@@ -34,7 +34,7 @@ from shards.transfer import to_device, upload
 
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
-APART = ("load", "compile", "tracking", "validation")
+UNTIMED_PHASES = ("load", "compile", "tracking", "validation")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
 
 
@@ -141,7 +141,7 @@ def _train(
     meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
     with (
         meter.phase("load", rated=False),
-        stop.interruptible(f"stopped before the first step of {config.path}; repeat to go on"),
+        stop.interruptible(f"stopped before the first step of {config.path}; repeat the command to resume"),
     ):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.first, environment(device)
@@ -324,7 +324,7 @@ def _write_result(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
-        seconds=max(0.0, meter.seconds - sum(meter.phases.get(name, 0.0) for name in APART)),
+        seconds=max(0.0, meter.seconds - sum(meter.phases.get(name, 0.0) for name in UNTIMED_PHASES)),
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,

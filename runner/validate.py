@@ -1,4 +1,4 @@
-"""Validate a run while it trains, without changing a bit of it: count correct images of val or train targets."""
+"""Validate a run while it trains, without affecting the training: count correct images of val or train targets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Callbacks:
     def __post_init__(self) -> None:
         for target in self.targets:
             if target.split not in SPLITS:
-                raise UsageError(f"{target} is no target to choose by: name its {' or '.join(SPLITS)} split")
+                raise UsageError(f"{target} cannot be used for model selection: name its {' or '.join(SPLITS)} split")
 
     def lacks_counts(self, epoch: int, counts: Iterable[ValidationCount]) -> bool:
         """Whether `counts` lack a target at the end of `epoch`."""

@@ -422,7 +422,7 @@ SUITE = ("--profile", "mini", "--methods", "zeroshot", "--seeds", "1")
 def and_interrupted(work):
     def work_and_stop(*arguments):
         work(*arguments)
-        raise Interrupted(15, "stopped; repeat to go on")
+        raise Interrupted(15, "stopped; repeat the command to resume")
 
     return work_and_stop
 

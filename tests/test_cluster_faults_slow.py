@@ -214,7 +214,7 @@ def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(name,
     trainings = wait_for(lambda: found if len(found := cluster.find_trainings(tmp_path)) > 1 else [])
     command.process.send_signal(signum)
     _, err = command.wait(code)
-    assert "Traceback" not in err and "to go on" in err.splitlines()[-1], err[-2000:]
+    assert "Traceback" not in err and "to resume" in err.splitlines()[-1], err[-2000:]
     wait_for(lambda: not find_trials(cluster.nodes.alive))
     for progress in [one.run.progress() for one in trainings]:
         assert progress is not None and progress.status == "interrupted" and progress.step > 0

@@ -382,7 +382,7 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_
     monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
     paths, recorder, share = make_paths(few_digits, tmp_path), Recorder(), Resources(1, 4.0)
     with connect(Launcher(kind="ray", address=local_ray), paths):
-        message = r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to go on"
+        message = r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to resume"
         with pytest.raises(UserError, match=message):
             launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
         autoscaled = make_callback(recorder, Capacity(share, 1, ray=True, autoscale=True))

@@ -208,7 +208,8 @@ def test_a_signal_passed_on_twice_saves_the_state_and_the_run_goes_on(few_digits
     assert [end.code for end in ends] == [128 + signum] * 2, ends
     assert list(tmp_path.rglob("step-*.safetensors"))
     printed = "".join(end.err for end in ends)
-    assert printed.count(f"procap: {signum.name}: stopped base/digits/coop") == 1 and "repeat to go on" in printed
+    assert printed.count(f"procap: {signum.name}: stopped base/digits/coop") == 1
+    assert "repeat the command to resume" in printed
 
 
 def meet(kinds: list[str]) -> None:

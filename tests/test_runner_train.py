@@ -17,7 +17,7 @@ from procap.recipe import learning_rate, warmup_warning
 from runner import acceleration, evaluate, run_folders, setup
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.results import EvalResult, TrainResult
-from runner.train import APART, train
+from runner.train import UNTIMED_PHASES, train
 from shards import builtin_sources, catalogue, errors, fewshot, pack, reader, transforms
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
@@ -48,7 +48,7 @@ def finished(plan, runtime) -> tuple[RunConfig, TrainResult]:
 
 
 def seconds_of_training(result: TrainResult) -> float:
-    return sum(seconds for name, seconds in result.phases.items() if name not in APART)
+    return sum(seconds for name, seconds in result.phases.items() if name not in UNTIMED_PHASES)
 
 
 def test_train_json_describes_the_training(finished, runtime):

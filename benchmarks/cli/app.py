@@ -167,7 +167,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:
-            note(f"procap: stopped; repeat the command to go on{hint}")
+            note(f"procap: stopped; repeat the command to resume{hint}")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:

@@ -106,7 +106,7 @@ def pack(
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
         note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
     if failed:
-        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
+        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
     if output.json:
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})

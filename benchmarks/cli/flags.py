@@ -175,7 +175,7 @@ class SweepFlags:
     search: Annotated[str, flag("grid|random|tpe", "search algorithm [default: grid of lists, else random]")] = ""
     search_seed: Annotated[int | None, flag("N", "of the random choices [default: 0]")] = None
     trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
-    hours: Annotated[float | None, flag("H", "time limit; repeat the command to go on")] = None
+    hours: Annotated[float | None, flag("H", "time limit; repeat the command to resume")] = None
     metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM over two halves of base [default: val]")] = ""
     direction: Annotated[str, flag("max|min", "of the metric [default: max]")] = ""
     scheduler: Annotated[str, flag("none|asha", "asha stops configurations that fall behind [default: none]")] = ""

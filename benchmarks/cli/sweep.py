@@ -181,7 +181,7 @@ def _show_outcome(
             show(f"best {'on' if settings.varies_data else 'of'} {name}: {one.score:.2f} with "
                  f"{table.format_values(one.values)}")  # fmt: skip
     if left := searched.count("running"):
-        note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to go on")
+        note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {one}" for one in commands))
     failed = {table.format_values(one.values): table.format_failure(one) for one in found if one.state == "failed"}

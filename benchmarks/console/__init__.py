@@ -1,1 +1,1 @@
-"""Print output, exit codes and one-line errors."""
+"""Parse flags, pack missing data, print output and one-line errors."""

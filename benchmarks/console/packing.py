@@ -24,7 +24,7 @@ from shards.urls import redact
 
 
 def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
-    """List the generated and bundled data sets that are missing; raises DataError for others, which the user has."""
+    """List the generated and bundled data sets that are missing; DataError for sets that are packed from raw files."""
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.source == "folder"]

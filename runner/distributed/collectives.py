@@ -118,7 +118,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Flags(NamedTuple):
-    """The maximum of the flags of all ranks. save: write a state. signum: the signal that asks to stop, else 0."""
+    """Maximum of the flags of all ranks, on which each acts: save a state, and stop for `signum` unless it is 0."""
 
     save: bool = False
     signum: int = 0

@@ -1,4 +1,4 @@
-"""Rank and world size of this process, from the environment that a launcher sets."""
+"""Read rank and world size of this process from the environment that a launcher sets."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class BackgroundExporter:
         self._flushing.clear()
 
     def report(self, text: str) -> None:
-        """Print a line unless it was printed before or the terminal is gone."""
+        """Print a line unless it was printed before or stderr is closed."""
         if text not in self._reported:
             self._reported.add(text)
             with suppress(OSError, ValueError):
