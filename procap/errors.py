@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 SYNONYMS = {"learning_rate": "lr"}
 """Names that other programs use, and ours."""
@@ -31,3 +31,10 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], *, listing: str =
     hints = [f"did you mean {' or '.join(near)}?"] if near else []
     hints += [listing] if listing else [] if near else [f"known: {', '.join(by_lower.values())}"]
     return UsageError(f"unknown {kind} '{name}': {' '.join(hints)}")
+
+
+def check_names(kind: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Raise `UsageError` for the first of `names` that is not among `choices`."""
+    for name in names:
+        if name not in choices:
+            raise unknown_name(kind, name, choices)

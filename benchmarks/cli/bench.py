@@ -24,9 +24,10 @@ from benchmarks.cli.flags import (
 )
 from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.console.parse import parse_options
+from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
+from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import check_runs, check_setup, check_training_images, note_warmup
 from benchmarks.suites.cost import forecast_runs
@@ -138,6 +139,8 @@ def bench(
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
+    if flags.methods in METHOD_GROUPS:
+        note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_prescribed(plan, flags)
     note_warmup(run.config for run in runs)
@@ -210,10 +213,10 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
 
     Raises UsageError if none is left.
     """
-    several, changes = len(suites) > 1, suite_changes(flags, data)
+    several = len(suites) > 1
     plans = []
     for suite in suites:
-        plan = plan_suite(suite, flags, runtime, data, several=several, parsed=changes)
+        plan = plan_suite(suite, flags, runtime, data, several=several)
         if why := find_obstacle(suite, plan.options, several=several):
             if not several:
                 raise UsageError(f"{suite.name} cannot run: {why}")
@@ -222,26 +225,18 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
             plans.append(plan)
     if not plans:
         raise UsageError("no suite can run on these data sets")
-    note_left_out(flags.methods, changes.get("methods", ()), plans[0].options.methods)
     return plans
 
 
 def plan_suite(
-    suite: Suite,
-    flags: SuiteFlags,
-    runtime: RuntimeFlags,
-    data: Path,
-    *,
-    several: bool = False,
-    parsed: Mapping[str, Any] | None = None,
+    suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
 ) -> SuitePlan:
     """Plan `suite` with the options given by the flags.
 
     The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
-    several: planned together with other suites; --classes then does not apply to a suite without a choice. parsed: what
-    `suite_changes` returns for the flags.
+    several: planned together with other suites; --classes then does not apply to a suite without a choice.
     """
-    changes = dict(suite_changes(flags, data) if parsed is None else parsed)
+    changes = suite_changes(flags, data)
     if flags.classes and (suite.class_choices or not several):
         changes["classes"] = flags.classes
     named = set(changes.get("datasets", ()))

@@ -13,7 +13,7 @@ from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from benchmarks.results.frame import title_method
-from procap.errors import UsageError, unknown_name
+from procap.errors import UsageError, check_names
 from procap.methods import method_paths, title_and_colour
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
@@ -50,9 +50,7 @@ def method(
     from runner.method_check import CHECKS, CheckCase, check_method
 
     names = split_names(only)
-    for one in names:
-        if one not in CHECKS:
-            raise unknown_name("check", one, CHECKS)
+    check_names("check", names, CHECKS)
     root = data_root(data)
     ensure_packed([dataset], root)
     runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)

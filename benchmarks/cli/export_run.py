@@ -12,7 +12,7 @@ from benchmarks.cli.batch import Failures
 from benchmarks.cli.eval import find_run
 from benchmarks.cli.selection import run_flags, runtime_config
 from benchmarks.console.output import note, note_failures, quote, show, show_json
-from procap.errors import unknown_name
+from procap.errors import check_names
 from runner.environment import library_defaults
 
 
@@ -36,8 +36,7 @@ def export(
     library_defaults()
     from runner.public_runs import FORMATS, export_run
 
-    if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
+    check_names("format", [format], FORMATS)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
     failures, files = Failures(len(folders), verbose=output.verbose), {}
     for folder in folders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from benchmarks.console.parse import (
 )
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
-from procap.errors import UsageError, unknown_name
+from procap.errors import UsageError, check_names
 from procap.methods import method_class, method_options, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import (
@@ -46,7 +47,7 @@ from runner.config import (
 )
 from runner.remote_results import results_root
 from runner.tracking.store import check_uri
-from shards.catalogue import CATALOGUE, find
+from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataUsageError
 from shards.fewshot import parse_classes, select_labels
@@ -209,15 +210,12 @@ def runtime_config(
     """Make the runtime given by the flags. Raises UsageError for a folder that is a file, or a wrong store."""
     if flags.tracking not in ("", "off"):
         check_uri(flags.tracking)
-
-    engine = engine or EngineFlags()
-    data = data_root(flags.data)
     results, store = results_root(flags.results, cache_home())
     nearest = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"--results {nearest} is a file; name a folder")
     return RuntimeConfig(
-        data=data,
+        data=data_root(flags.data),
         results=results,
         device=flags.device,
         workers=flags.workers,
@@ -228,10 +226,9 @@ def runtime_config(
         features=features,
         accelerate=flags.accelerate,
         timeout=flags.timeout,
-        engine=engine.engine,
-        zero_stage=engine.zero_stage,
         store=store,
         no_cache=flags.no_cache,
+        **asdict(engine or EngineFlags()),
     )
 
 
@@ -279,13 +276,10 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
     """Make a predicate that tests whether the flags select a run. recorded: returns the data sets of the runs."""
 
     def find_name(name: str) -> str:
-        try:
-            return find(name).name
-        except DataUsageError:
-            own = set(recorded())
-            if name.lower() not in own:
-                raise unknown_name("data set", name, own | set(CATALOGUE)) from None
-            return name.lower()
+        if dataset := find_or_none(name):
+            return dataset.name
+        check_names("data set", [name.lower()], {*recorded(), *CATALOGUE})
+        return name.lower()
 
     methods, groups = split_names(selection.methods), {"all": [], "table1": [*table1_methods()]}
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
@@ -299,10 +293,8 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
         "classes": [parse_classes(name) for name in split_names(selection.classes)],
         "precision": precisions,
     }
-    for what, known, names in (("method", method_paths(), wanted["method"]), ("precision", PRECISIONS, precisions)):
-        for name in names:
-            if name not in known:
-                raise unknown_name(what, name, known)
+    check_names("method", wanted["method"], method_paths())
+    check_names("precision", precisions, PRECISIONS)
     for name in backbones:
         check_backbone(name, "")
 

@@ -25,7 +25,7 @@ from benchmarks.console.output import note, plural, show
 from benchmarks.console.parse import split_names
 from benchmarks.report.links import charts_page, compare_page
 from benchmarks.results.frame import open_results
-from procap.errors import UsageError, UserError, unknown_name
+from procap.errors import UsageError, UserError, check_names
 from runner.environment import library_defaults
 from runner.run_collection import read_collections
 from runner.stop_signals import sigterm_as_interrupt
@@ -109,9 +109,7 @@ def select_runs(
         raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
     terms, kind, name = ["tags.method IS NOT NULL"], "suite" if suite else "sweep", suite or sweep
     if name:
-        known = [one.name for one in read_collections(results) if one.kind == kind]
-        if name not in known:
-            raise unknown_name(kind, name, known)
+        check_names(kind, [name], [one.name for one in read_collections(results) if one.kind == kind])
         terms = [f"tags.`{kind}.{name}` = 'yes'"]
     summary = sync(store.open())
     for run, reason in summary.failed:
@@ -120,9 +118,7 @@ def select_runs(
     full = [found_set.name if (found_set := find_or_none(name)) else name for name in datasets]
     for tag, names in (("method", methods), ("dataset", full)):
         values = sorted({run.data.tags[tag] for run in found})
-        for name in names:
-            if name not in values:
-                raise unknown_name(f"{tag} among these runs", name, values)
+        check_names(f"{tag} among these runs", names, values)
         if names:
             # MLflow's search has no OR.
             terms += [f"tags.{tag} != '{other}'" for other in values if other not in names]

@@ -6,12 +6,12 @@ import itertools
 import json
 import os
 import stat
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import note
 from procap.errors import UsageError, unknown_name
 from shards.credentials import is_secret_option
 from shards.names import has_control
@@ -105,7 +105,8 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
         except UsageError as error:
             if text not in METHOD_GROUPS:
                 raise
-            note(f"left out: {error}")
+            # A warning, which is shown once however many suites are planned.
+            warnings.warn(f"left out: {error}", stacklevel=2)
             chosen.remove(name)
     return chosen
 
