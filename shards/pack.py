@@ -27,7 +27,7 @@ from shards.files import file_lock, write_file
 from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
-from shards.names import NAME, has_control, unfit_texts
+from shards.names import NAME, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
@@ -72,10 +72,8 @@ def pack_source(
         )
     if not source.counts:
         raise DataError(f"'{source.name}' has no images")
-    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
+    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates), (source.origin,)), ""):
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
-    if has_control(source.origin):
-        raise DataError(f"'{source.name}': its source {source.origin!r:.200} holds control characters")
     refuse_packing(data_root)
     if source.problems:
         source = check_source(source, workers=workers, on_progress=on_progress)

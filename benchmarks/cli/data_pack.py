@@ -74,7 +74,9 @@ def pack(
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
     for one in wanted:
-        before = _read_packed(root, one.name)
+        before = None
+        with suppress(DataError):
+            before = read_manifest(root / one.name)
         try:
             packed[one.name] = now = pack_one(
                 one.source(),
@@ -111,12 +113,6 @@ def pack(
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
     return 0 if not failed else SOME_FAILED if packed else 1
-
-
-def _read_packed(root: Path, name: str) -> Manifest | None:
-    with suppress(DataError):
-        return read_manifest(root / name)
-    return None
 
 
 def _describe_replacement(before: Manifest, now: Manifest) -> str:

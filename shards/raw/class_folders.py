@@ -107,11 +107,10 @@ def find_split_folders(root: Path) -> dict[str, str]:
 
 def find_nested_folders(root: Path) -> list[str]:
     """List the folders that hold class folders while others hold images; none of folders of splits."""
-    folders = list_class_folders(root)[:MAX_FOLDERS]
-    flat = [name for name in folders if _has_images(root / name)]
-    if not flat or find_split_folders(root):
+    flat = {name: _has_images(root / name) for name in list_class_folders(root)[:MAX_FOLDERS]}
+    if not any(flat.values()) or find_split_folders(root):
         return []
-    return [name for name in folders if name not in flat and has_class_folders(root / name)]
+    return [name for name, is_flat in flat.items() if not is_flat and has_class_folders(root / name)]
 
 
 def scan_folders(

@@ -41,10 +41,8 @@ FOLDER = Path(__file__).parent
 
 def published_classnames(dataset: Dataset) -> tuple[str, ...]:
     """Return the raw names of a published set, or of one derived from it, in label order."""
-    if dataset.raw is None:
-        raise ValueError(f"{dataset.name} is no published data set")
     names = _classnames().get(dataset.base) or _classnames()["imagenet"]
-    return tuple(names[index] for index in dataset.raw.indices) or tuple(names)
+    return tuple(names[index] for index in raw_layout(dataset).indices) or tuple(names)
 
 
 @cache
