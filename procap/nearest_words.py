@@ -98,12 +98,7 @@ def first_text_tokens(method: Method) -> Tensor | None:
     with torch.no_grad():
         _, plan = method.plans(method.prompts)
     first = [op.tokens for op in plan.tokens if op.layer == INPUT]
-    if len(first) != 1:
-        return None
-    [tokens] = first
-    if tokens.dim() == 2:
-        return tokens.detach()
-    return None
+    return first[0].detach() if len(first) == 1 and first[0].dim() == 2 else None
 
 
 def text_means(method: Method) -> Tensor | None:
