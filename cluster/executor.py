@@ -28,7 +28,7 @@ from shards.reader import open_dataset
 REPORT_SECONDS = 5.0
 HELD_SECONDS = 2.0
 
-ReportTo = Callable[[TrialReport], None]
+ReportTo = Callable[[TrialReport], object]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
 

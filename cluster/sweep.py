@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from statistics import fmean
@@ -28,7 +28,7 @@ from cluster.configuration import (
 from cluster.ray_cluster import Capacity
 from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
 from cluster.space import to_tune
-from cluster.tune_runner import run_trials
+from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
@@ -41,15 +41,8 @@ NO_RESULTS = "its results were not found on this machine: is the folder of resul
 class Sweep:
     """Execute a sweep with Ray Tune and keep its configurations up to date."""
 
-    def __init__(
-        self,
-        settings: SweepSettings,
-        runtime: RuntimeConfig,
-        folder: SweepFolder,
-        on_event: Callable[[str, Configuration, TrialReport], None] = lambda event, configuration, report: None,
-    ) -> None:
-        """on_event: called with "started", "reported", "lost" (a trial is restarted), "ended", or "settled"."""
-        self.settings, self.runtime, self.folder, self._on_event = settings, runtime, folder, on_event
+    def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
+        self.settings, self.runtime, self.folder = settings, runtime, folder
         self.configurations = {key: self._recheck(one) for key, one in folder.load().items()}
         self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
@@ -81,8 +74,8 @@ class Sweep:
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
         return sum(one.state in counted for one in self.configurations.values())
 
-    def run(self, paths: StoragePaths, capacity: Capacity) -> None:
-        """Execute what is left until it is done or the time is up. Ray is connected already."""
+    def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener | None = None) -> None:
+        """Execute what is left until it is done or the time is up, with Ray connected. listener: calls this sweep's."""
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -100,7 +93,8 @@ class Sweep:
                 **halving._asdict(),
             )
         runs_of = partial(runs_of_trial, settings)
-        run_trials(space, runs_of, paths, capacity, self, halving=halving, time_budget_s=seconds, **tune_config)
+        tune_config["time_budget_s"] = seconds
+        run_trials(space, runs_of, paths, capacity, listener or self, halving=halving, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Make the search space for Tune and the search's part of `TuneConfig`."""
@@ -145,10 +139,9 @@ class Sweep:
             searcher.add_evaluated_point(dict(one.values), one.score)
         return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> None:
+    def started(self, trial: str, config: Mapping[str, Any]) -> Configuration:
         values = values_of_trial(self.settings, config)
-        key, event = key_of(values), "lost" if trial in self._running else "started"
-        self._running[trial] = key
+        key = self._running[trial] = key_of(values)
         before = self.configurations.get(key)
         if before is None or before.state in ("stopped", "failed"):
             runs: list[RunSpec] = []
@@ -163,15 +156,16 @@ class Sweep:
                 epochs=max((run.config.recipe.epochs for run in runs), default=0),
             )
             self.folder.save(self.configurations.values())
-        self._on_event(event, self.configurations[key], TrialReport())
+        return self.configurations[key]
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> Configuration:
         key = self._running[trial]
         if report.score is not None and report.epoch:
             self._update(key, curve={**self.configurations[key].curve, report.epoch: report.score})
-        self._on_event("reported", self.configurations[key], report)
+        return self.configurations[key]
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> tuple[Configuration, bool]:
+        """Return the configuration of the trial, and whether all its runs have ended with this one."""
         key = self._running.pop(trial)
         before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
         error = report.why if report.state == "failed" else ""
@@ -187,16 +181,20 @@ class Sweep:
             failures = dict.fromkeys(missing, NO_RESULTS)
         scores, failures = {**before.scores, **scores}, {**before.failures, **failures}
         self._update(key, scores=scores, failures=failures)
-        self._on_event("ended", self.configurations[key], report)
+        outcome: dict[str, Any] = {}
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             if before.curve and time.monotonic() < self._deadline:
-                self._settle(key, state="stopped", score=before.curve[max(before.curve)])
+                outcome = {"state": "stopped", "score": before.curve[max(before.curve)]}
         elif failures:
             if self.settings.one_trial or all(path in {**scores, **failures} for path in before.runs):
-                self._settle(key, state="failed", score=None)
+                outcome = {"state": "failed", "score": None}
         elif before.state == "running" and all(path in scores for path in before.runs):
-            self._settle(key, state="finished", score=fmean(scores.values()))
+            outcome = {"state": "finished", "score": fmean(scores.values())}
+        if outcome:
+            self._update(key, **outcome)
+            self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
+        return self.configurations[key], bool(outcome)
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
@@ -209,12 +207,6 @@ class Sweep:
             if score is not None:
                 found[run.path] = score
         return found
-
-    def _settle(self, key: str, **changes: Any) -> None:
-        """Write the outcome of a configuration once all its runs have ended."""
-        self._update(key, **changes)
-        self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
-        self._on_event("settled", self.configurations[key], TrialReport())
 
     def _update(self, key: str, **changes: Any) -> None:
         self.configurations[key] = self.configurations[key].model_copy(update=changes)

@@ -143,7 +143,7 @@ def _execute(
                 note("loading the program on the workers ...")
                 # Write the settings only now: a sweep that failed the checks must not occupy its name.
                 write_json(folder.path / "sweep.json", settings)
-                searched.run(paths, capacity)
+                searched.run(paths, capacity, progress)
     except BaseException as error:
         if searched.configurations:
             progress.close(status_after(error))

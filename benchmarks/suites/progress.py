@@ -30,7 +30,32 @@ class CollectionTrackers:
             tracker.close(status)
 
 
-class RunProgress:
+class TrialProgress:
+    """Print which trials were lost or wait; `running` holds those that run. trace: called with tracebacks."""
+
+    def __init__(self, display: ProgressDisplay, trace: Callable[[str], None] | None = None) -> None:
+        self.display, self.running = display, set[str]()
+        self._waiting, self._trace = set[str](), trace
+
+    def note_start(self, trial: str, run: str) -> None:
+        if trial in self.running:
+            self.display.print(f"lost the process of {run}; it resumes from its last saved state")
+        self.running.add(trial)
+
+    def note_report(self, trial: str, report: TrialReport) -> None:
+        if report.state != "waiting":
+            self._waiting.discard(trial)
+        elif trial not in self._waiting:
+            self._waiting.add(trial)
+            self.display.print(f"waiting: {report.why}")
+
+    def note_end(self, trial: str, report: TrialReport) -> None:
+        self.running.discard(trial)
+        if report.trace and self._trace:
+            self._trace(report.trace)
+
+
+class RunProgress(TrialProgress):
     """Listen to the trials of runs, identified by their index in `runs`; enter `display` around their execution.
 
     done: the finished runs. failed: errors by run; runs in neither were stopped.
@@ -45,33 +70,23 @@ class RunProgress:
         trace: Callable[[str], None] | None = None,
         quiet: bool = False,
     ) -> None:
-        """work: estimated seconds of each run. trace: called with the traceback of an internal error."""
+        """work: estimated seconds of each run."""
+        super().__init__(ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False), trace)
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
-        self._work, self._trackers, self._trace = work, trackers, trace
+        self._work, self._trackers = work, trackers
         self._began = time.monotonic()
-        self._running: set[int] = set()
-        self._waiting: set[int] = set()
-        self.display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
-        number = config["number"]
-        if number in self._running:
-            self.display.print(format_lost(self.runs[number].path))
-        self._running.add(number)
+        self.note_start(trial, self.runs[config["number"]].path)
         self._show()
 
     def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
-        number = config["number"]
-        if report.state != "waiting":
-            self._waiting.discard(number)
-        elif number not in self._waiting:
-            self._waiting.add(number)
-            self.display.print(f"waiting: {report.why}")
-        self._show(number)
+        self.note_report(trial, report)
+        self._show(config["number"])
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         number = config["number"]
-        self._running.discard(number)
+        self.note_end(trial, report)
         how = "was stopped"
         if report.state == "done":
             how = f"in {report.seconds:.1f} s on {report.host}"
@@ -79,8 +94,6 @@ class RunProgress:
         elif report.state == "failed":
             how = f"failed: {report.why.removeprefix(self.runs[number].path).lstrip(' :')}"
             self.failed[number] = report.why
-            if report.trace and self._trace:
-                self._trace(report.trace)
         self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {self.runs[number].path} {how}")
         self._show(number)
 
@@ -93,13 +106,8 @@ class RunProgress:
         """Update the display, and the tracker with a changed run."""
         if self._trackers is not None and changed is not None:
             self._trackers.update(self.runs[changed].path)
-        facts, left = {"running": f"{len(self._running)}"}, self.seconds_left()
+        facts, left = {"running": f"{len(self.running)}"}, self.seconds_left()
         facts["left"] = f"about {format_duration(left)}" if math.isfinite(left) else "unknown"
         if self.failed:
             facts["failed"] = f"{len(self.failed)}"
         self.display.update(len(self.done) + len(self.failed), **facts)
-
-
-def format_lost(run: str) -> str:
-    """Format the message shown when Ray restarts a run."""
-    return f"lost the process of {run}; it goes on from its last saved state"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from benchmarks.suites.progress import format_lost
+from benchmarks.suites.progress import TrialProgress
 from benchmarks.sweeps.table import count_states, find_best, format_configuration
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from cluster.run import TrialReport
@@ -15,8 +16,8 @@ from runner.run_collection import Collection, Status
 from runner.tracking.background import CollectionTracker
 
 
-class SweepProgress:
-    """Handle the events of a `Sweep`; enter `display` around its execution."""
+class SweepProgress(TrialProgress):
+    """Pass the events of the trials on to a `Sweep` and show them; enter `display` around its execution."""
 
     def __init__(
         self,
@@ -25,15 +26,11 @@ class SweepProgress:
         folder: SweepFolder,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """trace: called with the traceback of an internal error."""
-        self.sweep = Sweep(settings, runtime, folder, self._on_event)
+        super().__init__(ProgressDisplay("configurations", 0, unit="done", timed=False), trace)
+        self.sweep = Sweep(settings, runtime, folder)
         shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
         self._tracker = CollectionTracker(runtime, Collection(kind="sweep", name=settings.name, settings=shown))
-        self._trace = trace
-        self._running: list[str] = []
-        self._waiting: set[str] = set()
         self._settled = 0
-        self.display = ProgressDisplay("configurations", 0, unit="done", timed=False)
 
     def close(self, status: Status) -> None:
         """Send everything to MLflow, with the final status."""
@@ -42,28 +39,30 @@ class SweepProgress:
         self._tracker.update([run for one in configurations for run in one.runs])
         self._tracker.close(status, self._metrics(), failures)
 
-    def _on_event(self, event: str, configuration: Configuration, report: TrialReport) -> None:
-        total = self.sweep.settings.size
-        if event == "started":
-            self._running.append(configuration.key)
-        elif event == "lost":
-            self.display.print(format_lost((configuration.runs or ("?",))[0]))
-        elif event == "reported" and report.state == "waiting" and report.run not in self._waiting:
-            self._waiting.add(report.run)
-            self.display.print(f"waiting: {report.why}")
-        elif event == "ended":
-            self._running.remove(configuration.key)
-            if report.trace and self._trace:
-                self._trace(report.trace)
-        elif event == "settled":
+    def started(self, trial: str, config: Mapping[str, Any]) -> None:
+        configuration = self.sweep.started(trial, config)
+        self.note_start(trial, (configuration.runs or ("?",))[0])
+        self._show(configuration)
+
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+        self.note_report(trial, report)
+        self._show(self.sweep.reported(trial, config, report))
+
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+        configuration, is_settled = self.sweep.ended(trial, config, report)
+        self.note_end(trial, report)
+        if is_settled:
             self._settled += 1
-            count = f"{self._settled}/{total}" if total else f"{self._settled}"
+            count = f"{self._settled}/{total}" if (total := self.sweep.settings.size) else f"{self._settled}"
             self.display.print(f"[{count}] {format_configuration(configuration)}")
+        self._show(configuration, is_settled=is_settled)
+
+    def _show(self, configuration: Configuration, *, is_settled: bool = False) -> None:
         metrics = self._metrics()
-        self._tracker.update(configuration.runs, metrics if event == "settled" else None)
+        self._tracker.update(configuration.runs, metrics if is_settled else None)
         best = {name: f"{score:.2f}" for name, score in metrics.items() if name.startswith("best")}
-        self.display.total = total or self._settled + len(self._running)
-        self.display.update(self._settled, running=f"{len(self._running)}", **best)
+        self.display.total = self.sweep.settings.size or self._settled + len(self.running)
+        self.display.update(self._settled, running=f"{len(self.running)}", **best)
 
     def _metrics(self) -> dict[str, float]:
         settings, configurations = self.sweep.settings, list(self.sweep.configurations.values())
