@@ -45,12 +45,18 @@ MethodNames = Annotated[
     flag("A,B", "methods, see `procap ls methods`; all; table1: those of the paper's table 1", "--methods", "--method"),
 ]
 DatasetNames = Annotated[
-    str, flag("A,B", "data sets, see `procap ls datasets`; all: the generated; paper", "--datasets", "--dataset")
+    str,
+    flag(
+        "A,B", "data sets, see `procap ls datasets`; all: the generated; paper: its eleven", "--datasets", "--dataset"
+    ),
 ]
-Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones` [default: mini; of suites the profile's]")]
+Backbone = Annotated[
+    str, flag("NAME", "CLIP, see `procap ls backbones` [default of runs: mini, of suites: the profile's]")
+]
 Weights = Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")]
 Recipe = Annotated[
-    str, flag("published|procap", "each method's own, or ProCAP's [default: published; profile mini: procap]")
+    str,
+    flag("published|procap", "each method's own, or ProCAP's [default of runs: published, of profile mini: procap]"),
 ]
 SuiteClasses = Annotated[str, flag("base|all", "trained on in runtime and qualitative [default: base]")]
 MethodOptions = Annotated[
@@ -81,12 +87,12 @@ class ChoiceFlags:
 
     methods: MethodNames = ""
     datasets: DatasetNames = ""
-    seeds: Annotated[str, flag("1,2,3", "one run for each seed [default: 1; of suites their own]")] = ""
-    shots: Annotated[str, flag("N|full", "training images per class, a list in suites [default: 16]")] = ""
+    seeds: Annotated[str, flag("1,2,3", "one run for each seed [default of runs: 1, of suites: their own]")] = ""
+    shots: Annotated[str, flag("N|full", "training images per class, a list in suites [default of runs: 16]")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Annotated[
-        str, flag("fp32|bf16|fp16", "of training and evaluation [default: fp32; profile paper: bf16]")
+        str, flag("fp32|bf16|fp16", "of training and evaluation [default of runs: fp32, of profile paper: bf16]")
     ] = ""
 
 
@@ -94,7 +100,7 @@ class ChoiceFlags:
 class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
-    classes: Annotated[str, flag("base|all|dev-base|dev-novel", "to train on [default: base]")] = ""
+    classes: Annotated[str, flag("base|all|dev-base|dev-novel", "to train on [default of runs: base]")] = ""
 
 
 @dataclass(frozen=True)
