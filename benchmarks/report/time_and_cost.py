@@ -24,7 +24,6 @@ HOUR = 3600.0
 COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts", "processes")
 
 
-@explain_broken_report()
 def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
     """Read one row per suite and training (`kind` train), evaluation (eval) or further job (other: runtime)."""
     import pandas as pd
@@ -47,9 +46,12 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
                         environment, watts = result.environment, result.use.gpu_watts
                         rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1))
         # A suite without runs measures runtime.
-        other = one.results.pictures if one.results.runs or not one.is_suite else newest_measurement(one.results) or {}
-        if "seconds" in other:
-            rows.append((one.name, "other", one.name, "", other["seconds"], other.get("environment") or {}, None, 1))
+        with explain_broken_report():
+            other = one.results.pictures if one.results.runs or not one.is_suite else newest_measurement(one.results)
+            if other and "seconds" in other:
+                seconds, environment = float(other["seconds"]), other.get("environment") or {}
+                describe_machine(environment)
+                rows.append((one.name, "other", one.name, "", seconds, environment, None, 1))
     jobs = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"watts": float, "seconds": float})
     gpus = [bool(environment.get("gpu")) for environment in jobs.environment]
     return jobs.assign(gpu=pd.array(gpus, bool), machine=list(map(describe_machine, jobs.environment)))
