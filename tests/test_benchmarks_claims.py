@@ -180,7 +180,7 @@ def results(tmp_path: Path) -> Path:
 def test_the_command_prints_the_claims(results, capsys):
     assert main(["table", "claims", "--results", str(results), "--format", "json"]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]
-    assert "do not apply to the paper's data: they are of generated data sets" in table["title"]
+    assert "do not apply to the paper's data: they use generated data sets" in table["title"]
     assert table["notes"][0].startswith(f"{len(TESTS)} claims: ")
     rows = {row["labels"][1]: row["cells"] for row in table["rows"]}
     assert "procap bench few-shot --profile mini --quick" in rows["monotonic"][2]

@@ -391,9 +391,9 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
 
 @pytest.mark.parametrize("profile", [MINI, PAPER])
 @pytest.mark.parametrize(("datasets", "reason"), [
-    (("quartet",), "they are of own data sets"),
-    (("tiles", "digits"), "they are of generated data sets"),
-    (("quartet", "tiles"), "they are of generated and own data sets"),
+    (("quartet",), "they use own data sets"),
+    (("tiles", "digits"), "they use generated data sets"),
+    (("quartet", "tiles"), "they use generated and own data sets"),
     (("dtd", "quartet"), ""),
 ])  # fmt: skip
 def test_what_compares_with_published_numbers_depends_on_the_data_set(one_class, tmp_path, profile, datasets, reason):

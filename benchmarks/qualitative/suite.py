@@ -3,7 +3,7 @@
     procap bench qualitative --data DATA
     procap bench qualitative --data DATA --classes all
 
-Pictures are of the first of the data sets (Flowers102), prompts of the second (EuroSAT), both trained on base classes
+Pictures show the first of the data sets (Flowers102), prompts of the second (EuroSAT), both trained on base classes
 with 16 shots and seed 1, and shown on them. MaPLe-style is MaPLe with as many tokens as ProCAP, and its recipe.
 
 Cost: two runs of MaPLe; ProCAP's are runs of base-to-novel. One pass over a test split and some seconds for the

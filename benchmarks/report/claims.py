@@ -18,7 +18,7 @@ from procap.errors import UserError
 def why_untested(started: Sequence[StartedSuite]) -> str:
     """Explain why results test no claim; empty if they may."""
     own = bool(started) and all(one.results.kinds == {"own"} for one in started)
-    why = "The paper's claims are of its data sets, or of generated ones in their place: own data tests none of them."
+    why = "The paper's claims concern its data sets, or generated ones in their place: own data tests none of them."
     return why if own else ""
 
 

@@ -43,7 +43,7 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
 
 
 def list_caveats(suites: Sequence[StartedSuite]) -> list[str]:
-    """List what a reader has to know before any number, each once with the suites that it is of."""
+    """List what a reader has to know before any number, each once with the suites that it concerns."""
     found: dict[str, list[str]] = {}
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]

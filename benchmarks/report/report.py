@@ -192,7 +192,7 @@ def _make_section(
     if started.is_suite and detailed:
         tables += attempt("the table of learned variances", partial(gaussian_token_tables, results), [])
     plots: Plots = {}
-    if suite.plots and (len(results.frame) or not started.is_suite):
+    if suite.plots and len(results.frame):
         plots = attempt("its plots", partial(suite.plots, results), {})
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in results.pictures.get("pictures", {}):

@@ -214,11 +214,11 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def leave_out_older_images(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Drop results on other images of a target than its newest result is of, with the reason by run."""
+    """Drop results on other images of a target than its newest result, with the reason by run."""
     newest = frame.groupby("target").written.transform("idxmax")
     is_newest = frame.manifest.to_numpy() == frame.manifest.reindex(newest).to_numpy()
     older = frame[~is_newest].groupby("path", sort=False).target_dataset.unique()
-    why = "{} was packed again since, and newer results are of that; --force repeats a run"
+    why = "{} was packed again since, and newer results use that; --force repeats a run"
     return frame[is_newest], {str(path): why.format(", ".join(names)) for path, names in older.items()}
 
 

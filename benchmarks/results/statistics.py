@@ -261,7 +261,7 @@ def pair_results(
     if measure == "hm":
         both = paired.groupby(PAIR).part.transform("size") == 2
         paired = keep(paired, both, f"{a} and {b} with only one of base and novel classes")
-    # Base and novel classes of one seed count together, and all seeds of a task are of the same images.
+    # Base and novel classes of one seed count together, and all seeds of a task have the same images.
     of_pair = paired.groupby(PAIR, sort=False)
     paired = paired.assign(limited=of_pair.limited_a.transform("any"), tested=of_pair.tested.transform("|".join))
     seeds = paired.groupby([*TASK, "tested"]).seed.transform("size") - len(paired) * paired.limited

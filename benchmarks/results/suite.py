@@ -112,7 +112,7 @@ class SuiteResults:
 
     @property
     def pictures(self) -> dict[str, Any]:
-        """The contents of PICTURES if it is of exactly the planned runs, in their order; else empty."""
+        """The contents of PICTURES if it covers exactly the planned runs, in their order; else empty."""
         try:
             record = json.loads(read_file(self.folder / PICTURES))
             is_current = record["runs"] == self.paths and all(map(NAME.fullmatch, record["pictures"]))
@@ -157,7 +157,7 @@ class SuiteResults:
     def why_incomparable(self) -> str:
         """The reason why no result is comparable with published numbers; empty if they are."""
         if not self.in_paper:
-            return f"they are of {' and '.join(sorted(self.kinds))} data sets"
+            return f"they use {' and '.join(sorted(self.kinds))} data sets"
         backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
         others = sorted(f"{one} with {weights or 'its own'} weights" for one, weights in backbones - {(BACKBONE, None)})
         if others:
@@ -178,7 +178,7 @@ class SuiteResults:
         return f"they were run otherwise than published: {', '.join(changes)}" if changes else ""
 
     def is_control(self, variant: Variant) -> bool:
-        """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""
+        """Whether a method runs in ProCAP's recipe by choice, while its published numbers come from its own recipe."""
         chosen = self.in_paper and self.options.recipe == "procap" and not variant.recipe
         return chosen and variant.method not in ("procap", "zeroshot")
 

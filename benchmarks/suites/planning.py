@@ -266,10 +266,10 @@ def describe_other_runs(plan: SuitePlan, others: Sequence[str], shown: str) -> s
 
 
 def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
-    """Extend a plan to what earlier commands finished with the same settings; tables are of the extended plan.
+    """Extend a plan to what earlier commands finished with the same settings; tables show the extended plan.
 
     Data sets and methods are joined. A plan with other seeds or settings stays as it is, and so does that of a
-    suite with further results, which are of its last command.
+    suite with further results, which belong to its last command.
     """
     suite, options = plan.suite, plan.options
     collection = read_collection(results / COLLECTIONS / "suite" / suite.name)

@@ -28,7 +28,7 @@ def by_length(options: SuiteOptions, method: str) -> list[Variant]:
 
 
 def tokens(method: str, length: int) -> dict[str, object]:
-    """Return options for `length` tokens, random at first where the method's initial words are of another number."""
+    """Return options for `length` tokens, random at first where the number of the method's initial words differs."""
     options: dict[str, object] = {"n_ctx": length}
     try:
         method_options(method, options)

@@ -32,7 +32,7 @@ NOTES = (
     "ECE: expected calibration error, the mean over images of |mean confidence - accuracy| of their bin, in 15 bins of "
     "equal width in confidence or of equally many images (equal mass).",
     "Means over data sets; ± is the sample standard deviation of these means over seeds (ddof = 1). Rows of a group "
-    "are of the same data sets.",
+    "cover the same data sets.",
 )
 WORST = 20
 """Classes in the table of the worst ones."""

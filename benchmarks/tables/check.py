@@ -85,7 +85,7 @@ def list_published(suite: SuiteResults) -> list[CheckedMetric]:
             like = metric if metric in HALVES else "novel"
             dataset = AVERAGE if where == TARGET_MEAN else where
             deviation = tolerances.estimate_deviation(dataset, like, published.stability())
-            # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
+            # The printed deviations belong to ProCAP as in the main table: unchanged, and trained to the end.
             exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
             exact = exact and (where != AVERAGE or suite.covers_paper)
             # By the text the ablation has seed 1, but its row of full ProCAP repeats the means of the main table.
@@ -202,13 +202,12 @@ def _runtime(suite: SuiteResults) -> Iterator[CheckedMetric]:
             ours = None if runtime.is_extrapolated(rows) else seconds, speed
             for metric, own, theirs in zip(("training s", "FPS"), ours, printed, strict=True):
                 yield CheckedMetric(where, "ProCAP / MaPLe-style", metric, own, theirs, tolerances.OF_RATIO)
-    for dataset in suite.options.datasets if suite.in_paper else ():
         known = runtime.printed_accuracies(suite, report, dataset) if report else {}
-        whole = [row for row in runtime.reference_rows(report, dataset) if row["test_images"] == row["test_images_all"]]
+        whole = [row for row in rows if row["test_images"] == row["test_images_all"]]
         accuracies = {row["method"]: row["accuracy"] for row in whole if row["method"] in known}
         deviation = tolerances.estimate_deviation(dataset, "base", published.stability())
         tolerance = tolerances.tolerance_of_means(deviation, 1, std=None, printed=False, theirs=1)
         for one in published.runtime():
             if one.dataset == dataset and one.key in suite.options.methods:
                 own = accuracies.get(one.key)
-                yield CheckedMetric(display_name(dataset), one.method, "Accuracy", own, one.accuracy, tolerance)
+                yield CheckedMetric(where, one.method, "Accuracy", own, one.accuracy, tolerance)

@@ -62,7 +62,7 @@ Contrasts = Mapping[str, "pd.Series | Estimate"]
 class ClaimTest:
     """How a claim is tested.
 
-    contrasts: make differences, each of whose means must be above `above`; None: the claim is of a picture. wins: on
+    contrasts: make differences, each of whose means must be above `above`; None: the claim concerns a picture. wins: on
     how many of n data sets all contrasts must be above it; then means over sets do not count. unit: of the differences.
     against_all: with every method of the suite, so that it cannot hold while results of one are missing.
     """

@@ -368,7 +368,7 @@ def claims_table(
     notes = [f"{len(verdicts)} claims: {counted}.", *NOTES]
     frames = [suites[name].frame for name in suites if name in tested]
     if any(frame.limited.any() for frame in frames):
-        notes.append("LIMITED: some results are of the first images of a test set only.")
+        notes.append("LIMITED: some results cover the first images of a test set only.")
     notes += dict.fromkeys(sentence for frame in frames for sentence in note_sources(frame))
     return Table("claims", title, ("Suite", "Claim"), columns, rows, notes, wide=True)
 

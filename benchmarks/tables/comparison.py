@@ -102,7 +102,7 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
     shared = [each for each in found if len(each.tasks)]
     most = max((len(each.tasks) for each in shared), default=1)
     notes = [
-        f"Metrics are of what both have: {mean}. Difference: {reference} minus the row's, in percentage "
+        f"Metrics cover what both have: {mean}. Difference: {reference} minus the row's, in percentage "
         "points; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
         f"95 % interval of the difference: percentile bootstrap, {draws:,} draws with replacement of the images of "
         "each test split, the same drawn images for both methods and all seeds. It covers other test images, not other "

@@ -16,8 +16,8 @@ CHARACTER, GAP = 4.8, 8.0
 """Mean width of a character at 10 pt and space between two columns, in points."""
 NARROW, WIDE = 340.0, 465.0
 """Text width in points of a `table` (LaTeX's article class) and a `table*` (a two-column page)."""
-PAGE, CAPTION = 36, 90
-"""Rows of a table on a page, and characters of a caption that take the space of one row."""
+PAGE = 36
+"""Rows of a table on a page."""
 
 SIGNS = {
     **{sign: f"\\{sign}" for sign in "{}$&#_%"},
@@ -65,7 +65,7 @@ def to_latex(table: Table) -> str:
     for columns in _split_columns(table, [width * scale for width in widths]):
         # Numbers to the right, texts to the left.
         sides = "".join("l" if place < labels or table.has_text(place - labels) else "r" for place in columns)
-        for rows in _split_rows(table, PAGE if parts else PAGE - len(caption) // CAPTION):
+        for rows in _split_rows(table):
             lines = [rf"\begin{{{name}}}", rf"\centering{size}", rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}"]
             lines += [rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}", r"\toprule"]
             lines += [_join([headers[place] for place in columns]), r"\midrule"]
@@ -87,15 +87,14 @@ def to_latex(table: Table) -> str:
     return "\n\n".join(filter(None, [NEEDS, *parts, notes]))
 
 
-def _split_rows(table: Table, first: int) -> list[list[int]]:
-    """Return the row numbers of each page, `first` on the first; a group that fits on one page is not split."""
+def _split_rows(table: Table) -> list[list[int]]:
+    """Return the row numbers of each page; a group that fits on one page is not split."""
     pages: list[list[int]] = [[]]
     for group in table.groups:
         rows = [number for number, row in enumerate(table.rows) if row.group == group]
         for place, row in enumerate(rows):
-            room = max(first, 1) if len(pages) == 1 else PAGE
             needed = len(rows) if place == 0 and len(rows) <= PAGE else 1
-            if pages[-1] and len(pages[-1]) + needed > room:
+            if pages[-1] and len(pages[-1]) + needed > PAGE:
                 pages.append([])
             pages[-1].append(row)
     return pages

@@ -135,7 +135,7 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         complete = sets >= set(suite.options.datasets) and methods >= set(suite.options.methods)
-        # Reports of earlier versions are of all classes.
+        # Reports of earlier versions cover all classes.
         settings = (
             report["backbone"]["name"],
             report["settings"].get("classes", "all"),
@@ -203,7 +203,7 @@ def reference_rows(report: Measurement | None, dataset: str) -> list[dict[str, A
 
 
 def _published_rows(dataset: str) -> Iterator[Row]:
-    """Make the published rows; they are of another machine, so none of their cells is marked the best."""
+    """Make the published rows; they come from another machine, so none of their cells is marked the best."""
     name = display_name(dataset)
     for one in published.runtime():
         if one.dataset == dataset:
@@ -257,7 +257,7 @@ def _metric(number: float | None, factor: float = 1.0, published: float | None =
 
 
 def list_runtime_notes(report: dict[str, Any]) -> list[str]:
-    """List what the numbers are of, and how they were measured."""
+    """List what was measured, and how they were measured."""
     settings, machine, rows = report["settings"], report["environment"], report["rows"]
     where = machine["gpu"] or f"{machine['cpu']['name']}, {machine['cpu']['threads']} threads"
     before, after = report["load_average"]
@@ -321,7 +321,7 @@ def describe_case(row: dict[str, Any]) -> str:
 
 
 def _describe_classes(rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the classes trained and tested on, by data set if they differ; older reports are of all classes."""
+    """Describe the classes trained and tested on, by data set if they differ; older reports cover all classes."""
     chosen: dict[str, dict[str, None]] = {}
     for row in rows:
         chosen.setdefault(f"{row.get('class_choice', 'all')} classes", {})[row["dataset"]] = None

@@ -76,7 +76,7 @@ class Table:
 
     @cached_property
     def seeds_differ(self) -> bool:
-        """Whether metrics are of different seeds, so that each cell must show its number of seeds."""
+        """Whether metrics have different seeds, so that each cell must show its number of seeds."""
         return len({metric.seeds for metric in self.metrics if metric.seeds}) > 1
 
     @property
@@ -107,7 +107,7 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results are left out. There is no mark where results of ours are of different seeds, as the best of the
+        Limited results are left out. There is no mark where results of ours have different seeds, as the best of the
         comparable ones would be read as the best of the group. Numbers that are equal as printed share a mark.
         """
         found: dict[tuple[int, int], Mark] = {}

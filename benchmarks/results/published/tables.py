@@ -44,7 +44,7 @@ MMLOP_LADDER: Mapping[str, tuple[float, float, float]] = {
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
 
-The first is of "the trained baseline", which the figure does not name; MaPLe is that of the figures beside it.
+The first belongs to "the trained baseline", which the figure does not name; the figures beside it have MaPLe.
 """
 
 COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")

@@ -92,7 +92,7 @@ def estimate_deviation(dataset: str, metric: str, table: Sequence[Any]) -> tuple
 def tolerance_of_means(
     deviation: tuple[float, int], seeds: int, *, std: float | None, printed: bool, theirs: int = PUBLISHED_SEEDS
 ) -> Tolerance:
-    """Make the tolerance of a mean over `seeds` with deviation `std`; printed: `deviation` is of exactly this one."""
+    """Make the tolerance of a mean over `seeds` with deviation `std`; printed: `deviation` is exactly for this one."""
     pooled, df = deviation
     pooled *= 1 if printed else OTHERS
     if std is not None:
