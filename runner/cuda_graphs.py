@@ -9,7 +9,7 @@ Shapes: B images.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,6 +61,18 @@ class CudaGraphs:
         return graph.replay
 
 
+def warm_up_and_capture(graphs: CudaGraphs, parts: Sequence[Part], what: str) -> list[Part]:
+    """Run `parts` in turns and return their replays; none, with a warning, if they cannot be captured."""
+    for _ in range(WARMUP_RUNS):
+        for part in parts:
+            part()
+    try:
+        return [graphs.capture(part) for part in parts]
+    except RuntimeError as error:
+        log.warning("%s not captured as CUDA graphs: %s", what, str(error).partition("\n")[0])
+        return []
+
+
 class GraphedFunction:
     """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly."""
 
@@ -90,9 +102,4 @@ class GraphedFunction:
             self._output = self._function(example)
 
         with self._graphs.side_stream():
-            for _ in range(WARMUP_RUNS):
-                part()
-            try:
-                self._replay = self._graphs.capture(part)
-            except RuntimeError as error:
-                log.warning("evaluation is not captured as a CUDA graph: %s", str(error).partition("\n")[0])
+            self._replay = next(iter(warm_up_and_capture(self._graphs, [part], "evaluation is")), None)

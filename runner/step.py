@@ -7,7 +7,6 @@ Shapes: T loss terms.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,11 +14,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from runner.cuda_graphs import WARMUP_RUNS, CudaGraphs, Part
+from runner.cuda_graphs import CudaGraphs, Part, warm_up_and_capture
 from runner.engine import Batch, Engine, make_scaler
 from runner.meters import Meter
-
-log = logging.getLogger(__name__)
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -34,7 +31,7 @@ class TrainStep:
         """graphs: steps after `capture` are replays; without it every step runs eagerly."""
         self.engine, self.meter = engine, meter
         self._graphs = graphs
-        self._replays: tuple[Part, ...] = ()
+        self._replays: list[Part] = []
         self._fixed: Batch | None = None
         self._terms: Tensor | None = None
 
@@ -59,13 +56,8 @@ class TrainStep:
         assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
         with self._graphs.side_stream(), _unchanged(self.engine):
-            for _ in range(WARMUP_RUNS):
-                for part in self._parts:
-                    part()
-            try:
-                self._replays = tuple(self._graphs.capture(part) for part in self._parts)
-            except RuntimeError as error:
-                log.warning("steps are not captured as CUDA graphs: %s", str(error).partition("\n")[0])
+            self._replays = warm_up_and_capture(self._graphs, self._parts, "steps are")
+            if not self._replays:
                 # The scaler may be in the middle of a step.
                 engine = self.engine
                 engine.scaler = make_scaler(engine.objective.config, engine.method.clip.device)

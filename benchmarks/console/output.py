@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -23,23 +24,20 @@ NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--
 """A number in a table, and what stands for one that is missing."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 ASCII = {
-    **{
-        "→": "->",
-        "←": "<-",
-        "↑": "^",
-        "↓": "v",
-        "†": "+",
-        "·": ".",
-        "–": "-",
-        "—": "--",
-        "−": "-",
-        "±": "+-",
-        "×": "x",
-    },
-    **{"…": "...", "“": '"', "”": '"', "‘": "'", "’": "'", "≈": "~", "≤": "<=", "≥": ">="},
-    **{"Δ": "delta", "λ": "lambda", "β": "beta", "τ": "tau"},
-}
+    "→": "->", "←": "<-", "↑": "^", "↓": "v", "†": "+", "·": ".", "–": "-", "—": "--", "−": "-", "±": "+-", "×": "x",
+    "…": "...", "“": '"', "”": '"', "‘": "'", "’": "'", "≈": "~", "≤": "<=", "≥": ">=", "Δ": "delta", "λ": "lambda",
+}  # fmt: skip
 """Replacements for a terminal whose encoding lacks a character."""
+
+
+def _replace_missing(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding lacks: by `ASCII`, else by its number. A handler of errors of `str.encode`."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return "".join(ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in letters), error.end
+
+
+codecs.register_error("procap-ascii", _replace_missing)
 
 
 class OutputStream:
@@ -49,25 +47,12 @@ class OutputStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        shown, encoding = mask(text), getattr(self._stream, "encoding", None) or "utf-8"
-        try:
-            shown.encode(encoding)
-        except UnicodeEncodeError:
-            plain = "".join(
-                letter if _is_encodable(letter, encoding) else ASCII.get(letter, letter) for letter in shown
-            )
-            shown = plain.encode(encoding, "backslashreplace").decode(encoding)
-        self._stream.write(shown)
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(mask(text).encode(encoding, "procap-ascii").decode(encoding))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _is_encodable(letter: str, encoding: str) -> bool:
-    with suppress(UnicodeEncodeError):
-        return bool(letter.encode(encoding))
-    return False
 
 
 @contextmanager
