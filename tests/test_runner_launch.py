@@ -139,7 +139,7 @@ def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(short
     first, second = launch(2, tmp_path, *line)
     assert (first.code, second.code) == (1, 2)
     assert "procap: error: rank 1 of 2 failed: there is no folder data; unknown data set 'toy'" in first.err, first
-    assert second.err.startswith("procap: error: unknown data set 'toy'"), second
+    assert second.err.startswith("procap: error: there is no folder data; unknown data set 'toy'"), second
     pack_source(toy_source(template="a picture of a {}."), tmp_path / "host1" / "data")
     ends = launch(2, tmp_path, *line)
     printed = "".join(end.err for end in ends)
