@@ -140,7 +140,7 @@ def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree)
     assert "Table 1. Base-to-novel generalisation, on average over 2 data sets" in words_of(headline)
     assert len(headline.all("table")) == 1
     about = section(page.read_text(), "suite-base-to-novel")
-    assert "Train on the base classes of a data set, test on its base" in about and "three seeds" not in about
+    assert "train on the base classes of a data set, test on its base" in about and "three seeds" not in about
     linked = [link.attributes["href"][1:] for link in tree.all("nav")[0].all("a")]
     assert linked == ids
 

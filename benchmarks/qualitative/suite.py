@@ -44,7 +44,6 @@ def draw_pictures(results: SuiteResults, runtime: RuntimeConfig, force: bool) ->
 SUITE = Suite(
     name="qualitative",
     title="predictions, attention and prompts",
-    summary="Attention maps, predictions and learned prompts of trained methods.",
     methods=("maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "eurosat"), "mini": ("petals", "tiles")},

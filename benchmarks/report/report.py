@@ -27,6 +27,7 @@ from benchmarks.report.started_suites import (
     read_runs,
 )
 from benchmarks.report.time_and_cost import describe_cost, describe_versions, read_jobs, work_table
+from benchmarks.suites import suite_help
 from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
@@ -208,7 +209,7 @@ def _make_section(
     return {
         "name": started.name,
         "heading": started.name if started.is_suite else suite.heading,
-        "text": (suite.summary or f"{suite.heading}.") if started.is_suite else "",
+        "text": suite_help(suite.typed or suite.name).partition("\n\n")[0] if started.is_suite else "",
         "command": suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
         "ui": shlex.join(ui) if results.paths else "",
         "facts": attempt("how it was run", lambda: list_facts(started), []),

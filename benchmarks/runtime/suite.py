@@ -1,9 +1,11 @@
-"""Runtime: training seconds of ten epochs, images per second, accuracy; MaPLe-style and ProCAP, base classes, 16 shots.
+"""Runtime: seconds of training, images per second and accuracy of methods measured in turns on one machine.
 
     procap bench runtime                        every flag of the measurement: `procap bench runtime --help`
     procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --pretrained openai --data DATA
 
 Nothing else should run on the machine, so its cases are no runs of Ray: they take turns in one process.
+
+Ten epochs of 16 shots of the base classes.
 
 Cost: about three minutes in the generated profile on two CPU cores; `--budget` limits it.
 
@@ -34,7 +36,6 @@ def runtime_flags(options: SuiteOptions) -> list[str]:
 SUITE = Suite(
     name="runtime",
     title="training seconds and images per second",
-    summary="Methods measured in turns on one machine: a plain implementation (reference) and the fast one.",
     methods=("zeroshot", "maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},

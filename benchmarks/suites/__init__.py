@@ -76,7 +76,7 @@ def suite_titles() -> dict[str, str]:
 
 
 def suite_help(name: str) -> str:
-    """Return the docstring of the suite's file in paragraphs; lines of commands are kept."""
+    """Return the docstring of the suite's file in paragraphs, of which the first is true for any options."""
     text = inspect.getdoc(_find_module(name)[0]) or name
     # A backspace character (Click's syntax) keeps the line breaks of a paragraph in a help text.
     return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in text.split("\n\n"))

@@ -50,7 +50,6 @@ def variants(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="ablation",
     title="ablation of ProCAP's parts",
-    summary="ProCAP without single components, without all of them, and MaPLe.",
     methods=("maple", "procap"),
     seeds=(1,),
     datasets={

@@ -1,10 +1,10 @@
-"""Cross-dataset transfer: train on ImageNet with 16 shots of all 1,000 classes, test on ten other data sets.
+"""Cross-dataset transfer: train on all classes of one data set (in the paper ImageNet), test on the others.
 
     procap bench cross-dataset --data DATA
     procap bench cross-dataset --data DATA --datasets sun397          another source
 
-Cost: four trained methods, three seeds, and zero-shot CLIP: 13 runs and 143 evaluations. Nothing is trained for
-domain-generalization after it.
+Cost: 16 shots, four trained methods, three seeds, and zero-shot CLIP: 13 runs and 143 evaluations. Nothing is
+trained for domain-generalization after it.
 
 Published (ten methods): ProCAP 72.14 on ImageNet, 70.02 on average over the ten others;
 MaPLe 70.72 and 66.30.
@@ -27,7 +27,6 @@ def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 SUITE = Suite(
     name="cross-dataset",
     title="cross-dataset transfer",
-    summary="Train on all classes of one data set, test on all classes of the others.",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",

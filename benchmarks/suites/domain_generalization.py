@@ -1,4 +1,4 @@
-"""Domain generalization: the runs of cross-dataset again, tested on four shifted versions of ImageNet.
+"""Domain generalization: the runs of cross-dataset again, tested on shifted versions of the data set.
 
     procap bench domain-generalization --data DATA
 
@@ -25,7 +25,6 @@ def shifts(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 SUITE = Suite(
     name="domain-generalization",
     title="domain generalization",
-    summary="Train on all classes of one data set, test on its shifted versions.",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",

@@ -36,7 +36,6 @@ def by_duration(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="duration",
     title="training duration",
-    summary="Train for a fifth, a half and all of the epochs, each with its own schedule.",
     methods=("procap",),
     variants=by_duration,
     tables=duration_tables,

@@ -1,10 +1,10 @@
-"""Few-shot curves: 1, 2, 4, 8 and 16 shots of all classes, tested on all classes, with a panel for the average.
+"""Few-shot curves: train on several numbers of images of every class, test on all classes.
 
     procap bench few-shot --data DATA
     procap bench few-shot --data DATA --shots 1,4
 
-Cost: 11 data sets, three trained methods, five numbers of shots, three seeds, and zero-shot CLIP: 506 runs and as many
-evaluations; CoOp trains up to 200 epochs.
+Cost: 11 data sets, three trained methods, 1, 2, 4, 8 and 16 shots, three seeds, and zero-shot CLIP: 506 runs and as
+many evaluations; CoOp trains up to 200 epochs.
 
 Published: curves only, no figures.
 """
@@ -34,7 +34,6 @@ def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="few-shot",
     title="few-shot learning on all classes",
-    summary="Train on few images of every class, test on all classes.",
     methods=("zeroshot", "coop", "maple", "procap"),
     classes="all",
     variants=by_shots,

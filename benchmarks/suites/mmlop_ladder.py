@@ -44,7 +44,6 @@ def ladder(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="mmlop-ladder",
     title="MMLoP's parts, one after the other",
-    summary="MMLoP's parts added one after the other, from IVLP.",
     methods=("mmlop",),
     datasets={"mini": ("textures", "tiles", "petals", "shapes")},
     variants=ladder,

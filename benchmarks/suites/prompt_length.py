@@ -40,7 +40,6 @@ def tokens(method: str, length: int) -> dict[str, object]:
 SUITE = Suite(
     name="prompt-length",
     title="number of prompt tokens",
-    summary="Train with different numbers of prompt tokens.",
     methods=("procap",),
     seeds=(1,),
     datasets={

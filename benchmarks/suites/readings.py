@@ -125,7 +125,6 @@ def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 SUITE = Suite(
     name="readings",
     title="readings of the paper",
-    summary="Passages of the paper that can be read in several ways, one changed at a time.",
     methods=("procap",),
     datasets={"paper": ("ucf101", "eurosat", "dtd"), "mini": ("digits", "tiles")},
     held_out=True,

@@ -39,7 +39,6 @@ def grid(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="sensitivity",
     title="sensitivity to the weights of the loss and to the initial temperature",
-    summary="Train with different weights of InfoNCE and KL, and different initial temperatures.",
     methods=("procap",),
     seeds=(1,),
     datasets={

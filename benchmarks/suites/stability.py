@@ -1,4 +1,4 @@
-"""Mean and standard deviation over three seeds of ProCAP's base, novel and harmonic mean: runs of base-to-novel again.
+"""Mean and standard deviation over seeds of ProCAP's base, novel and harmonic mean: runs of base-to-novel again.
 
     procap bench stability --data DATA
     procap bench stability --data DATA --methods maple,procap --seeds 1,2,3,4,5
@@ -18,7 +18,6 @@ from benchmarks.tables.base_novel import stability_tables
 SUITE = Suite(
     name="stability",
     title="stability over seeds",
-    summary="Mean and standard deviation over seeds of base, novel and harmonic mean.",
     methods=("procap",),
     tables=stability_tables,
     plots=stability_plots,

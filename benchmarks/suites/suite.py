@@ -43,7 +43,7 @@ def all_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 class Suite:
     """An experiment: its runs for given options, and the tables and plots of their results.
 
-    name, title: for the command line and for headings. summary: a sentence for the report, true for any options.
+    name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
     task: whose published recipes count, see `plan_run`.
@@ -76,7 +76,6 @@ class Suite:
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     published: str = ""
-    summary: str = ""
     typed: str = ""
     flags: Callable[[SuiteOptions], list[str]] | None = None
 
