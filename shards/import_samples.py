@@ -65,26 +65,18 @@ def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
     try:
         if file.stat().st_size > MAX_SIZE:
             raise ValueError(f"it is larger than {MAX_SIZE // 2**20} MB")
-        content = _unpickle(read_file(file))
+        content = _CoopUnpickler(io.BytesIO(read_file(file))).load()
         if not isinstance(content, dict) or not {"train"} <= set(content) <= {"train", "val"}:
             raise ValueError("it holds no dict of 'train' and 'val'")
         return {split: _coop_records(content.get(split, []), split) for split in ("train", "val")}
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise DataError(f"{file} is no few-shot cache of CoOp (split_fewshot/shot_N-seed_N.pkl): {error}") from None
-
-
-def _unpickle(data: bytes) -> object:
-    """Unpickle data of allowed opcodes and names alone. Raises ValueError for any other."""
-    try:
-        return _CoopUnpickler(io.BytesIO(data)).load()
-    except ValueError:
-        raise
     except Exception as error:
         # An opcode that is not allowed is a KeyError; damaged bytes give nearly any type of error.
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"it is damaged, or has contents that CoOp's caches never have ({reason})") from None
+        reason = " ".join(str(error).split())[:300]
+        if not isinstance(error, ValueError):
+            reason = f"it is damaged, or has contents that CoOp's caches never have ({type(error).__name__}: {reason})"
+        raise DataError(f"{file} is no few-shot cache of CoOp (split_fewshot/shot_N-seed_N.pkl): {reason}") from None
 
 
 def _coop_records(rows: object, split: str) -> list[CoopRecord]:

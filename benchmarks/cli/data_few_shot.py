@@ -11,12 +11,7 @@ from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
 from shards.default_paths import data_root
-from shards.fewshot import (
-    draw_samples,
-    list_split,
-    store_samples,
-    write_samples,
-)
+from shards.fewshot import draw_samples, list_split, store_samples, write_samples
 from shards.import_samples import import_samples
 from shards.manifest import lines_digest
 from shards.reader import open_dataset

@@ -27,14 +27,7 @@ from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import STRICT, Method, Noise
-from procap.methods.prompts import (
-    PLACEHOLDER,
-    ClassPrompts,
-    check_blocks,
-    deep_plans,
-    phrase_tokens,
-    tokenize_classes,
-)
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
