@@ -214,7 +214,9 @@ def test_promptsrc_normalises_before_it_averages_the_teacher(build, short_clip, 
 
 def test_adapters_of_coprompt_end_without_a_relu(build):
     features = torch.randn(3, 48, generator=seeded(1))
-    plain, linear = (build("coprompt", adapter_relu=value).image_adapter(features) for value in (True, False))
+    plain, linear = (
+        build("coprompt", adapter_relu=one, image_share=1).image_adapter(features) for one in (True, False)
+    )
     assert linear.min() < 0 and torch.equal(linear.relu(), plain)
 
 
