@@ -328,6 +328,24 @@ def control_options(method: str, recipe: str) -> dict[str, Any]:
     return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
 
 
+def changed_settings(
+    config: RunConfig, task: str | None = None, recipe: str = "published"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
+    from procap.methods import method_class, method_options
+    from shards.resolve import base_name
+
+    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
+    case = task, config.shots, base_name(config.dataset)
+    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
+    options = method_options(config.method, own).model_dump(mode="json")
+    fields = (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
+    return (
+        {name: value for name, value in config.options.items() if value != options.get(name, value)},
+        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
+    )
+
+
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(fields)

@@ -61,7 +61,7 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
 @pytest.mark.parametrize(("changes", "named"), [
     ({"overrides": {"lr": 0.03}, "shots": 1}, "1 shot · seed 1 · lr 0.03"),
     ({"options": {"depth": 3}}, "16 shots · seed 1 · depth 3"),
-    ({"recipe": "procap"}, "16 shots · seed 1 · procap recipe"),
+    ({"recipe": "procap", "options": {"n_ctx": 4}}, "16 shots · seed 1 · procap recipe"),
     ({"overrides": {"epochs": 3, "lr": 1, "momentum": 0, "batch_size": 2, "flip": False}}, "seed 1 · custom recipe"),
 ])  # fmt: skip
 def test_the_name_of_a_run_says_what_differs_from_the_published_one(tmp_path, changes, named):

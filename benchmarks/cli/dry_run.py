@@ -8,14 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.cli.flags import OutputFlags
-from benchmarks.cli.selection import changed_settings
 from benchmarks.console.output import columns, plural, show, show_json
 from benchmarks.results.frame import describe_settings, title_method, title_variants
 from benchmarks.suites.checks import count_training_images, note_small_classes
 from benchmarks.suites.planning import RunState, count_images, read_state
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import RunConfig, RuntimeConfig, Target, changed_settings
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent
 from shards.errors import DataError, DataUsageError

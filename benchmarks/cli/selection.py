@@ -33,7 +33,7 @@ from benchmarks.console.parse import (
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
 from procap.errors import UsageError, check_names
-from procap.methods import method_class, method_options, method_paths
+from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import (
     PRECISIONS,
@@ -41,6 +41,7 @@ from runner.config import (
     RunConfig,
     RuntimeConfig,
     Target,
+    changed_settings,
     control_options,
     explain_validation_error,
     plan_run,
@@ -51,7 +52,7 @@ from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.errors import DataUsageError
 from shards.fewshot import parse_classes, select_labels
-from shards.resolve import base_name, resolve_dataset
+from shards.resolve import resolve_dataset
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
@@ -229,21 +230,6 @@ def runtime_config(
         store=store,
         no_cache=flags.no_cache,
         **asdict(engine or EngineFlags()),
-    )
-
-
-def changed_settings(
-    config: RunConfig, task: str | None = None, recipe: str = "published"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
-    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
-    case = task, config.shots, base_name(config.dataset)
-    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
-    options = method_options(config.method, own).model_dump(mode="json")
-    fields = (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
-    return (
-        {name: value for name, value in config.options.items() if value != options[name]},
-        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
     )
 
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from procap.errors import UserError
-from procap.methods import method_class, method_options
-from runner.config import RunConfig
+from runner.config import RunConfig, changed_settings
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
 from runner.run_folders import RunFolder
-from shards.resolve import base_name
 
 MEGABYTE = 1e6
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
@@ -98,18 +96,14 @@ def read_content(path: Path) -> RunContent | None:
 
 def _describe_changes(config: RunConfig) -> list[str]:
     """List the options and the fields of a custom recipe that are not those published for the task, if they are few."""
-    given = "few-shot" if config.classes == "all" else "base-to-novel", config.shots, base_name(config.dataset)
-    is_custom, usual = config.recipe_name == "custom", dict[str, Any]()
+    recipe, changes = config.recipe_name, list[str]()
     # The plug-in may not be installed here.
     with suppress(UserError):
-        kind = method_class(config.method)
-        usual = method_options(config.method, kind.task_options(*given)).model_dump(mode="json")
-        usual |= kind.recipe(*given).model_dump() if is_custom else {}
-    own = config.recipe.model_dump() | config.options
-    changes = [f"{name} {own[name]}" for name in usual if own.get(name, usual[name]) != usual[name]]
-    if len(changes) > MOST_NAMED or (is_custom and not changes):
-        changes = ["custom options" if not is_custom else "custom recipe"]
-    return changes if config.recipe_name != "procap" else ["procap recipe", *changes]
+        options, fields = changed_settings(config, recipe="procap" if recipe == "procap" else "published")
+        found = options | (fields if recipe == "custom" else {})
+        changes = [f"{name} {value}" for name, value in found.items()]
+    named = [] if recipe == "published" or (recipe == "custom" and changes) else [f"{recipe} recipe"]
+    return [*named, *changes] if len(changes) <= MOST_NAMED else [f"{recipe} recipe"]
 
 
 def _collection_content(path: Path, collection: Collection) -> RunContent:
