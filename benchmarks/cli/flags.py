@@ -47,7 +47,7 @@ MethodNames = Annotated[
 DatasetNames = Annotated[
     str,
     flag(
-        "A,B", "data sets, see `procap ls datasets`; all: the generated; paper: its eleven", "--datasets", "--dataset"
+        "A,B", "data sets, see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset"
     ),
 ]
 Backbone = Annotated[
