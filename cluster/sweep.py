@@ -11,7 +11,10 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from cluster.configuration import (
+from cluster.ray_cluster import Capacity
+from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
+from cluster.space import to_tune
+from cluster.sweep_record import (
     SEED,
     SWEEPS,
     Configuration,
@@ -25,9 +28,6 @@ from cluster.configuration import (
     seed_of,
     values_of_trial,
 )
-from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
-from cluster.space import to_tune
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.config import RuntimeConfig

@@ -25,9 +25,9 @@ from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureStore, feature_key, reads_plain_features
-from runner.image_answers import pack_bits, pack_labels
 from runner.inference import Inference, Predictions, count_classes
 from runner.meters import Meter, ResourceMonitor
+from runner.packed_predictions import pack_bits, pack_labels
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json

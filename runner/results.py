@@ -23,7 +23,7 @@ from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from runner.environment import Environment
-from runner.image_answers import unpack_bits, unpack_labels
+from runner.packed_predictions import unpack_bits, unpack_labels
 from shards.credentials import mask
 from shards.errors import describe_invalid
 from shards.files import read_file, require_regular, write_file

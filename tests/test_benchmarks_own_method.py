@@ -20,7 +20,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import note_schedules
 from benchmarks.tables.runs import run_tables
-from cluster.configuration import Configuration, SweepFolder
+from cluster.sweep_record import Configuration, SweepFolder
 from procap.methods import method_class
 
 MISTAKES = """

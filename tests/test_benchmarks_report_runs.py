@@ -16,9 +16,9 @@ from benchmarks.report.report import write_report
 from benchmarks.report.started_suites import find_started_suites, merge_unfinished
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.sweeps.table import sweep_table
-from cluster.configuration import Configuration, SweepFolder, SweepSettings
-from runner.image_answers import pack_bits, pack_labels
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_classes
+from runner.packed_predictions import pack_bits, pack_labels
 from runner.results import Progress, RankUse, ResourceUse, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder

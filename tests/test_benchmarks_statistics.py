@@ -14,7 +14,7 @@ from benchmarks.results import load
 from benchmarks.results.statistics import Comparison, compare, holm, sign_flip_p, wilcoxon_p
 from benchmarks.tables.comparison import comparison_table
 from procap.errors import UsageError, UserError
-from runner.image_answers import pack_bits
+from runner.packed_predictions import pack_bits
 from runner.results import harmonic_mean
 
 SIZES = {"base": 40, "novel": 31, "all": 50}

@@ -32,7 +32,7 @@ from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.image_answers import pack_bits
+from runner.packed_predictions import pack_bits
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source

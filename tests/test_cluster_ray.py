@@ -18,11 +18,11 @@ import pytest
 from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
-from cluster.configuration import Configuration, SweepFolder
 from cluster.distributed_trial import Rank
 from cluster.launcher import Launcher, connect, launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import TrialReport
+from cluster.sweep_record import Configuration, SweepFolder
 from cluster.tune_runner import make_callback, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import Target, plan_run

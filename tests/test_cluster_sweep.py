@@ -17,10 +17,10 @@ from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, summarize
 from cluster import distributed_trial, executor, ray_cluster, tune_runner
-from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
 from cluster.sweep import Sweep
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings, make_runs
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig, plan_run
 from runner.run_collection import Collection, write_collection

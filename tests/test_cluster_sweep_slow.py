@@ -14,10 +14,10 @@ from child_process import start_process
 from benchmarks.cli import main
 from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_ray_settings
 from benchmarks.studies.chaos.object_server import object_server
-from cluster.configuration import SweepFolder, SweepSettings
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import StoragePaths
 from cluster.sweep import Sweep
+from cluster.sweep_record import SweepFolder, SweepSettings
 from runner.config import RuntimeConfig, Target
 from runner.run_folders import RunFolder, find_runs
 

@@ -28,7 +28,7 @@ from benchmarks.results.profiles import MINI
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import SuitePlan
 from benchmarks.tables.render import render
-from cluster.configuration import Configuration, SweepFolder, SweepSettings
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.errors import UserError
 from runner.checkpoint import StateFiles, TrainState, decode_checkpoint, pack_tensors
 from runner.config import RunConfig, Target

@@ -23,9 +23,9 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
-from runner.image_answers import pack_labels, unpack_bits, unpack_labels
 from runner.inference import Predictions
 from runner.meters import Meter
+from runner.packed_predictions import pack_labels, unpack_bits, unpack_labels
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train

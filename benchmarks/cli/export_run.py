@@ -34,7 +34,7 @@ def export(
     its model: run it with --model-dir OUT/RUN --load-epoch EPOCHS.
     """
     library_defaults()
-    from runner.public_runs import FORMATS, export_run
+    from runner.public_checkpoints import FORMATS, export_run
 
     check_names("format", [format], FORMATS)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))

@@ -54,7 +54,7 @@ def import_checkpoint(
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
-    from runner.public_runs import find_imported, import_run, load_public_run
+    from runner.public_checkpoints import find_imported, import_run, load_public_run
 
     if mode.dry_run:
         find_unpacked((config.dataset for config in runs), runtime.data)

@@ -18,7 +18,11 @@ from benchmarks.suites.checks import check_code, check_setup, check_training_ima
 from benchmarks.sweeps import table
 from benchmarks.sweeps.file import load_file
 from benchmarks.tables.render import render
-from cluster.configuration import (
+from cluster.launcher import Launcher, check_launcher
+from cluster.preflight import TRAINING_SPLITS
+from cluster.run import StoragePaths, final_score
+from cluster.space import format_domain
+from cluster.sweep_record import (
     METRICS,
     SWEEPS,
     SweepFolder,
@@ -28,10 +32,6 @@ from cluster.configuration import (
     key_of,
     make_runs,
 )
-from cluster.launcher import Launcher, check_launcher
-from cluster.preflight import TRAINING_SPLITS
-from cluster.run import StoragePaths, final_score
-from cluster.space import format_domain
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults

@@ -26,8 +26,8 @@ from benchmarks.console.parse import (
     parse_shot_count,
 )
 from benchmarks.results.published.tables import table1_methods
-from cluster.configuration import SweepSettings
 from cluster.space import Domain, Values, parse_param
+from cluster.sweep_record import SweepSettings
 from procap.errors import UsageError
 from runner.config import explain_validation_error
 from shards.resolve import resolve_dataset

@@ -21,8 +21,8 @@ from benchmarks.suites.suite import Suite
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Column, Row, Table
-from cluster.configuration import SWEEPS, Configuration, SweepFolder, SweepSettings, is_possible
 from cluster.run import RunSpec
+from cluster.sweep_record import SWEEPS, Configuration, SweepFolder, SweepSettings, is_possible
 from procap.errors import UserError
 from runner.config import RunConfig
 from runner.results import read_document

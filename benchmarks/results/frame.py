@@ -83,7 +83,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         manifest              digest of the packed test set: equal digests are equal images in equal order
         written               when the file of the evaluation was written, in Unix seconds
         changed               how the test set differs from the published one, empty if it does not
-        correct_bits          which images were right, see `runner.image_answers`; None in files of older versions
+        correct_bits          which images were right, see `runner.packed_predictions`; None in files of older versions
         wrong_images          true and predicted labels [2, total - correct] of the others, in order; None likewise
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other

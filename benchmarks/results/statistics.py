@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results.frame import dataset_order, is_half
 from procap.errors import unknown_name
-from runner.image_answers import unpack_bits
+from runner.packed_predictions import unpack_bits
 from runner.results import harmonic_mean
 from shards.rng import stream_seed
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.suites.progress import TrialProgress
 from benchmarks.sweeps.table import count_states, find_best, format_configuration
-from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
 from runner.run_collection import Collection, Status

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
-from cluster.configuration import METRICS, Configuration, SweepSettings
 from cluster.space import Values
+from cluster.sweep_record import METRICS, Configuration, SweepSettings
 
 STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 """The states of a configuration, the best first, as they are printed."""
