@@ -85,7 +85,7 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
     main = Table(suite.name, suite.suite.heading, ("Variant",), columns, rows, notes, wide=True)
     title, labels = f"{suite.suite.heading}: both halves", ("Data set", "Variant")
     halves = _halves_table(suite, f"{suite.name}-halves", title, labels=labels)
-    return [main, halves, *comparison_tables(suite, reference="Full ProCAP")]
+    return [main, halves, *comparison_tables(suite)]
 
 
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:
@@ -101,7 +101,7 @@ def duration_tables(suite: SuiteResults) -> list[Table]:
 
 def ladder_tables(suite: SuiteResults) -> list[Table]:
     """Make results of ever more parts of MMLoP: on average, as in its paper, and for every data set."""
-    return [*_average_first(suite, ("Variant",)), *comparison_tables(suite, list(suite.by_title)[-1])]
+    return [*_average_first(suite, ("Variant",)), *comparison_tables(suite)]
 
 
 def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") -> list[Table]:

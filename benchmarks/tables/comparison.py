@@ -20,19 +20,16 @@ if TYPE_CHECKING:
 NAMES: Mapping[Measure, str] = {"hm": "mean of HMs", "accuracy": "accuracy"}
 
 
-def comparison_tables(
-    suite: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None
-) -> list[Table]:
+def comparison_tables(suite: SuiteResults, variants: Mapping[str, Variant] | None = None) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
-    reference: the title that the others are compared with; None: that of `find_default`. variants: by title; None: all.
+    The others are compared with the title that `find_default` finds. variants: by title; None: all.
     """
     titled = variants or suite.by_title
     results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant))}
     if len(results) < 2:
         return []
-    reference = reference or find_default(suite, {title: titled[title] for title in results})
-    reference = reference if reference in results else None
+    reference = find_default(suite, {title: titled[title] for title in results})
     return [comparison_table(results, reference=reference, name=f"{suite.name}-comparison")]
 
 
@@ -42,7 +39,7 @@ def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | No
     for title, variant in titled.items():
         if variant.method == method:
             run = next(run for run in suite.runs if run.variant == variant)
-            plain, config = Variant(method, shots=variant.shots), run.spec.config
+            plain, config = Variant(method, recipe=variant.recipe, shots=variant.shots), run.spec.config
             if suite.options.run(plain, run.dataset, run.seed, config.classes, suite.suite.task).path == run.path:
                 return title
     return None
