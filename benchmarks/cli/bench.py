@@ -22,12 +22,11 @@ from benchmarks.cli.flags import (
     command,
     examples,
 )
-from benchmarks.cli.selection import eval_settings, note_left_out, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
-from benchmarks.console.parse import METHOD_GROUPS, parse_methods, parse_options
+from benchmarks.console.parse import parse_options
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
-from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import check_runs, check_setup, check_training_images, note_warmup
 from benchmarks.suites.cost import forecast_runs
@@ -139,8 +138,6 @@ def bench(
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
-    if flags.methods in METHOD_GROUPS:
-        note_left_out(flags.methods, parse_methods(flags.methods, table1_methods()), plans[0].options.methods)
     for plan in plans:
         _note_prescribed(plan, flags)
     note_warmup(run.config for run in runs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,6 @@ def selected_runs(
     check_backbone(selection.backbone, selection.pretrained)
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
-    note_left_out(selection.methods, methods, kept)
     shots = parse_shot_count(selection.shots or "16")
     return [
         plan_run(
@@ -108,22 +108,18 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
 
     Methods that are named one by one are kept: their training says what is missing.
     """
-    if text not in METHOD_GROUPS:
-        return tuple(methods)
-    needed = {method: method_class(method).required_option for method in methods}
-    return tuple(
-        method
-        for method, name in needed.items()
-        if not name or any(given.get(method, {}).get(name) for given in options)
-    )
-
-
-def note_left_out(text: str, methods: Iterable[str], kept: Container[str]) -> None:
-    """Note the methods that `trainable_methods` has left out, with the option that includes each."""
+    kept = []
     for method in methods:
-        if method not in kept:
-            option = f"--option {method}.{method_class(method).required_option}=..."
-            note(f"--methods {text} leaves out {method}, whose training needs {option} (docs/methods.md)")
+        name = method_class(method).required_option if text in METHOD_GROUPS else ""
+        if not name or any(given.get(method, {}).get(name) for given in options):
+            kept.append(method)
+        else:
+            needed = f"--option {method}.{name}=..."
+            # A warning, which is shown once however many suites are planned.
+            warnings.warn(
+                f"--methods {text} leaves out {method}, whose training needs {needed} (docs/methods.md)", stacklevel=2
+            )
+    return tuple(kept)
 
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
