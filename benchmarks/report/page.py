@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.plots.style import DPI, FORMATS, describe_seeds, image_of
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.html import to_html
-from benchmarks.tables.render import SUFFIXES, render, write_tables
+from benchmarks.tables.render import SUFFIXES, render
 from benchmarks.tables.table import Table, list_notes
 from runner.results import write_bytes
 
@@ -78,11 +78,11 @@ def load_picture(results: SuiteResults, name: str) -> Picture:
     return Picture(name, texts["caption"], texts["alt"], shown.getvalue(), files, width)
 
 
-class FileWriter:
-    """Write tables and pictures as files below `folder`, with unique names, and number them in the order of calls."""
+class PageFiles:
+    """Collect the files of tables and pictures, with unique names, and number both in the order of calls."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
         self.names: set[str] = set()
         self.table_numbers, self.picture_numbers = itertools.count(1), itertools.count(1)
 
@@ -95,9 +95,10 @@ class FileWriter:
         return unique
 
     def table(self, table: Table) -> dict[str, Any]:
-        """Write the files of a table; returns what the template shows."""
+        """Add the files of a table; returns what the template shows."""
         name = self._make_name(table.name)
-        write_tables([replace(table, name=name)], self.folder / "tables")
+        for form, suffix in SUFFIXES.items():
+            self.contents[f"tables/{name}.{suffix}"] = f"{render(replace(table, name=name), form)}\n".encode()
         table, rows = table.without_details(), len(table.rows)
         if rows > MAX_ROWS:
             note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
@@ -117,10 +118,9 @@ class FileWriter:
         }
 
     def picture(self, picture: Picture) -> dict[str, Any]:
-        """Write the files of a picture; returns what the template shows."""
+        """Add the files of a picture; returns what the template shows."""
         name = self._make_name(picture.name)
-        for form, content in picture.files.items():
-            write_bytes(self.folder / "figures" / f"{name}.{form}", content)
+        self.contents |= {f"figures/{name}.{form}": content for form, content in picture.files.items()}
         kind = "image/png" if picture.shown.startswith(b"\x89PNG") else "image/svg+xml"
         return {
             "id": f"figure-{name}",
@@ -139,8 +139,10 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"digest": _digest, "url": _to_url}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    page = template.render(contents, writer=FileWriter(folder), generator=GENERATOR)
-    write_bytes(folder / "index.html", page.encode())
+    files = PageFiles()
+    page = template.render(contents, files=files, generator=GENERATOR)
+    for name, content in {**files.contents, "index.html": page.encode()}.items():
+        write_bytes(folder / name, content)
 
 
 def _to_url(content: bytes, kind: str = "image/jpeg") -> str:
