@@ -10,18 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from benchmarks.cli import flags
 from benchmarks.cli.dry_run import show_checked_plan
-from benchmarks.cli.flags import (
-    PLAIN,
-    EngineFlags,
-    LaunchFlags,
-    ModeFlags,
-    OutputFlags,
-    RuntimeFlags,
-    SuiteFlags,
-    command,
-    examples,
-)
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
@@ -84,12 +74,12 @@ class SuiteGroup(TyperGroup):
 
 
 app = typer.Typer(
-    help="Run the experiments of the paper, by name, or a suite of your own, by file.", cls=SuiteGroup, **PLAIN
+    help="Run the experiments of the paper, by name, or a suite of your own, by file.", cls=SuiteGroup, **flags.PLAIN
 )
 
 
 @app.callback(
-    **examples(
+    **flags.examples(
         "procap bench all --profile mini --quick", "procap bench base-to-novel --help", "procap bench my_suite.py"
     )
 )
@@ -102,14 +92,14 @@ def suite_command(name: str) -> Any:
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
     text = ALL_TEXT if name == ALL else suite_help(name)
 
-    @command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
+    @flags.command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
     def run(
-        suite: SuiteFlags,
-        launch: LaunchFlags,
-        runtime: RuntimeFlags,
-        engine: EngineFlags,
-        mode: ModeFlags,
-        output: OutputFlags,
+        suite: flags.SuiteFlags,
+        launch: flags.LaunchFlags,
+        runtime: flags.RuntimeFlags,
+        engine: flags.EngineFlags,
+        mode: flags.ModeFlags,
+        output: flags.OutputFlags,
     ) -> int:
         return bench(name, suite, launch, runtime, engine, mode, output)
 
@@ -118,28 +108,28 @@ def suite_command(name: str) -> Any:
 
 def bench(
     name: str,
-    flags: SuiteFlags,
-    launch: LaunchFlags,
-    runtime_flags: RuntimeFlags,
-    engine: EngineFlags,
-    mode: ModeFlags,
-    output: OutputFlags,
+    chosen: flags.SuiteFlags,
+    launch: flags.LaunchFlags,
+    runtime_flags: flags.RuntimeFlags,
+    engine: flags.EngineFlags,
+    mode: flags.ModeFlags,
+    output: flags.OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     library_defaults()
     launcher = launch.to_launcher()
-    settings = eval_settings(flags.eval_precision, flags.eval_resize, flags.samples)
+    settings = eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples)
     # A smoke test need not report the speed of every method.
-    features = cache_home() / "features" if flags.quick else None
-    runtime = runtime_config(runtime_flags, engine, limit=flags.limit, features=features, evaluation=settings)
+    features = cache_home() / "features" if chosen.quick else None
+    runtime = runtime_config(runtime_flags, engine, limit=chosen.limit, features=features, evaluation=settings)
     several = name == ALL
     suites = [load_suite(one) for one in (PAPER_SUITES if several else [name])]
-    plans = plan_suites(suites, flags, runtime_flags, runtime.data)
+    plans = plan_suites(suites, chosen, runtime_flags, runtime.data)
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
     for plan in plans:
-        _note_prescribed(plan, flags)
+        _note_prescribed(plan, chosen)
     note_warmup(run.config for run in runs)
     remote = RemoteResults.from_runtime(runtime)
     remote.pull_all()
@@ -156,7 +146,7 @@ def bench(
         tasks = {run.path: plan.suite.task for plan in plans for run in plan.runs}
         show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast, tasks=tasks)
         return 0
-    if flags.option and launcher.kind == "local":
+    if chosen.option and launcher.kind == "local":
         check_setup((run.config for run in open_runs), runtime, launcher.processes)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
@@ -205,7 +195,9 @@ def bench(
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
 
 
-def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlags, data: Path) -> list[SuitePlan]:
+def plan_suites(
+    suites: Sequence[Suite], chosen: flags.SuiteFlags, runtime: flags.RuntimeFlags, data: Path
+) -> list[SuitePlan]:
     """Plan suites; of several those that cannot run on an own data set are left out with a note.
 
     Raises UsageError if none is left.
@@ -213,7 +205,7 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
     several = len(suites) > 1
     plans = []
     for suite in suites:
-        plan = plan_suite(suite, flags, runtime, data, several=several)
+        plan = plan_suite(suite, chosen, runtime, data, several=several)
         if why := find_obstacle(suite, plan.options, several=several):
             if not several:
                 raise UsageError(f"{suite.name} cannot run: {why}")
@@ -226,60 +218,60 @@ def plan_suites(suites: Sequence[Suite], flags: SuiteFlags, runtime: RuntimeFlag
 
 
 def plan_suite(
-    suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
+    suite: Suite, chosen: flags.SuiteFlags, runtime: flags.RuntimeFlags, data: Path, *, several: bool = False
 ) -> SuitePlan:
     """Plan `suite` with the options given by the flags.
 
     The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
     several: planned together with other suites; --classes then does not apply to a suite without a choice.
     """
-    changes = suite_changes(flags, data)
-    if flags.classes and (suite.class_choices or not several):
-        changes["classes"] = flags.classes
+    changes = suite_changes(chosen, data)
+    if chosen.classes and (suite.class_choices or not several):
+        changes["classes"] = chosen.classes
     named = set(changes.get("datasets", ()))
-    if flags.profile:
-        profile = find_profile(flags.profile)
+    if chosen.profile:
+        profile = find_profile(chosen.profile)
     elif named & {*PAPER.datasets}:
         profile = PAPER
     else:
         generated = named and named <= {*MINI.datasets}
         profile = MINI if generated or not (runtime.data or os.environ.get("PROCAP_DATA")) else PAPER
-    overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
+    overrides = {} if chosen.epochs is None else {"epochs": chosen.epochs}
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.
-    every = PAPER_SUITES if several and not flags.methods else ()
+    every = PAPER_SUITES if several and not chosen.methods else ()
     others = [method for name in every for method in load_suite(name).methods]
-    chosen = parse_options(flags.option or (), dict.fromkeys([*methods, *others]))
-    given = {method: own for method, own in chosen.items() if method in methods}
+    parsed = parse_options(chosen.option or (), dict.fromkeys([*methods, *others]))
+    given = {method: own for method, own in parsed.items() if method in methods}
     if "methods" in changes:
-        changes["methods"] = trainable_methods(flags.methods, changes["methods"], profile.options, given)
+        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, given)
     options = suite.options(
         profile,
-        quick=flags.quick,
-        recipe=flags.recipe,
+        quick=chosen.quick,
+        recipe=chosen.recipe,
         overrides=overrides,
         options={method: own for method, own in given.items() if own},
-        evaluation=eval_settings(flags.eval_precision, flags.eval_resize, flags.samples).changes,
+        evaluation=eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples).changes,
         data=data,
         **changes,
     )
     return SuitePlan.make(suite, options)
 
 
-def _note_prescribed(plan: SuitePlan, flags: SuiteFlags) -> None:
+def _note_prescribed(plan: SuitePlan, chosen: flags.SuiteFlags) -> None:
     """Note the flags that variants of the suite overrule because they set the same themselves."""
-    chosen, variants = plan.options.options, {id(run.variant): run.variant for run in plan.runs}.values()
+    options, variants = plan.options.options, {id(run.variant): run.variant for run in plan.runs}.values()
     kept = {
         f"--option {one.method}.{name}"
         for one in variants
-        for name in chosen.get(one.method, {})
+        for name in options.get(one.method, {})
         if name in one.options
     }
-    if flags.recipe and any(one.recipe not in ("", flags.recipe) for one in variants):
-        kept.add(f"--recipe {flags.recipe}")
+    if chosen.recipe and any(one.recipe not in ("", chosen.recipe) for one in variants):
+        kept.add(f"--recipe {chosen.recipe}")
     trained = [run.variant.shots for run in plan.runs if run.spec.config.recipe.epochs]
-    if flags.shots and any(shots not in (None, *plan.options.shots) for shots in trained):
-        kept.add(f"--shots {flags.shots}")
+    if chosen.shots and any(shots not in (None, *plan.options.shots) for shots in trained):
+        kept.add(f"--shots {chosen.shots}")
     if kept:
         note(f"{plan.suite.name} sets {', '.join(sorted(kept))} itself in some or all variants, which keep theirs")
 
@@ -290,8 +282,8 @@ def _show_outputs(
     done: Sequence[str],
     failed: Mapping[str, str],
     runtime: RuntimeConfig,
-    flags: RuntimeFlags,
-    output: OutputFlags,
+    place: flags.RuntimeFlags,
+    output: flags.OutputFlags,
 ) -> int:
     """Print the first table of each suite, failures, and the next commands; write the report of all suites."""
     for made in outputs:
@@ -299,15 +291,15 @@ def _show_outputs(
             show(render(made.tables[0], "md") + "\n")
     note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
-    results = f"--results {quote(flags.results)}"
-    both = f"--data {quote(flags.data)} {results}" if flags.data else results
+    results = f"--results {quote(place.results)}"
+    both = f"--data {quote(place.data)} {results}" if place.data else results
     following = f"procap table {name} {both}; procap ui {results} --suite {outputs[0].suite.name}; procap report {both}"
     if name == ALL:
         following = f"procap table SUITE {both}; procap ui {results}"
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.store else None
-            page = write_report(runtime.results, out, data=runtime.data, shown=flags.results)
+            page = write_report(runtime.results, out, data=runtime.data, shown=place.results)
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)

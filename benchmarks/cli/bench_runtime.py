@@ -51,7 +51,7 @@ class MeasureFlags:
     "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
     "procap bench runtime --check",
 )
-def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
+def bench_runtime(measured: MeasureFlags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
     """Time training and inference of every method, as public code does it and as this program does.
 
     Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
@@ -64,11 +64,11 @@ def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: Outp
     library_defaults()
     device = resolve_device(runtime_flags.device)
     runtime = runtime_config(runtime_flags)
-    settings = make_settings(runtime, device, **asdict(flags))
-    report = measure(settings, runtime, device, check=flags.check)
+    settings = make_settings(runtime, device, **asdict(measured))
+    report = measure(settings, runtime, device, check=measured.check)
     show(write(report, settings, runtime))
-    targets = list_targets(report) if flags.check else []
-    if flags.check:
+    targets = list_targets(report) if measured.check else []
+    if measured.check:
         show("\n" + format_targets(targets))
     if output.json:
         show_json(report)
