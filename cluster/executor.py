@@ -83,7 +83,7 @@ class RunExecutor:
         for end in [*rungs, epochs]:
             for run in self.runs:
                 self._train(run, Callbacks(tuple(targets[run.path])), until=end)
-            if self.group.ranks.first:
+            if self.group.ranks.is_first:
                 for epoch in range(reported, min(end, epochs - 1)):
                     scores = [one for run in self.runs if (one := score_at(run, epoch, self.runtime)) is not None]
                     # A run that was finished before the sweep may have no validation.
@@ -95,7 +95,7 @@ class RunExecutor:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
         while True:
             # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
-            while why := self.group.broadcast_object(self._find_holder(run) if self.group.ranks.first else None):
+            while why := self.group.broadcast_object(self._find_holder(run) if self.group.ranks.is_first else None):
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
@@ -120,7 +120,7 @@ class RunExecutor:
 
     def _evaluate(self, run: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run, which is only loaded if a result is missing; returns its score."""
-        found = find_accuracies(run, self.runtime) if self.group.ranks.first else None
+        found = find_accuracies(run, self.runtime) if self.group.ranks.is_first else None
         complete = self.group.broadcast_object(found is not None)
         trained = None if complete else load_trained(run.config, self.runtime, self.group)
         results = [evaluate(run.config, target, self.runtime, trained=trained, group=self.group) for target in targets]
@@ -128,7 +128,7 @@ class RunExecutor:
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""
-        if self.group.ranks.first and time.monotonic() - self._reported >= REPORT_SECONDS:
+        if self.group.ranks.is_first and time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             self._report_to(report)
 

@@ -43,7 +43,7 @@ def check_nodes(
     from shards.pack import pack_missing
     from shards.remote import RemoteFolder
 
-    request = make_request(paths, datasets, backbones, methods)
+    request = make_probe_request(paths, datasets, backbones, methods)
     pack_missing(request.datasets, data_root(request.data))
     found = _working_nodes()
     if not found and not autoscale:
@@ -75,7 +75,7 @@ def check_nodes(
         raise UserError(f"{len(lines)} of {len(found)} nodes cannot be used: {' | '.join(lines)}")
 
 
-def make_request(
+def make_probe_request(
     paths: StoragePaths,
     datasets: Mapping[str, Collection[str]],
     backbones: Iterable[tuple[str, str | None]],

@@ -59,7 +59,7 @@ class Checkpointer:
 
     def restore(self) -> TrainState:
         """Load the newest intact state on disk into method and optimizer; without one, the state at the beginning."""
-        newest = self.files.newest() if self.group.ranks.first else None
+        newest = self.files.newest() if self.group.ranks.is_first else None
         # The bytes are sent, not the path, because other machines may not have rank 0's folder.
         data = self.group.broadcast_object(newest and newest[0])
         if data:
@@ -111,12 +111,12 @@ class Checkpointer:
             self.meter.settle()
             self.state.meter = self.meter.state()
             tensors = self.engine.tensors() | (self.average.tensors() if self.average else {})
-            if self.group.ranks.first:
+            if self.group.ranks.is_first:
                 self.files.save(self.state, tensors)
         self.write_progress(status)
         self._saved_time, self.saved_at = time.monotonic(), self._position
         self._save_seconds = self._saved_time - began
-        if self.group.ranks.first:
+        if self.group.ranks.is_first:
             with self.meter.phase("checkpoint", rated=False):
                 self.uploader.start()
 
@@ -135,7 +135,7 @@ class Checkpointer:
         the last state on disk is the one to resume from.
         """
         is_whole = self.meter.device.type == "cpu" and type(self.engine) is Engine
-        if self.group.ranks.first and is_whole and self.saved_at != self._position:
+        if self.group.ranks.is_first and is_whole and self.saved_at != self._position:
             self.save("interrupted")
 
     def finish(self, status: RunStatus) -> Progress:
@@ -147,7 +147,7 @@ class Checkpointer:
         return self.group.broadcast_object(self._progress(status))
 
     def write_progress(self, status: RunStatus) -> None:
-        if self.group.ranks.first:
+        if self.group.ranks.is_first:
             write_json(self.folder.progress_file, self._progress(status))
 
     @property

@@ -56,7 +56,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     """Load a finished run. Raises UserError if it is not finished, was altered, or the backbone here is another."""
     group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
-    if group.ranks.first:
+    if group.ranks.is_first:
         RemoteResults.from_runtime(runtime).pull_run(config.path)
     training = _read_training(config, folder, group)
     if training.method_source and not method_source(config.method):
@@ -98,10 +98,10 @@ def evaluate(
     """
     group = group or ProcessGroup()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
-    store = RemoteResults.from_runtime(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
+    store = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
     existing = find_result(config, target, runtime, force=force, group=group)
-    if group.ranks.first:
+    if group.ranks.is_first:
         folder.tidy()
     if existing:
         store.push_run(config.path)
@@ -110,12 +110,12 @@ def evaluate(
         with stop.interruptible(f"stopped before the evaluation of {config.path} on {target}"):
             trained = trained or load_trained(config, runtime, group)
         result = _evaluate(target, settings, runtime, trained, stop, group, read_features=not force)
-        if group.ranks.first:
+        if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
             store.push_run(config.path)
         result = group.broadcast_object(result)
         stop.check(f"evaluated {config.path} on {target}")
-    if group.ranks.first:
+    if group.ranks.is_first:
         exporter_for(runtime).post(config.path)
     return result
 
@@ -129,7 +129,7 @@ def find_result(
     if target.dataset == config.dataset:
         check_training_content(config, training, runtime.data)
     existing = None
-    if group.ranks.first:
+    if group.ranks.is_first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
             existing = folder.evaluation(target, settings)
@@ -211,7 +211,7 @@ def _evaluate(
         warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
     meter.settle()
     what = f"{config.path} on {target}"
-    quiet = runtime.quiet or not group.ranks.first
+    quiet = runtime.quiet or not group.ranks.is_first
     with (
         fitting_threads(clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=quiet) as display,

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from procap.errors import UserError
+from runner.distributed.ranks import is_launched
 
 Item = TypeVar("Item")
 ECHO_SECONDS = 2.0
@@ -61,7 +62,7 @@ class StopRequest:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._signum is None:
             self._signum, self._arrived = signum, time.monotonic()
-            if _is_launched():
+            if is_launched():
                 self._limit_wait()
             else:
                 self._restore()
@@ -127,11 +128,6 @@ class StopRequest:
         """Raise `Interrupted` if a signal has arrived."""
         if signum := self.signum:
             raise Interrupted(signum, message)
-
-
-def _is_launched() -> bool:
-    """Whether a launcher has started this process as one of a group."""
-    return "LOCAL_RANK" in os.environ
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def train(
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")
     group = group or ProcessGroup()
-    first = group.ranks.first
+    first = group.ranks.is_first
     folder = RunFolder(runtime.results / config.path)
     store = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
@@ -93,7 +93,7 @@ def read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
     """Read the result of a finished run. Raises UserError if it is of other settings, data or files than now."""
-    result = folder.train() if group.ranks.first else None
+    result = folder.train() if group.ranks.is_first else None
     if result is not None:
         check_training_content(config, result, runtime.data)
         if why := result.changed_code(config):
@@ -112,7 +112,7 @@ def _read_paused(
     config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, callbacks: Callbacks | None
 ) -> Progress | None:
     """Read the progress of a run that has a state of epoch `until` or later, without loading it; None at its end."""
-    progress = folder.progress() if group.ranks.first and until < config.recipe.epochs else None
+    progress = folder.progress() if group.ranks.is_first and until < config.recipe.epochs else None
     if progress is not None:
         epochs = len(progress.epochs)
         is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"
@@ -144,7 +144,7 @@ def _train(
         stop.interruptible(f"stopped before the first step of {config.path}; repeat the command to resume"),
     ):
         setup = set_up(config, runtime, device, group)
-    first, facts = group.ranks.first, environment(device)
+    first, facts = group.ranks.is_first, environment(device)
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
@@ -201,7 +201,7 @@ def _fit(
     """Run the training loop for `epochs` epochs; it can start anywhere, as draws are seeded by epoch, step or image."""
     config, setup, stop = checkpointer.config, checkpointer.setup, validator.stop
     recipe, method, schedule = config.recipe, setup.method, setup.schedule
-    meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
+    meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.is_first
     assert schedule is not None
     device = method.clip.device
     state = checkpointer.restore()

@@ -111,7 +111,7 @@ class Validator:
         if signum:
             checkpointer.stop(signum)
         self._counts = counts
-        if self.group.ranks.first:
+        if self.group.ranks.is_first:
             with checkpointer.meter.phase("validation", rated=False):
                 history = ValidationHistory(config_hash=checkpointer.config.hash, counts=counts)
                 write_json(checkpointer.folder.validation_file, history)
@@ -121,7 +121,7 @@ class Validator:
         if not self.has_callbacks:
             return
         error: BaseException | None = None
-        if self.group.ranks.first and self.callbacks.on_epoch_end is not None:
+        if self.group.ranks.is_first and self.callbacks.on_epoch_end is not None:
             try:
                 with self.checkpointer.meter.phase("tracking", rated=False):
                     self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])

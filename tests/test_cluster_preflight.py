@@ -24,7 +24,7 @@ from benchmarks.studies.chaos.object_server import object_server
 from cluster import node_probe
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.node_probe import ProbeRequest, probe_node
-from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_request
+from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_probe_request
 from cluster.ray_cluster import Node, Resources, count_runs, default_resources
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
@@ -57,7 +57,7 @@ class Requirements:
         check_nodes(self.paths, self.datasets, self.backbones, **how, methods=self.methods)
 
     def to_request(self) -> ProbeRequest:
-        return make_request(self.paths, self.datasets, self.backbones, self.methods)
+        return make_probe_request(self.paths, self.datasets, self.backbones, self.methods)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_c
 
 def count(data: str, results: str, checkpoint: str) -> None:
     ranks = ranks_from_environment()
-    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, torch.device("cpu")) as group:
         for target in TARGETS:
             found = evaluate(plan(checkpoint), target, runtime, force=True, group=group)

@@ -312,7 +312,7 @@ def configs(checkpoint, methods=TRAINED):
 
 def train_and_evaluate(data, results, checkpoint, methods=TRAINED):
     ranks = ranks_from_environment()
-    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
         for config in configs(checkpoint, methods):
             result = train.train(config, runtime, group=group)

@@ -271,14 +271,14 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
     config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
     with init_process_group(ranks, torch.device("cpu")) as group:
         seen: list[EpochLog] = []
-        callbacks = Callbacks(HALVES, seen.append if ranks.first else None)
+        callbacks = Callbacks(HALVES, seen.append if ranks.is_first else None)
         for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
-            own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
+            own = Path(results) / (part if ranks.is_first else f"{part}-of-{ranks.rank}")
             runtime = make_runtime(data, own, engine=engine)
             for until in untils:
                 result = train(config, runtime, group=group, until=until, callbacks=callbacks)
                 print(result.status, len(result.epochs), flush=True)
-        if ranks.first:
+        if ranks.is_first:
             assert [log.epoch for log in seen] == [0, 1, 2, 3] * 2
 
 
@@ -302,9 +302,9 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
             raise Stop("enough")
 
     ranks = ranks_from_environment()
-    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, torch.device("cpu")) as group:
-        train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.first else None))
+        train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.is_first else None))
 
 
 def test_a_callback_that_raises_ends_all_ranks(few_digits, short_checkpoint, tmp_path):

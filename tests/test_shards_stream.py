@@ -387,7 +387,7 @@ def runtime(data: str, results: str, no_cache: bool) -> RuntimeConfig:
 
 def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
     ranks = ranks_from_environment()
-    place = runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}", no_cache=True)
+    place = runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}", no_cache=True)
     config = plan_run(method="coop", dataset="digits", shots=2, backbone=checkpoint, overrides={"epochs": 1})
     with init_process_group(ranks, torch.device("cpu")) as group:
         found = [evaluate(config, target, place, group=group, force=True) for target in TARGETS]

@@ -172,7 +172,7 @@ def _evaluate_all(
             needed = True
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, force=force)
-            if group.ranks.first:
+            if group.ranks.is_first:
                 needed = _is_needed(config, runtime, target, train_flags, force=force)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
@@ -204,7 +204,7 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
 
     if group.call_on_first(is_kept):
         return
-    if group.ranks.first:
+    if group.ranks.is_first:
         RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
     ensure_packed([config.dataset], runtime.data)
     train(config, runtime, force=force, group=group)

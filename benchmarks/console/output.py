@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any, TextIO
 
+from runner.distributed.ranks import is_launched
 from shards.credentials import mask
 from shards.urls import redact
 
@@ -79,8 +80,8 @@ def is_first_rank() -> bool:
 
 
 def is_distributed() -> bool:
-    """Whether torchrun started this process in a group. RANK alone does not count: container platforms may set it."""
-    return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+    """Whether a launcher started this process in a group of several."""
+    return is_launched() and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def is_first_local_rank() -> bool:

@@ -173,7 +173,7 @@ def measure_step(spec: StepSpec, plan: Plan, seconds: float, group: ProcessGroup
     """Measure a step in every variant, the first of which has one process; called by all processes together."""
     began, steps = time.perf_counter(), list[Steps | None]()
     for variant in plan.variants:
-        takes_part = variant.processes > 1 or group.ranks.first
+        takes_part = variant.processes > 1 or group.ranks.is_first
         members = group if variant.processes > 1 else ProcessGroup()
         steps.append(Steps(spec, variant, members, clip) if takes_part else None)
 

@@ -82,13 +82,13 @@ class ProcessGroup:
         """Send rank 0's `value` to every rank; what the other ranks pass is ignored."""
         if self.size == 1:
             return value
-        values = [value if self.ranks.first else None]
+        values = [value if self.ranks.is_first else None]
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return cast(T, values[0])
 
     def call_on_first(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 and return its result on every rank."""
-        return self.broadcast_object(cast(T, function() if self.ranks.first else None))
+        return self.broadcast_object(cast(T, function() if self.ranks.is_first else None))
 
     def check_same(self, what: str, value: str) -> None:
         """Raise UserError on all ranks unless `value` is the same on all; names `what` and the first other rank."""

@@ -19,7 +19,7 @@ class Ranks:
     local_size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
@@ -28,6 +28,11 @@ class Ranks:
         numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
         numbers |= {"LOCAL_WORLD_SIZE": self.local_size, "MASTER_PORT": port}
         return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun started this process; container platforms may set RANK as well."""
+    return "LOCAL_RANK" in os.environ
 
 
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
