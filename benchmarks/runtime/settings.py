@@ -41,7 +41,7 @@ class Settings:
     """Everything that decides what is measured.
 
     accelerations: of fast mode. budget: seconds after which training is extrapolated and evaluation limited, None
-    without limit. scaling: numbers of classes and batches. classes: trained and tested on; generated ones have all.
+    without limit. scaling: numbers of classes and batches. classes: trained and tested on; `photographs-C` has all.
     options: chosen ones by method, before METHOD_OPTIONS. repeats: rounds of evaluation and of every size.
     """
 
