@@ -1,4 +1,4 @@
-"""The environment of a run: defaults of libraries, device, cores and memory of this process, versions and hardware."""
+"""Set up the environment of a run: defaults of libraries, device, cores and memory; describe versions and hardware."""
 
 from __future__ import annotations
 

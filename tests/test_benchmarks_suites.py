@@ -187,6 +187,8 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
     code, out, err = run(capsys, *words)
     assert code == 1 and not out and "was trained on other content of digits" in err
+    listed = run(capsys, "ls", "runs", "--results", tmp_path / "results", "--data", tmp_path)[1]
+    assert re.findall(r"^other data: base/digits/coop/.*: was trained on other content of digits", listed, re.MULTILINE)
     # Only the methods whose results are missing are repeated.
     assert re.search(
         "MISSING.* --methods coop .* --force` runs", run(capsys, *words, "--methods", "zeroshot", "--force")[1]
