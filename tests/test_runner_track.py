@@ -14,7 +14,7 @@ import pytest
 import tracked_runs
 
 from benchmarks.cli import main
-from runner.config import RuntimeConfig, plan_run
+from runner.config import EvalSettings, RuntimeConfig, Target, plan_run
 from runner.remote_results import RemoteResults
 from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
@@ -50,6 +50,14 @@ def finished(folder: RunFolder) -> RunFolder:
     tracked_runs.evaluate(folder, "base", 60)
     tracked_runs.evaluate(folder, "novel", 40)
     return folder
+
+
+def evaluate_otherwise(folder: RunFolder) -> None:
+    """Repeat the evaluation on base classes under other settings."""
+    result = folder.read_evaluation(folder.eval_files()[0])
+    assert result
+    result = result.model_copy(update={"settings": EvalSettings(precision="fp32", resize="squash", samples=8)})
+    write_json(folder.eval_file(Target("shapes", "base"), result.settings), result)
 
 
 def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
@@ -174,8 +182,10 @@ def test_an_evaluation_of_a_part_has_a_metric_of_its_own(store, folder, export):
     tracked_runs.finish(folder)
     tracked_runs.evaluate(folder, "base", 60)
     tracked_runs.evaluate(folder, "novel", 9, total=10)
+    evaluate_otherwise(folder)
     export()
     metrics = runs_of(store, folder)[0].data.metrics
+    assert metrics["accuracy/shapes-base-test fp32 squash 8 samples"] == 75.0
     assert metrics["accuracy/shapes-novel-test-first-10"] == 90.0
     assert not {"novel", "hm", "accuracy/shapes-novel-test"} & metrics.keys()
 
@@ -240,20 +250,24 @@ def test_a_request_that_the_client_repeats_creates_one_run(store, folder, export
 
 
 def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(store, tmp_path, capsys, monkeypatch):
-    folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
+    refused, *folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (0, 1, 2, 3)]
+    evaluate_otherwise(refused)
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
     sync(store, only=[good])
     whole = folders[1].train_file.read_bytes()
     folders[1].train_file.write_bytes(whole[:100])
     command = ["track", "sync", "--results", str(tmp_path), "--tracking", store.uri]
     assert main([*command, "--dry-run"]) == 3
-    assert "1 run to send" in capsys.readouterr().out and not runs_of(store, folders[2])
-    assert main(command) == 3
+    assert "2 runs to send" in capsys.readouterr().out and not runs_of(store, folders[2])
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.tracking.content.make_name", lambda text: text.replace("squash", "(squash)"))
+        assert main(command) == 3
     said = capsys.readouterr()
+    assert f"failed: {refused.path.relative_to(tmp_path)}: {store.address} does not accept it: " in said.err
     assert "1 run sent" in said.out and "1 up to date" in said.out
     assert f"failed: {broken}: " in said.err and "train.json" in said.err
     folders[1].train_file.write_bytes(whole)
-    assert main(command) == 0 and "1 run sent" in capsys.readouterr().out
+    assert main(command) == 0 and "2 runs sent" in capsys.readouterr().out
     assert main([*command, "--dry-run"]) == 0 and "0 runs to send" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path.parent)
     assert main(["track", "sync", "--results", tmp_path.name, "--dry-run"]) == 0

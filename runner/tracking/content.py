@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "pau
 
 MOST_NAMED = 4
 """Largest number of settings that differ from the published ones in the name of a run."""
+
+MAX_NAME = 250
+"""Largest number of characters of a name in MLflow."""
 
 Metrics = Mapping[str, float | None]
 
@@ -111,7 +115,7 @@ def _collection_content(path: Path, collection: Collection) -> RunContent:
     # Settings are tags, because MLflow's parameters cannot change when a suite is started again with other settings.
     for name, value in collection.settings.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        tags[f"settings.{name}"] = text
+        tags[make_name(f"settings.{name}")] = text
     return RunContent(
         key=f"{collection.tag}-{collection.started}",
         name=f"{collection.kind} · {collection.name}",
@@ -124,7 +128,8 @@ def _collection_content(path: Path, collection: Collection) -> RunContent:
 
 
 def _points(metrics: Metrics, time: int, step: int | None = None, prefix: str = "") -> list[Point]:
-    return [Point(prefix + key, float(value), time, step) for key, value in metrics.items() if value is not None]
+    found = {make_name(prefix + key): value for key, value in metrics.items() if value is not None}
+    return [Point(name, float(value), time, step) for name, value in found.items()]
 
 
 def _epoch_points(epochs: list[EpochLog], start: int) -> Iterator[Point]:
@@ -187,7 +192,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
         # An accuracy on a part of the test images is a metric of its own, so that it is not compared with whole splits.
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
         # The same holds for other settings of the evaluation.
-        target += result.settings.label and f" ({result.settings.label})".replace(",", "")
+        target += f" {result.settings.label}".rstrip().replace(",", "")
         metrics = {
             f"accuracy/{target}": result.accuracy,
             f"macro_accuracy/{target}": result.macro_accuracy,
@@ -250,7 +255,13 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
+            yield make_name(f"{prefix}{name}"), value if isinstance(value, str) else json.dumps(value)
+
+
+def make_name(text: str) -> str:
+    """Make a name that MLflow accepts for a metric, a parameter or a tag; it has to be a normal relative path."""
+    parts = re.sub(r"[^/\w.\- ]", "_", text)[:MAX_NAME].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _modified(path: Path) -> int:

@@ -55,7 +55,8 @@ def sync(
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
     dry_run: change nothing; `sent` lists what would be sent. on_run: called with each path and whether it was sent.
-    A broken file fails its run alone. Raises TrackingError when the store cannot be reached or stops answering.
+    A broken file, or content that MLflow refuses, fails its run alone. Raises TrackingError when the store cannot be
+    reached or stops answering.
     """
     results, summary = store.results, Summary()
     failed = summary.failed if only is None else []
@@ -82,6 +83,9 @@ def sync(
             summary.failed.append((path, str(error)))
             return ""
         except Exception as error:
+            if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
+                summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
+                return ""
             raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
         if sent:
             summary.sent.append(path)
