@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none, parse_name
@@ -24,7 +25,9 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     except DataUsageError as error:
         own = name.strip().lower()
         if os.sep in name:
-            raise DataUsageError(f"unknown data set '{name}': give its name, not a path: {Path(name).stem}") from None
+            stem = Path(name).stem
+            pack = "" if data_root and is_packed(data_root, stem) else f", once packed: procap data pack {quote(name)}"
+            raise DataUsageError(f"unknown data set '{name}': give its name, not a path: {stem}{pack}") from None
         if data_root is not None and OWN_NAME.fullmatch(own) and is_packed(data_root, own):
             manifest = read_manifest(data_root / own, own)
             return Dataset(
@@ -41,6 +44,10 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
             )
         if data_root is None or find_or_none(parse_name(name)[0]):
             raise
+        if OWN_NAME.fullmatch(own) and Path(name).is_dir():
+            raise DataUsageError(
+                f"unknown data set '{name}': pack the folder here first: procap data pack {name}"
+            ) from None
         if not data_root.is_dir():
             raise DataUsageError(f"there is no folder {data_root}; {error}") from None
         dataset = find(name, [each for each in packed_names(data_root) if each not in CATALOGUE])

@@ -111,6 +111,11 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coprompt --datasets digits", 1, "give --option sentences=FILE"),
     ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
+    (
+        "eval --methods maple --datasets digits --classes novel",
+        1,
+        "leave out --classes, or give",
+    ),
     ("eval --methods maple --datasets digits", 1, "was not trained; train it first: procap train --methods maple"),
     ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),

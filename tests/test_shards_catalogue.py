@@ -248,15 +248,19 @@ def test_a_packed_set_is_told_as_it_is_packed_and_an_absent_one_as_published(dat
     assert resolve_dataset("dtd", data) is CATALOGUE["dtd"]
 
 
-def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data):
+def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data, tmp_path, monkeypatch):
     with pytest.raises(DataUsageError, match=r"did you mean my-birds\.v2\?$"):
         resolve_dataset("my-brids.v2", data)
     with pytest.raises(DataUsageError, match=r"known: .*shapes.*, broken.*, my-birds\.v2"):
         resolve_dataset("qqq", data)
     with pytest.raises(DataUsageError, match=r"^there is no folder .*/absent; unknown data set 'qqq'"):
         resolve_dataset("qqq", data / "absent")
-    with pytest.raises(DataUsageError, match=r"'\./birds': give its name, not a path: birds$"):
+    with pytest.raises(DataUsageError, match=r"'\./birds': .* birds, once packed: procap data pack \./birds$"):
         resolve_dataset("./birds", data)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "birds").mkdir()
+    with pytest.raises(DataUsageError, match=r"'birds': pack the folder here first: procap data pack birds$"):
+        resolve_dataset("birds", data)
     with pytest.raises(DataUsageError, match="did you mean shapes") as caught:
         resolve_dataset("shaeps", None)
     assert "my-birds" not in str(caught.value)

@@ -215,8 +215,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "class not trained": (
         "csv",
-        "path,label,split\na.png,x,train\nb.png,x,test\nc.png,y,test\n",
-        "class 'y' has no train image",
+        "path,label,split\na.png,rings,train\nb.png,x,train\nc.png,ring,test\n",
+        r"class 'ring' has no train image \(another spelling of 'rings'\?\): add some",
     ),
     "split half said": ("csv", "path,label,split\na.png,x,test\nb.png,x,\n", "'b.png' has no split"),
     "another kind of file": ("txt", "a.png x\n", "neither .csv nor .json"),

@@ -87,6 +87,8 @@ def pack(
             )
             if before and before.digest != now.digest:
                 report_note(_describe_replacement(before, now))
+            elif before and one.is_own:
+                note(f"'{one.name}' has not changed; its findings: procap data check {quote(one.location)}")
             if one.guessed:
                 write_file(Path(one.location), one.guessed)
                 note(f"wrote {one.location}")

@@ -217,6 +217,9 @@ def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_
     if config.recipe.epochs and not folder.train_file.exists():
         check_training_images([config], runtime.data)
         state = "has not finished" if folder.progress_file.exists() else "was not trained"
+        if config.classes == "novel":
+            example = f"leave out --classes, or give --targets {config.dataset}:novel"
+            raise UserError(f"{folder.path} {state}; to evaluate runs of base classes on novel ones, {example}")
         command = train_flags or f"{run_flags(config)} --results {quote(runtime.results)}"
         raise UserError(
             f"{folder.path} {state}{_describe_similar(folder, config)}; train it first: procap train {command}"

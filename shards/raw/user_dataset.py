@@ -16,6 +16,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import combinations, zip_longest
 from pathlib import Path
 
@@ -195,12 +196,14 @@ def _assign_splits(
         raise DataError("there are val images and no train images")
     found = {split: rows for split, rows in images.items() if rows}
     present = {split: {label for _, label in rows} for split, rows in found.items() if split != "val"}
-    problems = [
-        f"class {name!r} has no {split} image: add some, or remove the class from all splits"
-        for split, own in present.items()
-        for label, name in enumerate(names)
-        if label not in own
-    ]
+    absent = {split: [name for label, name in enumerate(names) if label not in own] for split, own in present.items()}
+    problems = []
+    for split, missing in absent.items():
+        elsewhere = [name for other, gone in absent.items() if other != split for name in gone]
+        for name in missing:
+            alike = [f" (another spelling of {one!r}?)" for one in get_close_matches(name, elsewhere, 1, 0.8)]
+            what = f"class {name!r} has no {split} image{''.join(alike)}"
+            problems.append(f"{what}: add some, or remove the class from all splits")
     return found, problems
 
 
