@@ -227,7 +227,7 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     assert "no result of base-to-novel" in capsys.readouterr().err
 
 
-def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_path):
+def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_path, capsys):
     """Settings that most runs share are in no label, and a note has what differs from the published recipe."""
     for shots in (16, 2, 0, 1):
         put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), shots=shots)
@@ -246,6 +246,8 @@ def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_pat
     assert max(len(row.labels[1]) for row in table.rows) < 60
     changes = [note for note in table.notes if note.startswith("Not the published recipe")]
     assert any("recipe 1)" in note for note in changes) and any("lr 0.5 instead of 0.0035" in note for note in changes)
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
+    assert re.search(r"^recipe 1: .*lr 0\.", capsys.readouterr().out, re.M)
     for change in ({}, {"epochs": 3, "lr": 0.7, "batch_size": 4}):
         config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), overrides=many | change)
     put_score(tmp_path, config, "shapes-sketch", 33, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -172,8 +173,13 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
     titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))
+    keys = dict.fromkeys(key for row in rows for key in row["settings"])
+    varied = [key for key in keys if len({str(row["settings"].get(key)) for row in rows}) > 1]
+    recipes: dict[str, str] = {}
     for row, title in zip(rows, titles, strict=True):
+        fields = [f"{key.partition('.')[2]} {row['settings'].get(key)}" for key in varied if key.startswith("recipe.")]
         row["settings"] = title.removeprefix(title_method(row["method"]))[2:-1]
+        recipes |= dict.fromkeys(re.findall(r"recipe \d+", row["settings"]), ", ".join(fields))
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in (row for row in rows if row["reason"]):
@@ -182,6 +188,7 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
         f"{state}: {own[0] if len(own) == 1 else plural(len(own), 'run')}: {why}"
         for (state, why), own in reasons.items()
     ]
+    lines += [f"{name}: {fields}" for name, fields in sorted(recipes.items())]
     return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *lines]), rows
 
 

@@ -37,6 +37,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import write_json
 from runner.run_collection import status_after
+from runner.run_folders import RunFolder
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -111,6 +112,10 @@ def _delete(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig) -> 
     paths = {path for one in folder.load().values() for path in one.runs}
     for values in examples(settings) if settings.search == "grid" else ():
         paths |= {run.path for run in make_runs(settings, values, at.data)}
+    found = [one for one in (RunFolder(at.results / path) for path in paths) if one.train_file.exists()]
+    if evaluations := sum(len(one.eval_files()) for one in found):
+        what = f"{plural(len(found), 'finished run')} with {plural(evaluations, 'evaluation')}"
+        note(f"--force deletes {what}, those of suites with the same runs as well")
     delete_runs(sorted(paths), at)
     folder.save(())
 

@@ -10,7 +10,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
-from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of, note_warmup, note_warning
 from cluster.run import RunSpec
@@ -24,6 +24,9 @@ from runner.tracking.background import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
+
+FEW_STEPS = 20
+"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 
 
 @flags.command(
@@ -68,6 +71,12 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
+        few = "made {} in all, and its weights may be near their initial values: give more epochs or shots"
+        note_warning(
+            (config.path, few.format(plural(result.steps, "step")))
+            for config, result in done.items()
+            if 0 < result.steps < FEW_STEPS
+        )
         for method in dict.fromkeys(config.method for config in done):
             note_warning((c.path, _training_warning(c, result)) for c, result in done.items() if c.method == method)
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")

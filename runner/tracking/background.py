@@ -88,7 +88,7 @@ class BackgroundExporter:
     def _start(self) -> None:
         if self._pending and (self._thread is None or not self._thread.is_alive()):
             if self._thread is None:
-                atexit.register(self.flush)
+                atexit.register(self.flush, create=False)
             self._thread = threading.Thread(target=self._export_pending, name="mlflow-export", daemon=True)
             self._thread.start()
 
