@@ -187,12 +187,17 @@ def check_content(
     config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
 ) -> None:
     """Raise OtherContent if `data` holds other content of `dataset` than `digest`, that of a result of the run."""
-    if (data / dataset / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
+    if (found := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
             f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "
             f"({found}): pack that again, or {verb} again with --force, which replaces the result; to keep it, name "
             "other --results, or pack the new content under another name"
         )
+
+
+def packed_digest(data: Path, dataset: str) -> str | None:
+    """Return the digest of the content of `dataset` that is packed in `data`; None if it is not there."""
+    return open_dataset(data, dataset).manifest.digest if (data / dataset / FILE).exists() else None
 
 
 def locate_run(folder: Path) -> tuple[RunConfig, Path]:

@@ -15,6 +15,8 @@ from benchmarks.cli import bench as bench_command
 from benchmarks.cli import execution, main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
+from benchmarks.report.describe import list_caveats
+from benchmarks.report.started_suites import find_started_suites
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.studies.chaos.fault_cluster import count_tracked, load_outcomes
@@ -178,7 +180,13 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1")
     words = (*words, "--shots", "2", "--data", tmp_path)
     assert run(capsys, *words)[0] == 0
+    there = ("--results", tmp_path / "results", "--data", tmp_path)
+    noted = "2 runs used other content of digits than is packed now"
+    assert noted not in run(capsys, "table", *there)[1]
     pack_digits(tmp_path, 70)
+    started, _ = find_started_suites(tmp_path / "results", tmp_path)
+    assert f"{noted}." in list_caveats(started, tmp_path) and noted not in str(list_caveats(started, None))
+    assert all(noted in run(capsys, "table", *name, *there)[1] for name in ([], ["base-to-novel"]))
     evaluation = ("eval", "--methods", "zeroshot", *small[2:-4], "--data", tmp_path, "--tracking", "off")
     zeroshot = r"zeroshot/.* was evaluated on other content of digits .*, or evaluate again with --force"
     for refused in (words, (*words, "--dry-run"), evaluation):
@@ -187,7 +195,7 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
     code, out, err = run(capsys, *words)
     assert code == 1 and not out and "was trained on other content of digits" in err
-    listed = run(capsys, "ls", "runs", "--results", tmp_path / "results", "--data", tmp_path)[1]
+    listed = run(capsys, "ls", "runs", *there)[1]
     assert re.findall(r"^other data: base/digits/coop/.*: was trained on other content of digits", listed, re.MULTILINE)
     # Only the methods whose results are missing are repeated.
     assert re.search(

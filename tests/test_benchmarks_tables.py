@@ -184,10 +184,12 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
 
 def test_results_on_an_older_packing_of_a_target_are_left_out(tmp_path):
     old = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_score(tmp_path, old, "shapes", 50, 100)
     for file in (tmp_path / old.path).rglob("eval/*"):
         file.write_text(file.read_text().replace("d" * 16, "e" * 16))
         os.utime(file, (1, 1))
     put_halves(tmp_path, "coop", "shapes", (60, 100), (40, 100), seed=2)
+    assert len(run_tables(load(tmp_path))) == 1, "a target without newer results mixes the contents as well"
     assert line_of(tmp_path, "coop", "shapes").cells["Base"].values == (60,)
     [note] = [note for note in notes_of(tmp_path) if "packed again" in note]
     assert note.startswith(f"LEFT OUT: {old.path}: shapes was packed again since") and "--force" in note
@@ -258,11 +260,14 @@ def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_pat
     assert other in named and {*table} == {*load(tmp_path).variant}, "one name in all tables and in the frame"
 
 
-def test_shots_that_vary_are_named_in_every_title():
+def test_titles_name_shots_that_vary_and_the_default_evaluation_beside_another_one():
     found = [("4", "mini", "fp32"), ("4", "ViT-B/16", "fp32"), ("8", "mini", "bf16")]
     settings = [{"shots": shots, "backbone": name, "precision": precision} for shots, name, precision in found]
     titles = title_variants(SimpleNamespace(method=["coop"] * 3, settings=settings))
     assert titles == ["CoOp (shots 4)", "CoOp (shots 4, backbone ViT-B/16)", "CoOp (shots 8, precision bf16)"]
+    settings = [{"evaluation": name} for name in ("default", "squash", "default")]
+    titles = title_variants(SimpleNamespace(method=["coop", "coop", "zeroshot"], settings=settings))
+    assert titles == ["CoOp (evaluation default)", "CoOp (evaluation squash)", "CLIP (zero-shot)"]
 
 
 def test_an_unfinished_run_has_no_number(tmp_path):

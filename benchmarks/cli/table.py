@@ -28,6 +28,7 @@ from benchmarks.suites.planning import (
 )
 from benchmarks.tables.check import OK, check_metrics, check_table
 from benchmarks.tables.latex import NEEDS
+from benchmarks.tables.notes import note_other_content
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
@@ -97,7 +98,7 @@ def table(
         tables, code = _claims_tables(results, suite_flags)
     elif suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data=""))
-        tables = _tables_of_runs(selection, results, calibration=bool(suite))
+        tables = _tables_of_runs(selection, results, data_root(suite_flags.data), calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
@@ -120,7 +121,7 @@ def _refuse(what: str, *groups: object) -> None:
         raise UsageError(f"procap table {what} takes no {given}, a suite does")
 
 
-def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
+def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *, calibration: bool) -> Sequence[Table]:
     root = open_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
@@ -131,7 +132,12 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibratio
         raise UserError(
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
         )
-    return tables
+    return _add_notes(tables, note_other_content(frame, data))
+
+
+def _add_notes(tables: Sequence[Table], notes: Sequence[str]) -> Sequence[Table]:
+    """Add notes on all tables to the last one."""
+    return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *notes])]
 
 
 def _suite_tables(
@@ -167,7 +173,7 @@ def _suite_tables(
     if not tables:
         command = suite.command(options, results)
         raise UserError(f"no result of {name} as it is chosen here below {results}; make them: {command}")
-    return tables, 1 if done.unreadable else 0
+    return _add_notes(tables, note_other_content(done.frame, data)), 1 if done.unreadable else 0
 
 
 def _sweep_tables(name: str, root: Path) -> Sequence[Table]:

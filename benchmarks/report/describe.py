@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
 from benchmarks.results.frame import describe_settings, title_method
-from benchmarks.tables.notes import note_code, note_settings
+from benchmarks.tables.notes import note_code, note_other_content, note_settings
 
 
 def describe_state(started: StartedSuite) -> str:
@@ -42,12 +43,12 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def list_caveats(suites: Sequence[StartedSuite]) -> list[str]:
+def list_caveats(suites: Sequence[StartedSuite], data: Path | None) -> list[str]:
     """List what a reader has to know before any number, each once with the suites that it concerns."""
     found: dict[str, list[str]] = {}
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]
-        caveats = [text.rstrip(".") for text in note_code(results.frame)]
+        caveats = [text.rstrip(".") for text in note_code(results.frame) + note_other_content(results.frame, data)]
         caveats += [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
         if why := results.why_incomparable:
             caveats.append(f"these results do not compare with published ones: {why}")

@@ -81,6 +81,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         train_seconds         NaN for a method that trains nothing, and for imported weights
         losses                the method's term `ce`, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
+        contents              digests of the data sets that were used, by name: trained on, and evaluated
         written               when the file of the evaluation was written, in Unix seconds
         changed               how the test set differs from the published one, empty if it does not
         correct_bits          which images were right, see `runner.packed_predictions`; None in files of older versions
@@ -183,6 +184,7 @@ def make_records(
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
+            "contents": {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
             "written": folder.eval_file(target, result.settings).stat().st_mtime,
             "changed": result.variant,
             "wrong_images": result.wrong_images(),
@@ -196,7 +198,7 @@ COLUMNS = (
     *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
     *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
     *("limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds", "losses"),
-    *("manifest", "written", "changed", "correct_bits", "wrong_images"),
+    *("manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
 )
 
 
@@ -214,8 +216,8 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def leave_out_older_images(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Drop results on other images of a target than its newest result, with the reason by run."""
-    newest = frame.groupby("target").written.transform("idxmax")
+    """Drop results on other content of a data set than its newest result, with the reason by run."""
+    newest = frame.groupby("target_dataset").written.transform("idxmax")
     is_newest = frame.manifest.to_numpy() == frame.manifest.reindex(newest).to_numpy()
     older = frame[~is_newest].groupby("path", sort=False).target_dataset.unique()
     why = "{} was packed again since, and newer results use that; --force repeats a run"
@@ -295,6 +297,8 @@ def title_variants(frame: Any) -> list[str]:
         for name, value in settings:
             counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
     usual = {key: _find_usual(*key, found) for key, found in counts.items() if len(found) > 1}
+    default = "evaluation", "default"
+    varied_evaluation = {method for _, method, settings in keys if default not in settings}
     titles, recipes = [], list[tuple[tuple[str, str], ...]]()
     for _, method, settings in keys:
         own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
@@ -302,7 +306,9 @@ def title_variants(frame: Any) -> list[str]:
         varied = [
             (name, value)
             for name, value in settings
-            if own[name] and not (is_long and name != "shots" and value == own[name])
+            if own[name]
+            and not (is_long and name != "shots" and value == own[name])
+            and not ((name, value) == default and method not in varied_evaluation)
         ]
         recipe = tuple(one for one in settings if one[0].startswith("recipe."))
         if sum(bool(own[name]) for name, _ in recipe) > MOST_NAMED:

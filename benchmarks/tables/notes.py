@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import describe_settings, sort_methods, title_method
+from benchmarks.results.frame import (
+    dataset_order,
+    describe_settings,
+    leave_out_older_images,
+    sort_methods,
+    title_method,
+)
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from procap.methods import METHODS, method_source
+from runner.run_folders import packed_digest
+from shards.errors import DataError
+from shards.mirror import is_mirror
 from shards.names import join_first
 
 if TYPE_CHECKING:
@@ -166,6 +177,25 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
         for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
     ]
     return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
+
+
+def note_other_content(frame: pd.DataFrame, data: Path | None) -> list[str]:
+    """Count the runs in tables that used other content of a data set than is packed in `data`, if it is there."""
+    if data is None or is_mirror(data):
+        return []
+    frame, _ = leave_out_older_images(frame)
+    runs: dict[str, dict[str, set[str]]] = {}
+    for path, contents in zip(frame.path, frame.contents, strict=True):
+        for name, digest in contents.items():
+            runs.setdefault(name, {}).setdefault(digest, set()).add(path)
+    found = []
+    for name in sorted(runs, key=dataset_order):
+        # `procap ls datasets` shows what is wrong with a data set.
+        with suppress(DataError):
+            packed = packed_digest(data, name)
+            if packed and (others := set().union(*(own for digest, own in runs[name].items() if digest != packed))):
+                found.append(f"{plural(len(others), 'run')} used other content of {name} than is packed now.")
+    return found
 
 
 def note_left_out(reasons: Mapping[str, str]) -> list[str]:
