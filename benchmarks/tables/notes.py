@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import (
-    dataset_order,
-    describe_settings,
-    leave_out_older_images,
-    sort_methods,
-    title_method,
-)
+from benchmarks.results.frame import dataset_order, describe_settings, sort_methods, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
@@ -180,20 +174,17 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
 
 
 def note_other_content(frame: pd.DataFrame, data: Path | None) -> list[str]:
-    """Count the runs in tables that used other content of a data set than is packed in `data`, if it is there."""
+    """Count the runs that used other content of a data set than is packed in `data`, if it is there."""
     if data is None or is_mirror(data):
         return []
-    frame, _ = leave_out_older_images(frame)
-    runs: dict[str, dict[str, set[str]]] = {}
-    for path, contents in zip(frame.path, frame.contents, strict=True):
-        for name, digest in contents.items():
-            runs.setdefault(name, {}).setdefault(digest, set()).add(path)
+    runs = zip(frame.path, frame.contents, strict=True)
+    used = {(name, digest, path) for path, contents in runs for name, digest in contents.items()}
     found = []
-    for name in sorted(runs, key=dataset_order):
+    for name in sorted({name for name, _, _ in used}, key=dataset_order):
         # `procap ls datasets` shows what is wrong with a data set.
         with suppress(DataError):
             packed = packed_digest(data, name)
-            if packed and (others := set().union(*(own for digest, own in runs[name].items() if digest != packed))):
+            if others := {path for one, digest, path in used if packed and one == name and digest != packed}:
                 found.append(f"{plural(len(others), 'run')} used other content of {name} than is packed now.")
     return found
 
