@@ -90,6 +90,21 @@ def test_intervals_are_students_over_data_sets(tmp_path):
     assert numbers == pytest.approx([4.75, low, high, expected.pvalue], rel=1e-5)
 
 
+@pytest.mark.parametrize(("sets", "cells"), [
+    (SETS[:2], ("undecided", "0 to 2 of 2 data sets")),
+    (SETS, ("undecided", "0 to 3 of 4 data sets")),
+    ((*SETS, "glyphs", "digits", "coloured-shapes"), ("does not hold", "0 to 4 of 7 data sets")),
+])  # fmt: skip
+def test_a_number_of_data_sets_is_refuted_by_its_interval_alone(tmp_path, sets, cells):
+    def accuracy(entry, target):
+        return 50 + 9 * ((entry.variant.method == "procap") == (entry.dataset == SETS[0]))
+
+    chosen = {"methods": ("coop", "cocoop", "maple", "procap"), "datasets": sets, "seeds": (1,)}
+    made = put_suite(tmp_path, "base-to-novel", accuracy, **chosen)
+    found = judge_all(made)["balance" if len(sets) < 7 else "nearly-all"]
+    assert (found["verdict"], found["interval"]) == cells
+
+
 def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_path):
     made = put_suite(tmp_path, "base-to-novel", lambda entry, target: 60 + jitter(entry), methods=("maple", "procap"))
     assert judge_all(made)["balance"]["result"] == "CoOp was not run, or not to the end: procap bench base-to-novel"

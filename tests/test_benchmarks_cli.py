@@ -123,6 +123,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("data check --no-decode", 2, "--no-decode belongs to --raw"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("table", 1, "no results folder at results"),
+    (f"table --results {__file__}", 2, "test_benchmarks_cli.py is a file; name a folder"),
     ("table --format xml", 2, "unknown format 'xml'"),
     ("train --methods coop --datasets single", 2, "unknown data set 'single': known: "),
     ("data pack My-Shape", 2, "there is no folder 'My-Shape' here"),

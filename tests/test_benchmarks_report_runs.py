@@ -107,8 +107,10 @@ def test_a_sweep_has_a_table_by_its_name(made, capsys):
     assert ",0.1,51.0," in capsys.readouterr().out.splitlines()[1]
     first, second = SweepFolder(made[0] / "sweeps/rates").load().values()
     settings = SweepSettings.model_validate_json((made[0] / "sweeps/rates/sweep.json").read_text())
-    best, other = sweep_table(settings, [first, second], {*first.runs}).rows
+    table = sweep_table(settings, [first, second], dict.fromkeys(first.runs, "by theirs 0.1"))
+    best, other = table.rows
     assert (best.cells[-1], other.cells[-1]) == ("finished", "finished (other code)")
+    assert table.notes[1].startswith(f"OTHER CODE trained {len(first.runs)} run")
     assert main(["table", "rates", "--results", str(made[0]), "--check"]) == 2
     assert "no --check" in capsys.readouterr().err
 

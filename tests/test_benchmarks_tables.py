@@ -367,7 +367,7 @@ def test_rows_are_means_over_data_sets_with_the_deviation_over_seeds(done):
         assert (cell.mean, cell.std) == (pytest.approx(mean(by_seed)), pytest.approx(stdev(by_seed)))
 
 
-def test_the_worst_classes_are_those_of_procap_beside_zero_shot_and_the_best_other_method(done):
+def test_the_worst_classes_are_those_of_procap_beside_zero_shot_and_the_best_other_method(done, monkeypatch):
     table = table_of(done, "base-to-novel-worst-classes")
     shares = {method: share_by_class(done, method) for method in METHODS}
     best = max(METHODS[1:-1], key=lambda method: done.frame[done.frame.method == method].correct.sum())
@@ -381,6 +381,8 @@ def test_the_worst_classes_are_those_of_procap_beside_zero_shot_and_the_best_oth
         label, dataset, half = row.labels
         wanted = [shares[name][dataset, half, label] for name in ("procap", "zeroshot", best)]
         assert [cell.mean for cell in row.cells[1:] if isinstance(cell, Metric)] == pytest.approx(wanted)
+    monkeypatch.setattr("benchmarks.tables.base_novel.find_default", lambda *_: "MaPLe")
+    assert table_of(done, table.name).columns[1].title == "MaPLe", "the reference of the comparison"
 
 
 def share_by_class(done, method):
@@ -428,3 +430,4 @@ def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp
     page = write_report(done.results, tmp_path / "page", wanted=[done.name])
     assert {"Calibration", "Classes with the lowest accuracies of ProCAP"} <= {*tables(Page(page.read_text()).root)}
     assert (page.parent / "figures" / "reliability.png").is_file()
+    assert "<code>procap bench runtime</code>" in page.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import glob
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,7 @@ from procap.errors import UsageError, UserError, unknown_name
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import find_runs
 from shards.default_paths import data_root
+from shards.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,7 +170,12 @@ def _suite_tables(
         checked = check_metrics(done)
         return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
-    if collection and (further := find_other_runs(collection, root, done.paths)):
+    planned = {*done.paths}
+    # A data set of earlier runs may not be here any more.
+    with suppress(UserError, DataError):
+        whole = replace(options, datasets=recorded.datasets, methods=recorded.methods)
+        planned.update(run.path for run in SuitePlan.make(suite, whole).runs)
+    if collection and (further := find_other_runs(collection, root, planned)):
         note(describe_other_runs(SuitePlan(suite, options, done.runs), further, results))
     if not tables:
         command = suite.command(options, results)

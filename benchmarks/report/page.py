@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import DPI, FORMATS, describe_seeds, image_of
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.html import to_html
+from benchmarks.tables.html import mark_code, to_html
 from benchmarks.tables.render import SUFFIXES, render
 from benchmarks.tables.table import Table, list_notes
 from runner.results import write_bytes
@@ -135,9 +135,10 @@ class PageFiles:
 def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     """Write index.html and the folders `tables` and `figures` into `folder`. contents: see `build_report`."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"digest": _digest, "url": _to_url}
+    environment.filters |= {"digest": _digest, "url": _to_url, "mark_code": lambda text: Markup(mark_code(text))}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     files = PageFiles()
     page = template.render(contents, files=files, generator=GENERATOR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from benchmarks.tables.table import Column, Row, Table
 from cluster.run import RunSpec
 from cluster.sweep_record import SWEEPS, Configuration, SweepFolder, SweepSettings, is_possible
 from procap.errors import UserError
+from procap.methods import describe_change
 from runner.config import RunConfig
 from runner.results import read_document
 from runner.run_collection import Collection, find_collections, read_collection
@@ -197,7 +198,8 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
             continue
         own = [runs[path] for path in collection.runs if path in runs]
         trained = ((config, at.train()) for at, config in own)
-        other_code = {config.path for config, training in trained if training and training.changed_code(config)}
+        changes = {config.path: describe_change(config.method, one.method_source) for config, one in trained if one}
+        other_code = {path: change for path, change in changes.items() if change}
         tables = partial(_sweep_tables, settings, configurations, other_code)
         suite = Suite(settings.name, f"sweep {settings.name}", settings.methods, tables)
         # Runs that a scheduler has stopped early are not unfinished.
@@ -207,7 +209,7 @@ def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:
 
 
 def _sweep_tables(
-    settings: SweepSettings, configurations: Sequence[Configuration], other_code: Set[str], done: SuiteResults
+    settings: SweepSettings, configurations: Sequence[Configuration], other_code: Mapping[str, str], done: SuiteResults
 ) -> list[Table]:
     return [sweep_table(settings, configurations, other_code)]
 

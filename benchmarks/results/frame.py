@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from procap.methods import METHODS, method_class, method_source, title_and_colour
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
@@ -103,13 +103,15 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
 def open_results(results: str | Path, *, weights: bool = False) -> Path:
     """Return the local folder of `results`; for a URL, a copy of its documents, and with `weights` of its checkpoints.
 
-    Raises UserError if there is none.
+    Raises UserError if there is none, UsageError for a file.
     """
     from runner.remote_results import RemoteResults, results_root
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
     RemoteResults(url, folder).pull_all(weights=weights)
+    if folder.is_file():
+        raise UsageError(f"--results {results} is a file; name a folder")
     if not folder.is_dir():
         raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     return folder

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
+from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
@@ -44,21 +46,28 @@ def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) 
 
 
 def sweep_table(
-    settings: SweepSettings, configurations: Sequence[Configuration], other_code: Set[str] = frozenset()
+    settings: SweepSettings,
+    configurations: Sequence[Configuration],
+    other_code: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
-    """Make a row for each configuration, the best first. other_code: runs trained by code that is not installed."""
+    """Make a row for each configuration, the best first. other_code: how it differs from what is installed, by run."""
     rows = []
     for number, one in enumerate(rank(settings, configurations), 1):
         seeds = tuple(sorted(map(int, one.by_seed)))
         score = None if one.score is None else Metric(one.score, one.spread, seeds)
         values = [_format_value(one.values.get(field)) for field in settings.domains]
-        state = STATES[one.state] + (" (other code)" if other_code & {*one.runs} else "")
+        state = STATES[one.state] + (" (other code)" if other_code.keys() & {*one.runs} else "")
         rows.append(Row((str(number),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     better: Literal["high", "low"] = "high" if settings.direction == "max" else "low"
     columns = (*fields, Column(f"{settings.metric}, %", better), Column("Epochs", ""), Column("State", ""))
-    note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
-    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), (note,), wide=True)
+    notes = [
+        f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
+    ]
+    for change in dict.fromkeys(other_code.values()):
+        runs = plural([*other_code.values()].count(change), "run")
+        notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
+    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), notes, wide=True)
 
 
 def format_configuration(one: Configuration) -> str:

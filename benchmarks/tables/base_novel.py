@@ -13,7 +13,7 @@ from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.comparison import comparison_tables
+from benchmarks.tables.comparison import comparison_tables, find_default
 from benchmarks.tables.notes import list_means, note_average, suite_notes
 from benchmarks.tables.rows import (
     HALVES,
@@ -49,7 +49,8 @@ def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
     title = suite.suite.heading
     main = _halves_table(suite, suite.name, title, printed="base_to_novel")
     tables = [_averages(suite, title)] if len(suite.options.datasets) > 1 else []
-    fits = calibration_tables({title: suite.rows(one) for title, one in suite.by_title.items()}, suite.name)
+    rows = {title: suite.rows(one) for title, one in suite.by_title.items()}
+    fits = calibration_tables(rows, suite.name, reference=find_default(suite, suite.by_title))
     return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite, title), *fits, *comparison_tables(suite)]
 
 

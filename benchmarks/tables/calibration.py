@@ -38,10 +38,12 @@ WORST = 20
 """Classes in the table of the worst ones."""
 
 
-def calibration_tables(variants: Mapping[str, pd.DataFrame], suite: str = "", notes: Sequence[str] = ()) -> list[Table]:
+def calibration_tables(
+    variants: Mapping[str, pd.DataFrame], suite: str = "", notes: Sequence[str] = (), reference: str | None = None
+) -> list[Table]:
     """Make both tables of results by title, parts of the frame; none without evaluations that recorded calibration.
 
-    suite: its name, with which the names of the tables begin. notes: further ones.
+    suite: its name, with which the names of the tables begin. notes: further ones. reference: see `choose_compared`.
     """
     import pandas as pd
 
@@ -54,7 +56,7 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], suite: str = "", no
     prefix = f"{suite}-" if suite else ""
     labels, columns, rows = ("Test images", "Method"), tuple(MEASURES.values()), _calibration_rows(recorded)
     table = Table(f"{prefix}calibration", "Calibration", labels, columns, rows, (*NOTES, *shared), wide=True)
-    return [table, *_worst_classes(recorded, f"{prefix}worst-classes", shared)]
+    return [table, *_worst_classes(recorded, f"{prefix}worst-classes", shared, reference)]
 
 
 def _calibration_rows(variants: Mapping[str, pd.DataFrame]) -> list[Row]:
@@ -76,14 +78,16 @@ def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:
     return average([metric_over_seeds(own, column) for _, own in frame.groupby(["dataset", "target"])])
 
 
-def _worst_classes(variants: Mapping[str, pd.DataFrame], name: str, notes: tuple[str, ...]) -> list[Table]:
-    """Make the table of the classes on which ProCAP, or else the last title, has the lowest accuracies."""
+def _worst_classes(
+    variants: Mapping[str, pd.DataFrame], name: str, notes: tuple[str, ...], wanted: str | None
+) -> list[Table]:
+    """Make the table of the classes on which `wanted`, else ProCAP or the last title, has the lowest accuracies."""
     counts = {title: counted for title, own in variants.items() if len(counted := count_by_class(own))}
     if not counts:
         return []
     means = {title: float(own.correct.sum() / own.total.sum()) for title, own in counts.items()}
     methods = {title: variants[title].method.iloc[0] for title in counts}
-    reference, *compared = choose_compared(means, methods)
+    reference, *compared = choose_compared(means, methods, wanted)
     worst = counts[reference].assign(accuracy=lambda own: own.correct / own.total)
     worst = worst.sort_values(["accuracy", "total"], ascending=[True, False], kind="stable").head(WORST)
     rows = []
@@ -107,9 +111,9 @@ def choose_reference(methods: Mapping[str, str]) -> str:
     return next((title for title, method in methods.items() if method == "procap"), [*methods][-1])
 
 
-def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
-    """Choose ProCAP, or else the last title, then zero-shot CLIP and the best of the others on average."""
-    reference = choose_reference({title: methods[title] for title in means})
+def choose_compared(means: Mapping[str, float], methods: Mapping[str, str], wanted: str | None = None) -> list[str]:
+    """Choose `wanted`, else ProCAP or the last title, then zero-shot CLIP and the best of the others on average."""
+    reference = wanted if wanted and wanted in means else choose_reference({title: methods[title] for title in means})
     others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
     return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 

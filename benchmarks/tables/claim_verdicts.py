@@ -235,7 +235,7 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
 
 
 def _judge_wins(claim: Claim, contrasts: Contrasts, needed: Callable[[int], int]) -> Outcome:
-    """Decide whether enough data sets are won; undecided if as many are likely among variants that are equally good."""
+    """Decide whether enough data sets are won, and more than is likely among variants that are equally good."""
     import pandas as pd
     from scipy.stats import binomtest
 
@@ -250,6 +250,7 @@ def _judge_wins(claim: Claim, contrasts: Contrasts, needed: Callable[[int], int]
     result += f"; against {', '.join(series)}" if claim.test.against_all and len(series) <= SHOWN else ""
     test = f"binomial against 1 in {variants}, n = {n} data sets: p = {p:.2g}"
     own = Estimate(wins / n, float(share.low), float(share.high), p, test)
-    verdict: Verdict = "holds" if p <= 0.05 else "undecided"
-    interval = f"{100 * own.low:.0f} to {100 * own.high:.0f} % of data sets"
-    return Outcome(verdict if wins >= needed(n) else "does not hold", result, interval, test, own)
+    verdict: Verdict = "holds" if wins >= needed(n) and p <= 0.05 else "undecided"
+    low, high = round(n * own.low), round(n * own.high)
+    interval = f"{low} to {high} of {n} data sets"
+    return Outcome("does not hold" if high < needed(n) else verdict, result, interval, test, own)

@@ -381,6 +381,9 @@ NOTES = (
     "t: Student's t over data sets, each the mean over its seeds, or over the seeds of one data set. Signs flipped: "
     "permutation test of the same differences. Binomial: so many data sets won by chance among equally good methods. "
     "All p but the binomial are two-sided. Runtime: from the lowest to the highest of repeated measurements.",
-    "HM is of each seed and data set, its average the mean of HMs. The advantage in few-shot learning is that over the "
-    "trained method that is the best over all shots.",
+    "A claim of a number of data sets holds if that number is reached, with a binomial p of 0.05 at most, and does not "
+    "hold if the interval, in whole data sets, is wholly below it.",
+    "HM is of each seed and data set, its average the mean of HMs; comparison tables have the HM of mean accuracies "
+    "over seeds, and intervals over test images, so that their differences are others. The advantage in few-shot "
+    "learning is that over the trained method that is the best over all shots.",
 )

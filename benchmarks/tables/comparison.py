@@ -29,12 +29,15 @@ def comparison_tables(suite: SuiteResults, variants: Mapping[str, Variant] | Non
     results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant))}
     if len(results) < 2:
         return []
-    reference = find_default(suite, {title: titled[title] for title in results})
+    reference = find_default(suite, titled)
     return [comparison_table(results, reference=reference, name=f"{suite.name}-comparison")]
 
 
 def find_default(suite: SuiteResults, titled: Mapping[str, Variant]) -> str | None:
-    """Find the title of ProCAP, else of the last method, without what variants change; None if there is none."""
+    """Find the title of ProCAP, else of the last method with results, without what variants change, or None."""
+    titled = {title: variant for title, variant in titled.items() if len(suite.rows(variant))}
+    if not titled:
+        return None
     method = titled[choose_reference({title: variant.method for title, variant in titled.items()})].method
     for title, variant in titled.items():
         if variant.method == method:

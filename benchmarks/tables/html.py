@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -55,9 +56,14 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         lines.append("</tbody>")
     lines.append("</table>")
     if not labelled_by:
-        notes = "".join(f"<li>{escape(note)}</li>" for note in list_notes(table))
+        notes = "".join(f"<li>{mark_code(note)}</li>" for note in list_notes(table))
         lines.append(f'<ul class="notes">{notes}</ul>')
     return "\n".join(lines)
+
+
+def mark_code(text: str) -> str:
+    """Escape a text, and mark what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _render_count(cells: Sequence[Cell], place: int, *, right: bool) -> str:
