@@ -85,7 +85,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple", 2, "--datasets is missing"),
     ("train --methods maple --datasets shapes-v2", 2, "has test images only"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
-    ("train --methods maple --datasets digits --shots 0", 2, "one number of images per class is needed, give full"),
+    ("train --methods maple --datasets digits --shots 0", 2, "at least 1 image per class is needed; `full` takes all"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
     (f"train --methods maple --datasets digits --seeds {'1' * 5000}", 2, "is not a whole number of 0 or more"),
     (f"train --methods maple --datasets digits --shots {'1' * 5000}", 2, "one number of images per class is needed"),

@@ -14,9 +14,10 @@ from benchmarks.suites.checks import count_training_images, note_small_classes
 from benchmarks.suites.planning import RunState, count_images, read_state
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
+from procap.methods import METHODS
 from runner.config import RunConfig, RuntimeConfig, Target, changed_settings
 from runner.remote_results import RemoteResults
-from runner.run_folders import OtherContent
+from runner.run_folders import OtherContent, RunFolder
 from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
 from shards.resolve import is_packed, resolve_dataset
@@ -55,6 +56,10 @@ def show_checked_plan(
             state = read_state(config, targets, runtime, force=force)
         except OtherContent:
             state = RunState("other data", 1.0, [*targets])
+        if state.status == "finished" and config.method not in METHODS and not evaluate_again:
+            training = RunFolder(runtime.results / config.path).train()
+            if training and training.changed_code(config):
+                state = state._replace(status="other code")
         if evaluate_again:
             state = state._replace(open=[*targets])
         if state.status != "finished":

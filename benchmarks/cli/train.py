@@ -71,7 +71,7 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
-        few = "made {} in all, and its weights may be near their initial values: give more epochs or shots"
+        few = "made {} in all, and may be near the initial weights: give more epochs or shots"
         note_warning(
             (config.path, few.format(plural(result.steps, "step")))
             for config, result in done.items()

@@ -45,10 +45,15 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
 
 def list_caveats(suites: Sequence[StartedSuite], data: Path | None) -> list[str]:
     """List what a reader has to know before any number, each once with the suites that it concerns."""
+    import pandas as pd
+
     found: dict[str, list[str]] = {}
+    # Groups share runs, which count once.
+    every = pd.concat([one.results.frame[["path", "contents"]] for one in suites]) if suites else pd.DataFrame()
+    lines = note_other_content(every, data) if suites else []
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]
-        caveats = [text.rstrip(".") for text in note_code(results.frame) + note_other_content(results.frame, data)]
+        caveats = [text.rstrip(".") for text in note_code(results.frame)]
         caveats += [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
         if why := results.why_incomparable:
             caveats.append(f"these results do not compare with published ones: {why}")
@@ -61,7 +66,6 @@ def list_caveats(suites: Sequence[StartedSuite], data: Path | None) -> list[str]
             caveats.append(f"{further} with other seeds or settings, which no table here shows")
         for caveat in caveats:
             found.setdefault(caveat, []).append(one.name)
-    lines = []
     for caveat, names in found.items():
         of = "" if len(names) == len(suites) else f" ({', '.join(names)})"
         lines.append(f"{caveat[0].upper()}{caveat[1:]}{of}.")

@@ -175,7 +175,7 @@ def _runs_table(done: SuiteResults) -> Table:
         *(Column(name, "", number) for name, number in digits.items()),
         Column("Tested on", ""),
     )
-    return Table("runs", "Runs", ("Run",), columns, rows, ("Shots: images per class, 0 for all.",), wide=True)
+    return Table("runs", "Runs", ("Run",), columns, rows, ("Shots: images per class, 0 for full.",), wide=True)
 
 
 def find_sweeps(results: Path) -> tuple[list[StartedSuite], list[Problem]]:

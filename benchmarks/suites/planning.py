@@ -102,7 +102,7 @@ def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
 class RunState(NamedTuple):
     """What exists of a run. trained: share of its training that is saved; open: targets without a current result."""
 
-    status: Literal["finished", "resume", "new", "repeat", "other data"]
+    status: Literal["finished", "resume", "new", "repeat", "other data", "other code"]
     trained: float
     open: list[Target]
 
