@@ -52,7 +52,7 @@ class Classifier:
         self.class_features = unit(class_features.detach())
         self.scale = scale.detach().float().clone()
         self.num_classes = class_features.shape[0]
-        self.adapter = copy.deepcopy(adapter or nn.Identity()).requires_grad_(False)
+        self.adapter = copy.deepcopy(nn.Identity() if adapter is None else adapter).requires_grad_(False).eval()
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -350,7 +350,7 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
     """Read the document at `path`; None if there is none.
 
-    Raises UserError, which says `repair`, if it is broken: strict types: `true` is not accepted as a number.
+    Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
     """
     try:
         return model.model_validate_json(read_file(path), strict=True)
