@@ -121,7 +121,7 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     assert recipes(MINI, recipe="published")["maple"] == own["maple"], "published recipes are not shortened"
 
 
-def test_a_control_by_train_is_the_run_of_a_suite():
+def test_a_control_by_train_is_the_run_of_a_suite(tmp_path):
     """MaPLe in ProCAP's recipe has as many tokens as ProCAP, unless other ones are chosen."""
     suite = load_suite("base-to-novel")
     options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), recipe="procap")
@@ -131,6 +131,8 @@ def test_a_control_by_train_is_the_run_of_a_suite():
     assert selected_runs(choice, RecipeFlags(recipe="procap")) == [planned.spec.config]
     [chosen] = selected_runs(choice, RecipeFlags(recipe="procap", option=["n_ctx=2"]))
     assert (planned.spec.config.options["n_ctx"], chosen.options["n_ctx"]) == (4, 2)
+    notes = suite_notes(SuiteResults.read(suite, options, tmp_path))
+    assert any(note.startswith("Chosen options of methods: MaPLe n_ctx 4.") for note in notes)
 
 
 def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():

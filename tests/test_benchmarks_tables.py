@@ -239,6 +239,7 @@ def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_pat
     titles = [row.labels[1] for row in table.rows]
     assert titles[:4] == [f"CoOp (shots {shots})" for shots in (1, 2, 16, "full")]
     assert titles[4:] == [f"MaPLe ({more}shots 16)" for more in ("", "n_ctx 4, ", "fp16_rounding true, n_ctx 4, ")]
+    assert "Not the published options: MaPLe: depth 3." in table.notes, "all rows share it, and no title names it"
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), overrides={"epochs": 2}, options={"depth": 3})
     [table] = run_tables(load(tmp_path))
     assert [note for note in table.notes if "epochs 2 instead of 5" in note and "recipe custom" in note]

@@ -14,6 +14,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from procap.methods import METHODS, method_source
+from runner.config import control_options
 from runner.run_folders import packed_digest
 from shards.errors import DataError
 from shards.mirror import is_mirror
@@ -40,7 +41,11 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
             f"(ddof = 1){of_hm}."
         )
-    found += [*filter(None, own), *note_options(suite.options.options)]
+    chosen = {
+        method: {**control_options(method, suite.options.recipe), **suite.options.options.get(method, {})}
+        for method in suite.options.methods
+    }
+    found += [*filter(None, own), *note_options(chosen)]
     if suite.paper_rounding:
         found.append(
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
@@ -80,7 +85,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
     elif suite.has_controls:
         found.append(
             "Rows of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
-            "group of their own; MaPLe has as many tokens there as ProCAP."
+            "group of their own."
         )
     return tuple(found)
 
@@ -106,7 +111,7 @@ def note_schedules(suite: SuiteResults) -> list[str]:
 
 
 def note_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Describe the options of methods that a user chose; empty if there are none."""
+    """Describe the options of methods that a user chose, by `--option` or by a recipe; empty if there are none."""
     if not any(options.values()):
         return []
     parts = [
@@ -114,9 +119,7 @@ def note_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for method, own in options.items()
         if own
     ]
-    return [
-        f"Options of methods are chosen (`--option`): {'; '.join(parts)}. What a row itself changes takes precedence."
-    ]
+    return [f"Chosen options of methods: {'; '.join(parts)}. What a row itself changes takes precedence."]
 
 
 def note_average(suite: SuiteResults) -> str:

@@ -5,9 +5,10 @@ Runs that differ in more than data set and seed have separate rows. Speeds are m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import (
     changed_datasets,
@@ -18,6 +19,7 @@ from benchmarks.results.frame import (
     metric_over_seeds,
     settings_key,
     sort_variants,
+    title_method,
     title_variants,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
@@ -28,8 +30,8 @@ from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
-from procap.errors import UsageError
-from procap.methods import method_class
+from procap.errors import UserError
+from procap.methods import method_class, method_options
 from shards.resolve import base_name
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
     """Make the tables of calibration of all runs; see `calibration_tables`."""
     titled = title_runs(frame).sort_values("order", kind="stable")
     variants = {str(title): own for title, own in titled.groupby("title", sort=False)}
-    return calibration_tables(variants, notes=[*_note_recipes(titled), *_one_per_seed(frame)[1]])
+    return calibration_tables(variants, notes=[*_note_changes(titled), *_one_per_seed(frame)[1]])
 
 
 def title_runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -127,13 +129,16 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Ta
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column `title`, give results of untrained methods the seeds of the other rows, and sort."""
+    """Add columns `title` and `task`, give results of untrained methods the seeds of the other rows, and sort."""
     import pandas as pd
 
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     order = {key: number for number, key in enumerate(sort_variants(keys))}
+    moved = frame.path.isin(frame.path[frame.target_dataset != frame.dataset])
+    tasks = moved.map({True: "cross-dataset", False: "few-shot"}).where(frame.classes == "all", "base-to-novel")
     frame = frame.assign(
         title=title_variants(frame),
+        task=tasks,
         order=[order[key] for key in keys],
         place=[dataset_order(name) for name in frame.dataset],
     )
@@ -174,6 +179,36 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
+def _note_changes(runs: pd.DataFrame) -> list[str]:
+    """Describe what differs from the published recipes and options, unless titles or other notes name it."""
+    return [*_note_recipes(runs), *_note_options(runs)]
+
+
+def _case_of(run: Any) -> tuple[str, int, str]:
+    """Return by what a method chooses its published recipe and options: task, shots and data set."""
+    return run.task, int(run.shots), base_name(run.dataset)
+
+
+def _note_options(runs: pd.DataFrame) -> list[str]:
+    """Name the options that differ from the published ones in rows whose titles do not name them."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for run in runs.drop_duplicates(["title", "task", "shots", "dataset"]).itertuples():
+        with suppress(UserError):
+            # This imports torch.
+            published = method_options(run.method, method_class(run.method).task_options(*_case_of(run)))
+            for name, value in published.model_dump(mode="json").items():
+                text = f"{name} {json.dumps(run.options.get(name, value))}"
+                if text != f"{name} {json.dumps(value)}" and text not in run.title:
+                    found.setdefault((run.method, text), {})[run.title] = None
+    titles = runs.groupby("method").title.unique()
+    changes: dict[str, list[str]] = {}
+    for (method, text), named in found.items():
+        label = title_method(method) if len(named) == len(titles[method]) else ", ".join(named)
+        changes.setdefault(label, []).append(text)
+    parts = (f"{label}: {', '.join(texts)}" for label, texts in changes.items())
+    return [f"Not the published options: {'; '.join(parts)}."] if changes else []
+
+
 def _note_recipes(runs: pd.DataFrame) -> list[str]:
     """Describe what differs from the published recipe in rows with a changed one; none if all rows have one."""
     is_custom = runs.settings.map(lambda settings: settings.get("recipe") == "custom")
@@ -181,13 +216,10 @@ def _note_recipes(runs: pd.DataFrame) -> list[str]:
     is_named = runs.title.str.contains(r"\brecipe \d").any()
     for title, own in runs[is_custom].groupby("title", sort=False) if is_named or not is_custom.all() else ():
         first = own.iloc[0]
-        with suppress(UsageError):
-            task = "few-shot" if first.classes == "all" else "base-to-novel"
-            # This imports torch.
-            recipe = method_class(first.method).recipe(task, int(first.shots), base_name(first.dataset))
+        with suppress(UserError):
             changes = [
                 f"{name} {first.settings[f'recipe.{name}']} instead of {value}"
-                for name, value in recipe
+                for name, value in method_class(first.method).recipe(*_case_of(first))
                 if first.settings.get(f"recipe.{name}", str(value)) != str(value)
             ]
             found.setdefault(", ".join(changes), []).append(str(title))
@@ -202,7 +234,7 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
     if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
     runs = frame.drop_duplicates("path")
-    found += [*note_settings(zip(runs.method, runs.settings, strict=True)), *_note_recipes(runs)]
+    found += [*note_settings(zip(runs.method, runs.settings, strict=True)), *_note_changes(runs)]
     if any(metric.limited for metric in metrics):
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     return found + note_changed(changed)
