@@ -360,13 +360,16 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
     assert count_images("trio", "base", "test", one_class)[2] == 4 + 2, "not two thirds of 8"
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
-    assert main(["ls", "runs", "--results", str(tmp_path), "--datasets", "solo"]) == 0
-    assert re.search(r"zeroshot +solo +base +- +- +100\.00 +- +- ", capsys.readouterr().out)
     own = ["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets"]
     assert main([*own, "solo:novel,trio:all,trio:novel"]) == 3
     out, err = capsys.readouterr()
     assert err.count("trio:novel:test has one class, so that every image counts as right") == 1
     assert out.count("trio:all:test") == 2 and err.count("solo has 1 class, and none in its novel half") == 1
+    assert main(["eval", "--methods", "zeroshot", "--datasets", "quartet", *at, "--targets", "quartet:all"]) == 0
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"zeroshot +solo +base +- +- +100\.00 +- +- ", listed)
+    assert re.search(r"zeroshot +quartet +base +- +- +- +- +- ", listed), "all classes are not both halves"
     assert main([*own, "solo:novel"]) == 2
     assert capsys.readouterr().err.strip().endswith("solo has 1 class, and none in its novel half")
 

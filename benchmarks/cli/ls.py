@@ -216,7 +216,9 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             own = (target.dataset, target.split) == (config.dataset, "test")
-            if own and not (result.limited or result.settings.label):
+            # Of two classes or one there are no halves: the accuracy after base classes is then that on all.
+            beside = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
+            if own and not (beside or result.limited or result.settings.label):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         note(f"procap: {error}")
