@@ -299,7 +299,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "holds no class folders with images: it needs a folder of images per class, or a table labels.csv"),
-    ("columns", "labels.csv has the columns filename, class; path and label are needed"),
+    ("columns", "labels.csv has the columns 'filename', 'class'; path, label and perhaps split are needed"),
     ("places", "holds class folders in several places: pack one alone (birds/north, birds/south)"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
     ("flags", "leave out the other flags"),

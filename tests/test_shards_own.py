@@ -31,9 +31,9 @@ def rows(source: Source, split: str) -> list[tuple[str, int]]:
     return [(record.path, record.label) for record in source.part(split, 0, source.counts[split]).records()]
 
 
-def put_table(folder, lines, header):
-    with (folder / "birds.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *lines])
+def put_table(folder, lines, header, name="birds.csv", delimiter=","):
+    with (folder / name).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *lines])
 
 
 def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_rule(tmp_path):
@@ -94,11 +94,12 @@ def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
     assert renamed.classnames == ("macaw", "zebra finch", "bee-eater", "coal tit (Periparus ater)")
 
 
-def test_a_table_keeps_its_order_and_its_splits(tmp_path):
+@pytest.mark.parametrize(("name", "delimiter"), [("birds.csv", ","), ("birds.csv", ";"), ("birds.tsv", "\t")])
+def test_a_table_keeps_its_order_and_its_splits(tmp_path, name, delimiter):
     put_classes(tmp_path / "pictures", each=2)
-    lines = [(f"{name}/{i:02d}.png", name, ("test", "train")[i]) for i in (1, 0) for name in CLASSES]
-    put_table(tmp_path, lines, ("path", "label", "split"))
-    source = user_source(sheet(tmp_path, "table: birds.csv\nimages: pictures\n"))
+    lines = [(f"{name}/{i:02d}.png", f" {name}", ("Test", "training")[i]) for i in (1, 0) for name in CLASSES]
+    put_table(tmp_path, lines, ("path", " Label ", "SPLIT"), name, delimiter)
+    source = user_source(sheet(tmp_path, f"table: {name}\nimages: pictures\n"))
     assert source.classnames == SORTED
     assert rows(source, "train") == [(f"{name}/01.png", SORTED.index(name)) for name in CLASSES]
 
@@ -195,9 +196,9 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
 
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
-    "no header": ("csv", "a.png,x\nb.png,y\n", "0.path: field required"),
+    "no header": ("csv", "a.png,x\nb.png,y\n", "has the columns 'a.png', 'x'; path, label and perhaps split"),
     "no label": ("csv", "path,label\na.png,\nb.png,x\n", "0.label = '': is neither text nor"),
-    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,valid\n", "1.split = 'valid'"),
+    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "1.split = 'dev': is none of train"),
     "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "0.path = '../a.png': is not a plain path"),
     "a column too many": ("csv", "path,label\na.png,x,y\n", "0.more: extra inputs"),
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
@@ -219,7 +220,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
         r"class 'ring' has no train image \(another spelling of 'rings'\?\): add some",
     ),
     "split half said": ("csv", "path,label,split\na.png,x,test\nb.png,x,\n", "'b.png' has no split"),
-    "another kind of file": ("txt", "a.png x\n", "neither .csv nor .json"),
+    "another kind of file": ("txt", "a.png x\n", "it is none of .csv"),
 }
 
 

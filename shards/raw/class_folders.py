@@ -6,13 +6,15 @@ import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from shards.errors import DataError
 from shards.names import Finding, first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
 from shards.raw.published import SPLITS
 
+TABLES = (".csv", ".tsv", ".json")
+"""Endings of tables of images."""
 JUNK_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
 """Names that operating systems, archives and notes leave in folders of images; any other file there is a problem."""
@@ -32,7 +34,7 @@ class ListedImage(BaseModel):
 
     path: str
     label: str | int
-    split: str = Field(default="", pattern="^(train|val|test)?$")
+    split: str = ""
 
     @field_validator("path")
     @classmethod
@@ -47,6 +49,16 @@ class ListedImage(BaseModel):
         if label == "" or (isinstance(label, int) and label < 0):
             raise ValueError("is neither text nor a number of 0 or more")
         return label
+
+    @field_validator("split")
+    @classmethod
+    def _name_split(cls, given: str) -> str:
+        word = given.strip().lower()
+        if found := [split for split, words in SPLIT_WORDS.items() if word in words]:
+            return found[0]
+        if word:
+            raise ValueError(f"is none of {', '.join(SPLITS)}")
+        return ""
 
 
 def list_class_folders(folder: Path) -> list[str]:
@@ -165,7 +177,7 @@ def scan_folders(
         Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")")
         for what, names in sorted(left_out.items())
     ]
-    if tables := [ascii(name) for name in list_folder(root) if name.lower().endswith((".csv", ".json"))]:
+    if tables := [ascii(name) for name in list_folder(root) if name.lower().endswith(TABLES)]:
         notes.append(Finding.make("warning: labels are those of the folders, and not read from ", tables))
     return items, problems, notes
 

@@ -58,7 +58,9 @@ class Description(BaseModel):
         default=None, description="a list: the order of the labels; a mapping: class names of folders or labels"
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
-    table: StrictStr | None = Field(default=None, description="instead: a CSV or JSON file of path, label and split")
+    table: StrictStr | None = Field(
+        default=None, description="instead: a CSV, TSV or JSON file of path, label and split"
+    )
     images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
     splits: dict[SplitName, StrictStr] | None = Field(
         default=None, description="the folder of each split, `{train: training, test: valid}`, if not `train` etc."

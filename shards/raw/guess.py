@@ -14,6 +14,7 @@ import yaml
 from shards.errors import DataError, DataUsageError
 from shards.names import first_few
 from shards.raw.class_folders import (
+    TABLES,
     find_class_roots,
     find_nested_folders,
     find_split_folders,
@@ -23,7 +24,7 @@ from shards.raw.class_folders import (
 )
 from shards.raw.description import Description, read_description
 from shards.raw.folders import list_folder, split_sizes
-from shards.raw.user_dataset import read_table
+from shards.raw.user_dataset import parse_header, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -63,14 +64,13 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, and the guess in words."""
     base = folder.name
     files = [name for name, kind in list_folder(folder).items() if kind == "file"]
-    tables = [name for name in files if name.lower().endswith((".csv", ".json")) and _is_table(folder / name)]
+    tables = [name for name in files if name.lower().endswith(TABLES) and _is_table(folder / name)]
     if len(tables) == 1:
         return _guess_table(folder, tables[0])
     if tables:
         raise DataError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
-    if wrong := [name for name in files if name.lower() == "labels.csv"]:
-        columns = ", ".join(_read_header(folder / wrong[0]))
-        raise DataError(f"{folder / wrong[0]} has the columns {columns:.80}; path and label are needed (docs/data.md)")
+    if wrong := [name for name in files if name.lower() in ("labels.csv", "labels.tsv")]:
+        read_table(folder / wrong[0])
     if nested := find_nested_folders(folder):
         command = f"procap data pack {shlex.quote(str(folder / nested[0]))}"
         what = f"{folder} holds folders of images, and class folders in {first_few(nested)}"
@@ -113,18 +113,14 @@ def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a file is a table of paths and labels, of which only the first row of a CSV is read."""
+    """Whether a file is a table of paths and labels; of a CSV or TSV only the first row is read."""
     try:
-        if file.suffix.lower() == ".csv":
-            return {*_read_header(file)} >= {"path", "label"}
-        return bool(read_table(file))
+        if file.suffix.lower() == ".json":
+            return bool(read_table(file))
+        with file.open(encoding="utf-8-sig", errors="replace") as stream:
+            return {*parse_header(stream.readline(10_000))[1]} >= {"path", "label"}
     except (DataError, OSError, ValueError):
         return False
-
-
-def _read_header(file: Path) -> list[str]:
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        return [name.strip() for name in stream.readline(10_000).split(",")]
 
 
 def _name_set(folder: str) -> str:

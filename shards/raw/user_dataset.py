@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import combinations, zip_longest
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from shards.errors import DataError, describe_invalid
 from shards.files import read_file
 from shards.names import Finding, first_few, join_first, unfit_texts
-from shards.raw.class_folders import ListedImage, scan_folders
+from shards.raw.class_folders import TABLES, ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import (
     Images,
@@ -98,20 +99,24 @@ def _resolve(file: Path, path: str) -> Path:
 
 
 def read_table(file: Path) -> list[ListedImage]:
-    """Read the rows of a table in order: CSV with a header, or a JSON list of objects."""
+    """Read the rows of a table in order: CSV or TSV with a header, or a JSON list of objects."""
     try:
         text = read_file(file).decode("utf-8-sig")
         if file.suffix.lower() == ".json":
             rows = json.loads(text)
-        elif file.suffix.lower() == ".csv":
-            reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", strict=True)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            rows = [*reader]
+        elif file.suffix.lower() in TABLES:
+            stream = io.StringIO(text, newline="")
+            delimiter, columns = parse_header(stream.readline())
+            if sorted(columns) not in (["label", "path"], ["label", "path", "split"]):
+                found = join_first([*map(ascii, columns)], 8) or "-"
+                raise DataError(f"table: {file} has the columns {found}; path, label and perhaps split are needed")
+            options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
+            rows = [*csv.DictReader(stream, columns, restkey="more", **options)]
             labels = [str(row.get("label")) for row in rows]
             if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
                 rows = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
         else:
-            raise ValueError("it is neither .csv nor .json")
+            raise ValueError(f"it is none of {', '.join(TABLES)}")
         items = TypeAdapter(list[ListedImage]).validate_python(rows)
     except ValidationError as error:
         raise DataError(f"table: {file} (images count from 0): {describe_invalid(error, 'the table')}") from None
@@ -124,6 +129,12 @@ def read_table(file: Path) -> list[ListedImage]:
     if repeated := _repeated(item.path for item in items):
         raise DataError(f"table: {file} lists {first_few(repeated)} more than once: list each image once")
     return items
+
+
+def parse_header(line: str) -> tuple[str, list[str]]:
+    """Return the delimiter of a CSV or TSV file and its columns in small letters, from its first line."""
+    delimiter = max(",;\t", key=line.count)
+    return delimiter, [name.strip().lower() for name in next(csv.reader([line], delimiter=delimiter), [])]
 
 
 def _number_classes(
