@@ -42,7 +42,10 @@ LIGHT = {
     # The time of the help is that of its imports, about a millisecond each.
     "help": "from benchmarks.cli import main; assert main(['--help']) == 0 and len(sys.modules) < 300",
     "help of a command": "from benchmarks.cli import main; main(['bench', 'runtime', '--help'])",
-    "backbone": "from benchmarks.cli import main; main('train --methods coop --datasets dtd --backbone x'.split())",
+    "usage errors": "from benchmarks.cli import main; assert [main(words.split()) for words in ("
+    "'train --methods coop --datasets dtd --backbone x', 'train --methods coop --datasets dtd --results no',"
+    "'train --methods coop --datasets digits --shots 9999', 'sweep --methods coop --datasets shaps --param lr=1,2',"
+    "'eval --methods coop --datasets digits --targets digit')] == [2, 1, 2, 2, 2]",
     "class names": "from shards.catalogue import PUBLISHED; from shards.raw.published import published_classnames;"
     "assert len([published_classnames(dataset) for dataset in PUBLISHED]) == 15 and 'PIL' not in sys.modules",
     "check of raw folders": "import shards.raw.published",
@@ -54,7 +57,9 @@ def test_what_has_to_be_fast_imports_no_heavy_library(name):
     heavy = HEAVY if name == "help" else HEAVIEST
     program = f"import sys; {LIGHT[name]}; sys.exit(str([name for name in {heavy!r} if name in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "[]" and done.stderr.count("unknown backbone 'x'") == (name == "backbone")
+    assert done.stderr.splitlines()[-1] == "[]" and done.stderr.count("unknown backbone 'x'") == (
+        name == "usage errors"
+    )
 
 
 COMMAND_LINES = [
@@ -85,7 +90,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple", 2, "--datasets is missing"),
     ("train --methods maple --datasets shapes-v2", 2, "has test images only"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
-    ("train --methods maple --datasets digits --shots 0", 2, "at least 1 image per class is needed; `full` takes all"),
+    ("train --methods maple --datasets digits --shots 0", 2, "images per class is needed, 1 or more, or full"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
     (f"train --methods maple --datasets digits --seeds {'1' * 5000}", 2, "is not a whole number of 0 or more"),
     (f"train --methods maple --datasets digits --shots {'1' * 5000}", 2, "one number of images per class is needed"),

@@ -296,7 +296,7 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
 @pytest.mark.parametrize(("words", "message"), [
     ("--shots 1,4", "base-to-novel takes one number; few-shot draws curves"),
     ("few-shot --shots full", "a curve is over numbers of shots"),
-    ("few-shot --shots 1,0", "`full` takes all"),
+    ("few-shot --shots 1,0", "1 or more, or full"),
     ("few-shot --shots 1,many", "one number of images per class is needed"),
     ("few-shot --shots 2,full", "full stands alone"),
     ("--launcher cloud", "unknown launcher 'cloud'"),

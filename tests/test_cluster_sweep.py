@@ -77,7 +77,7 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
     (["--param", "lr=1e-3", "--search", "tpee"], "search = 'tpee'"),
     (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
     (["--param", "lr=1e-3", "--scheduler", "asha", "--grace-period", "3"], "give a smaller --grace-period"),
-    (["--param", "shots=4,0"], "--shots 0: at least 1 image per class"),
+    (["--param", "shots=4,0"], "--shots 0: one number of images per class"),
     (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
     (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
     (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),

@@ -15,8 +15,8 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import (
     absent_targets,
+    default_targets,
     eval_settings,
-    evaluation_targets,
     note_missing_halves,
     run_flags,
     runtime_config,
@@ -24,6 +24,7 @@ from benchmarks.cli.selection import (
 )
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing import ensure_packed
+from benchmarks.console.parse import split_names
 from benchmarks.suites.checks import check_targets, check_training_images, check_weights, check_weights_of
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
@@ -78,6 +79,7 @@ def evaluate(
 
     def find_runs() -> tuple[list[RunSpec], RuntimeConfig]:
         """Find the runs with their targets, and the runtime with their results folder."""
+        named = [Target.parse(part, runtime.data) for part in split_names(targets)]
         if folders:
             located = [find_run(folder, runtime) for folder in folders]
             if len({at.results for _, at in located}) > 1:
@@ -87,12 +89,12 @@ def evaluate(
             configs, at = selected_runs(selection, recipe, runtime.data), runtime
             if not mode.dry_run:
                 check_weights_of(configs, runtime)
-        if not targets:
+        if not named:
             note_missing_halves(configs, runtime.data)
         for config in configs:
             # Refuse impossible settings before any run is evaluated.
             settings.for_run(config)
-        wanted = [evaluation_targets(config, targets, runtime.data) for config in configs]
+        wanted = [named or default_targets(config, runtime.data) for config in configs]
         specs = [RunSpec(config=one, targets=tuple(map(str, own))) for one, own in zip(configs, wanted, strict=True)]
         return specs, at
 

@@ -19,6 +19,7 @@ from benchmarks.cli.flags import (
     command_line,
 )
 from benchmarks.console.output import note
+from benchmarks.console.packing import find_unpacked
 from benchmarks.console.parse import (
     METHOD_GROUPS,
     dataset_groups,
@@ -33,8 +34,9 @@ from benchmarks.console.parse import (
 )
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
+from benchmarks.suites.checks import check_images
 from procap.errors import UsageError, check_names
-from procap.methods import method_class, method_paths
+from procap.methods import METHODS, method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import (
     PRECISIONS,
@@ -68,18 +70,29 @@ def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
 
 
 def selected_runs(
-    selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None, task: str | None = None
+    selection: SelectionFlags,
+    recipe: RecipeFlags,
+    data: Path | None = None,
+    task: str | None = None,
+    results: Path | None = None,
 ) -> list[RunConfig]:
     """Make every run that the flags describe, method by method within a data set, seeds innermost.
 
-    task: see `plan_run`.
+    task: see `plan_run`. results: check, before methods are imported, which takes longer than everything else, that
+        each data set without a run there is packed or can be, and that one alone has images enough to train on.
     """
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
     check_backbone(selection.backbone, selection.pretrained)
+    shots = parse_shot_count(selection.shots or "16")
+    if data and results:
+        classes = parse_classes(selection.classes or "base")
+        find_unpacked((name for name in datasets if not (results / classes / name).exists()), data)
+        is_trained = any(name in METHODS and name != "zeroshot" for name in methods)
+        if len(datasets) == 1 and is_trained and not recipe.few_shot_samples:
+            check_images(datasets[0], classes, shots, data)
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
-    shots = parse_shot_count(selection.shots or "16")
     return [
         plan_run(
             method=method,
@@ -137,13 +150,11 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value}
 
 
-def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
-    """Parse the targets in `text`; by default both halves (or all classes) of the training data set.
+def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
+    """Return both halves (or all classes) of the training data set.
 
     A run on half of the base classes, for model selection, is evaluated on val, else train (ImageNet), never on test.
     """
-    if split_names(text):
-        return [Target.parse(part, data) for part in split_names(text)]
     if config.classes.startswith("dev-"):
         split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
         return [Target.parse_unchecked(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]

@@ -48,6 +48,9 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     if varied and selection.methods:
         raise UsageError("--methods and --param method contradict each other: give one of them")
     methods = parse_methods(varied[0] if varied else selection.methods, table1_methods())
+    if selection.datasets:
+        # Parameters need the methods, whose import takes longer than everything else here.
+        parse_datasets(selection.datasets, data)
     space: dict[str, Domain] = {}
     for text in (text for name, text in params if name != "method"):
         field, domain = parse_param(text, methods)

@@ -92,12 +92,12 @@ def _checked_runs(
     selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
 ) -> list[RunConfig]:
     """Return the selected runs. Raises UserError without their weights."""
-    runs = selected_runs(selection, recipe, runtime.data)
-    note_warmup(runs)
+    runs = selected_runs(selection, recipe, runtime.data, results=None if mode.dry_run else runtime.results)
     if not mode.dry_run:
         check_weights_of(runs, runtime)
         folders = [(config, RunFolder(runtime.results / config.path)) for config in runs]
         find_unpacked((one.dataset for one, at in folders if mode.force or not at.train_file.exists()), runtime.data)
+    note_warmup(runs)
     return runs
 
 

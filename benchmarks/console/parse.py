@@ -72,11 +72,9 @@ def parse_shot_count(text: str) -> int:
     """Parse the number of training images per class; "full" gives 0, which stands for all of them."""
     if text.lower() in ("full", "all"):
         return 0
-    if _is_number(text.strip()) and int(text) == 0:
-        raise UsageError(f"--shots {text}: at least 1 image per class is needed; `full` takes all")
-    if not _is_number(text.strip()):
+    if not _is_number(text.strip()) or int(text) == 0:
         several = "; `procap bench few-shot --shots` takes several" if "," in text else ""
-        raise UsageError(f"--shots {text}: one number of images per class is needed, give full for all{several}")
+        raise UsageError(f"--shots {text}: one number of images per class is needed, 1 or more, or full{several}")
     return int(text)
 
 

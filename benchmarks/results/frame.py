@@ -113,7 +113,7 @@ def open_results(results: str | Path, *, weights: bool = False) -> Path:
     if folder.is_file():
         raise UsageError(f"--results {results} is a file; name a folder")
     if not folder.is_dir():
-        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
+        raise UserError(f"no results folder at {results}; name the one of your runs with --results")
     return folder
 
 

@@ -116,17 +116,22 @@ def _build(config: RunConfig, data: Path, clip: CLIP) -> None:
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known."""
+    """Apply `check_images` to every data set that is trained on."""
     trained = [config for config in configs if config.recipe.epochs]
     for dataset, classes, shots in dict.fromkeys(
         (one.dataset, one.classes, one.shots) for one in trained if not one.picks
     ):
-        if is_packed(data, dataset):
-            shards = open_dataset(data, dataset)
-            check_classes(shards, classes)
-            check_shots(shards, shots, classes)
-        elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
-            raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
+        check_images(dataset, classes, shots, data)
+
+
+def check_images(dataset: str, classes: str, shots: int, data: Path) -> None:
+    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known."""
+    if is_packed(data, dataset):
+        shards = open_dataset(data, dataset)
+        check_classes(shards, classes)
+        check_shots(shards, shots, classes)
+    elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
+        raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
 
 
 def check_targets(targets: Iterable[Target], data: Path) -> None:
