@@ -98,6 +98,8 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     assert best[:2] == ["0.1", "51.00"]
     states = {row.all("th")[0].text(): row.all("td")[0].text() for row in shown["Runs"].all("tr")[1:]}
     assert sorted(states.values()) == ["failed"] + ["finished"] * 6 and "seed3" not in "".join(states)
+    shots = {row.all("th")[0].text().split("/")[2]: row.all("td")[1].text() for row in shown["Runs"].all("tr")[1:]}
+    assert shots == {"zeroshot": "-", **dict.fromkeys(("coop", "maple", "vpt", "kgcoop"), "16")}
     missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
     assert "kgcoop" in missing and "failed: no loss" in missing
 
@@ -187,9 +189,22 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
     assert all("of 1" not in item.text() and "(" not in item.text() for item in images_of(tree)), "one evaluation"
     tree = write(made[0], few_digits, tmp_path / "page", "rates")
     assert next(node.text() for node in tree.all("h2")) == "Sweep rates" and "Runs" not in tables(tree)
+    root = tmp_path / "results"
+    shutil.copytree(made[0], root)
+    [run] = root.glob("all/digits/maple/*/*/seed2-*")
     capsys.readouterr()
-    for flags, why in ((["--methods", "tcp"], "no run below"), (["rates", "--seeds", "1"], "name suites or select")):
-        assert main(["report", "--results", str(made[0]), *flags]) in (1, 2)
+    for place, name in (("report", ""), ("report-rates", "rates"), (f"report-{run.name}", str(run))):
+        assert main(["report", "--results", str(root), *filter(None, [name])]) == 0
+        assert capsys.readouterr().out.strip() == str(root / place / "index.html")
+    headings = {path.parent.name: Page(path.read_text()).root.all("h2")[0].text() for path in root.glob("*/index.html")}
+    assert headings == {"report": "Sweep rates", "report-rates": "Sweep rates", f"report-{run.name}": "Selected runs"}
+    for flags, why in (
+        (["--methods", "tcp"], "no run below"),
+        (["rates", "--seeds", "1"], "name suites or select"),
+        (["rates", str(run)], "name suites or run folders"),
+        (["none"], "rates, readings"),
+    ):
+        assert main(["report", "--results", str(root), *flags]) in (1, 2)
         assert why in capsys.readouterr().err
 
 

@@ -100,7 +100,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     _, named, _ = run(capsys, "table", "mine")
     assert "| digits" in named and run(capsys, "report", "mine")[::2] == (0, "")
     assert "mine  " in run(capsys, "ls", "suites")[1]
-    assert 'id="claims"' not in (tmp_path / "results/report/index.html").read_text()
+    assert 'id="claims"' not in (tmp_path / "results/report-mine/index.html").read_text()
     assert "results/collections/suite/mine/*.csv" in run(capsys, "table", "mine", "--format", "csv")[2]
     assert run(capsys, "table", "mine", "--format", "latex")[1].count("booktabs") == 1
     code, _, err = run(capsys, "table", "mien")
@@ -284,6 +284,7 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
     err = run(capsys, *words, "--shots", "1", "--option", "ctx_init=")[2]
     data = small[small.index("--data") + 1]
     assert f"next: procap table base-to-novel --data {data} --results results;" in err
+    assert f"; procap report base-to-novel --data {data} --results results\n" in err
     assert run(capsys, *words, "--shots", "2")[0] == 0
     code, _, err = run(capsys, "table", "base-to-novel")
     assert code == 0 and "1 further run of base-to-novel with other seeds or settings" in err

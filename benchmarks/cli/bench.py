@@ -293,7 +293,8 @@ def _show_outputs(
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
     results = f"--results {quote(place.results)}"
     both = f"--data {quote(place.data)} {results}" if place.data else results
-    following = f"procap table {name} {both}; procap ui {results} --suite {outputs[0].suite.name}; procap report {both}"
+    ui = f"procap ui {results} --suite {outputs[0].suite.name}"
+    following = f"procap table {name} {both}; {ui}; procap report {name} {both}"
     if name == ALL:
         following = f"procap table SUITE {both}; procap ui {results}"
         try:

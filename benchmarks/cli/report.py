@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,7 @@ from benchmarks.report.report import write_report
 from benchmarks.results.frame import open_results, run_folders
 from procap.errors import UsageError
 from runner.environment import library_defaults
+from runner.run_folders import RunFolder, locate_run
 from shards.default_paths import data_root
 from shards.urls import is_url
 
@@ -33,40 +36,48 @@ from shards.urls import is_url
     "procap report",
     "procap report --results /shared/results --out page --open",
     "procap report base-to-novel ablation",
+    "procap report results/base/pets/coop/mini/16shot/seed1-1a2b3c4d",
     "procap report --methods coop,procap --datasets pets --data shards",
     "procap report --price 2.5",
 )
 def report(
     selection: SelectionFlags,
     output: OutputFlags,
-    suites: Annotated[
+    names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SUITE", help="suites (names or files) and sweeps [default: all, and other runs]"),
+        typer.Argument(metavar="NAME", help="suites (names or files) and sweeps, or run folders [default: all]"),
     ] = None,
     results: Results = "results",
-    out: Annotated[Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report]")] = None,
+    out: Annotated[
+        Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report, or report-NAME]")
+    ] = None,
     data: Data = "",
     price: Price = None,
     open_browser: OpenBrowser = False,
 ) -> int:
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
-    Flags such as --methods select runs, of which the page shows accuracies by class, confusion matrices and
-    misclassified images. It is made of result files and packed test images, without a model or the network. The
-    tables (md, csv, tex, json) and figures (pdf, png, svg) lie in folders beside it.
+    Run folders, or flags such as --methods, select runs, of which the page shows accuracies by class, confusion
+    matrices and misclassified images. It is made of result files and packed test images, without a model or the
+    network. The page of everything is RESULTS/report/index.html; what is named or selected has a folder of its own,
+    such as RESULTS/report-base-to-novel. The tables (md, csv, tex, json) and figures (pdf, png, svg) lie beside it.
     """
     library_defaults()
     given = command_line(selection)
-    if given and suites:
-        raise UsageError(f"name suites or select runs: {' '.join(suites)} or {given}")
+    if given and names:
+        raise UsageError(f"name suites or select runs: {' '.join(names)} or {given}")
     root = open_results(results)
-    selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))) if given else None
+    runs = _find_runs(names or (), root)
+    selected = (lambda config: config.path in runs) if runs else None
+    if given:
+        selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root)))
     # The local folder of a URL is a cache, in which users would not find the page.
-    out = out or (Path("report") if is_url(results) else None)
+    parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", given)
+    out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
     page = write_report(
         root,
         out,
-        wanted=suites or (),
+        wanted=() if runs else names or (),
         selected=selected,
         shown=results,
         data=data_root(data),
@@ -78,3 +89,19 @@ def report(
     if output.json:
         show_json({"page": str(page)})
     return 0
+
+
+def _find_runs(names: Sequence[str], root: Path) -> list[str]:
+    """Find the runs whose folders are named, as paths or below the results `root`; empty if suites are named."""
+    runs = []
+    for name in names:
+        for folder in (Path(name).expanduser(), root / name):
+            if RunFolder(folder).config_file.exists():
+                config, results = locate_run(folder)
+                if results != root.resolve():
+                    raise UsageError(f"{name} lies in {results}: name that with --results")
+                runs.append(config.path)
+                break
+    if runs and len(runs) < len(names):
+        raise UsageError(f"name suites or run folders, not both: {' '.join(names)}")
+    return runs

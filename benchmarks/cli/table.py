@@ -152,7 +152,7 @@ def _suite_tables(
         return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.
     find_runs(root)
-    suite = find_suite(name, root, kinds=("suite", "sweep"))
+    suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=suite_flags.profile)
     if collection and (missing := describe_uninstalled(collection)):

@@ -166,7 +166,8 @@ def _runs_table(done: SuiteResults) -> Table:
         # Unreadable files are listed as problems of their run.
         with suppress(UserError):
             state, training = folder.status(), folder.train()
-        numbers = config.shots, len(training.epochs) if training else None, training.seconds if training else None
+        shots = config.shots if config.recipe.epochs else None
+        numbers = shots, len(training.epochs) if training else None, training.seconds if training else None
         cells = [None if number is None else Metric(number) for number in numbers]
         rows.append(Row((run.path,), (state, *cells, ", ".join(run.spec.targets) or None)))
     digits = {"Shots": 0, "Epochs": 0, "Training, s": 1}

@@ -15,13 +15,13 @@ from benchmarks.console.output import plural, quote
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
-from benchmarks.suites import ALL, SUITES, load_suite, suite_paths
+from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, read_collection
+from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, find_collections, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
 from shards.catalogue import Dataset
 from shards.default_paths import data_root
@@ -61,18 +61,17 @@ class SuitePlan:
         return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json(), file=file)
 
 
-def find_suite(name: str, results: Path, *, kinds: Sequence[str] = ("suite",)) -> Suite:
+def find_suite(name: str, results: Path) -> Suite:
     """Load a suite by its name or file, or from the file that is recorded with its runs below `results`.
 
-    kinds: of the collections that an error names.
     Raises UsageError if there is no such suite, or its file is not there any more or may come from other people.
     """
     known = name.endswith(".py") or name in suite_paths()
     collection = None if known else read_collection(results / COLLECTIONS / "suite" / name)
     if collection is None or not collection.file:
         if not known:
-            made = {folder.name for kind in kinds for folder in (results / COLLECTIONS / kind).glob("*")}
-            raise unknown_name("suite", name, sorted({ALL, *suite_paths(), *made} - {name}))
+            made = {folder.name for folder in find_collections(results)}
+            raise unknown_name("suite", name, sorted({*suite_paths(), *made} - {name}))
         return load_suite(name)
     # The file is code, and results can come from other people.
     file = Path(collection.file)
