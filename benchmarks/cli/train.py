@@ -71,14 +71,13 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
-        few = "made {} in all, and may be near the initial weights: give more epochs or shots"
-        note_warning(
-            (config.path, few.format(plural(result.steps, "step")))
-            for config, result in done.items()
-            if 0 < result.steps < FEW_STEPS
-        )
+        few = {config.path: result.steps for config, result in done.items() if 0 < result.steps < FEW_STEPS}
+        least, most = min(few.values(), default=0), plural(max(few.values(), default=0), "step")
+        made = f"made {most if len({*few.values()}) < 2 else f'{least} to {most}'} in all"
+        note_warning((path, f"{made}, and may be near the initial weights: give more epochs or shots") for path in few)
         for method in dict.fromkeys(config.method for config in done):
-            note_warning((c.path, _training_warning(c, result)) for c, result in done.items() if c.method == method)
+            others = {c: result for c, result in done.items() if c.method == method and c.path not in few}
+            note_warning((config.path, _training_warning(config, result)) for config, result in others.items())
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
