@@ -205,14 +205,14 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     written, source = tmp_path / "My Birds.yaml", open_dataset(tmp_path / "data", "my-birds").manifest.source
     assert source == user_source(written).origin
     written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
-    assert run(capsys, "data", "pack", images, *at)[0] == 0, "an existing YAML file is read, not written over"
+    code, _, err = run(capsys, "data", "pack", images, *at)
+    assert code == 0 and "; changed: templates; train" in err and "random" not in err, "the YAML file is read"
     assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
     (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "01.png").read_bytes())
     (images / "Ara" / "new.png").write_bytes((images / "bee_eater" / "01.png").read_bytes())
     code, _, err = run(capsys, "data", "pack", images, *at)
-    assert re.search(
-        "note: 'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; train, eval and bench re", err
-    )
+    assert re.search("'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; changed: images or labels", err)
+    assert "; changed: images or labels of train, val, test; train, eval" in err and "; a random split is drawn" in err
     assert "two classes: 'Ara' and 'bee_eater' (2, first" in err
     written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
     code, _, err = run(capsys, "data", "pack", images, *at)

@@ -86,7 +86,7 @@ def pack(
                 on_note=report_note if one.is_own else None,
             )
             if before and before.digest != now.digest:
-                report_note(_describe_replacement(before, now))
+                report_note(_describe_replacement(before, now, one.is_random))
             elif before and one.is_own:
                 note(f"'{one.name}' has not changed; its findings: procap data check {quote(one.location)}")
             if one.guessed:
@@ -117,11 +117,19 @@ def pack(
     return 0 if not failed else SOME_FAILED if packed else 1
 
 
-def _describe_replacement(before: Manifest, now: Manifest) -> str:
-    images = f"{before.images:,} -> {now.images:,} images, digest {before.digest} -> {now.digest}"
+def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> str:
+    old, new = ({split: entry.shards for split, entry in one.splits.items()} for one in (before, now))
+    splits = [split for split in old | new if old.get(split) != new.get(split)]
+    changed = [f"images or labels of {', '.join(splits)}"] if splits else []
+    changed += ["class names"] if before.classnames != now.classnames else []
+    changed += ["templates"] if (before.template, before.templates) != (now.template, now.templates) else []
     refused = "train, eval and bench refuse runs of the earlier content"
-    drawn = "a random split is drawn afresh when images change, so an image may have come into another split"
-    return f"'{now.dataset}' was replaced: {images}; {refused}; {drawn}; to keep both, pack under another `name:`"
+    drawn = "a random split is drawn afresh when images change, so an image may have come into another split; "
+    return (
+        f"'{now.dataset}' was replaced: {before.images:,} -> {now.images:,} images, digest {before.digest} -> "
+        f"{now.digest}; changed: {' and '.join(changed) or 'the list of images'}; {refused}; "
+        f"{drawn if splits and is_random else ''}to keep both, pack under another `name:`"
+    )
 
 
 def format_classes(shards: ShardSet) -> str:

@@ -18,7 +18,7 @@ from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
 from shards.errors import DataUsageError
 from shards.raw.class_folders import find_split_folders
-from shards.raw.description import parse_description, read_description
+from shards.raw.description import SplitRule, parse_description, read_description
 from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
@@ -32,12 +32,14 @@ class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
     location: the YAML file of a user's own images. guessed: the content of a YAML file that is not written yet.
+    is_random: whether that file asks for a random split.
     """
 
     name: str
     source: Callable[[], Source]
     location: str = ""
     guessed: str = ""
+    is_random: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -153,7 +155,8 @@ def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> Dataset
     if not text and not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
     own = parse_description(text, file) if text else read_description(file)
-    return DatasetToPack(own.name, partial(user_source, file, text), location=str(file), guessed=text)
+    source, is_random = partial(user_source, file, text), isinstance(own.split, SplitRule)
+    return DatasetToPack(own.name, source, location=str(file), guessed=text, is_random=is_random)
 
 
 def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
