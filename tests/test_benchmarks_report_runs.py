@@ -113,6 +113,10 @@ def test_a_sweep_has_a_table_by_its_name(made, capsys):
     best, other = table.rows
     assert (best.cells[-1], other.cells[-1]) == ("finished", "finished (other code)")
     assert table.notes[1].startswith(f"OTHER CODE trained {len(first.runs)} run")
+    first, second, third = (first.model_copy(update={"number": at, "score": 40.0 + at // 2}) for at in range(3))
+    table = sweep_table(settings.model_copy(update={"direction": "min"}), [second, third, first])
+    assert [row.labels for row in table.rows] == [("1",), ("1",), ("3",)]
+    assert table.notes[1].startswith("2 configurations have the best score: the one that was tried first, lr 0.01, c")
     assert main(["table", "rates", "--results", str(made[0]), "--check"]) == 2
     assert "no --check" in capsys.readouterr().err
 

@@ -18,14 +18,17 @@ STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfini
 
 
 def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Sort configurations: finished ones by score, then those that ended earlier, failed ones last."""
-    order, sign = list(STATES), -1 if settings.direction == "max" else 1
+    """Sort configurations: finished ones by score, then those that ended earlier, failed ones last.
 
-    def key(one: Configuration) -> tuple[float, ...]:
-        score = float("inf") if one.score is None else sign * one.score
-        return (order.index(one.state), 0 if one.state == "finished" else -one.epoch, score, one.number)
+    Of equal ones the one that was tried first comes first.
+    """
+    return sorted(configurations, key=lambda one: (*_place(settings, one), one.number))
 
-    return sorted(configurations, key=key)
+
+def _place(settings: SweepSettings, one: Configuration) -> tuple[float, ...]:
+    """Return what is equal for configurations of one rank, and less for a better one."""
+    score = float("inf") if one.score is None else round(one.score, 6) * (-1 if settings.direction == "max" else 1)
+    return list(STATES).index(one.state), 0 if one.state == "finished" else -one.epoch, score
 
 
 def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
@@ -51,19 +54,25 @@ def sweep_table(
     other_code: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
     """Make a row for each configuration, the best first. other_code: how it differs from what is installed, by run."""
-    rows = []
-    for number, one in enumerate(rank(settings, configurations), 1):
+    rows, ranked = [], rank(settings, configurations)
+    places = [_place(settings, one) for one in ranked]
+    for one, place in zip(ranked, places, strict=True):
         seeds = tuple(sorted(map(int, one.by_seed)))
         score = None if one.score is None else Metric(one.score, one.spread, seeds)
         values = [_format_value(one.values.get(field)) for field in settings.domains]
         state = STATES[one.state] + (" (other code)" if other_code.keys() & {*one.runs} else "")
-        rows.append(Row((str(number),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
+        rows.append(Row((str(places.index(place) + 1),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     better: Literal["high", "low"] = "high" if settings.direction == "max" else "low"
     columns = (*fields, Column(f"{settings.metric}, %", better), Column("Epochs", ""), Column("State", ""))
     notes = [
         f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
     ]
+    for best in find_best(settings, configurations):
+        own = [one for one in configurations if one.values.get("dataset") == best.values.get("dataset")]
+        if (equal := [_place(settings, one) for one in own].count(_place(settings, best))) > 1:
+            which = f"{format_values(best.values)}, counts as the best"
+            notes.append(f"{equal} configurations have the best score: the one that was tried first, {which}.")
     for change in dict.fromkeys(other_code.values()):
         runs = plural([*other_code.values()].count(change), "run")
         notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
