@@ -43,7 +43,7 @@ EXCLUDES = (
 )
 """Files that are never packed, in the syntax of .gitignore; Ray also reads .gitignore and .rayignore."""
 REMEDY = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
-NEEDS_RESULTS = ("train", "eval", "bench", "sweep")
+NEEDS_RESULTS = ("train", "eval", "bench", "sweep", "table", "report")
 
 
 def check_command(words: Sequence[str]) -> None:
@@ -83,8 +83,9 @@ def _sweep_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _command_files(words: Sequence[str]) -> list[str]:
-    """List the files of this machine in a command; of absolute paths, which may be the nodes', the suite or sweep."""
-    own = words[1:2] if words[0] in ("bench", "sweep", "table") else ()
+    """List the files of this machine in a command; of absolute paths, which may be the nodes', suites or the sweep."""
+    named = itertools.takewhile(lambda word: not word.startswith("-"), words[1:])
+    own = [*named] if words[0] in ("bench", "sweep", "table", "report") else ()
     return [word for word in words if Path(word).is_file() and (word in own or not Path(word).is_absolute())]
 
 

@@ -44,6 +44,7 @@ HUSH = "hush-hush-hush"
 @pytest.mark.parametrize(("words", "message"), [
     (["train", "--data", "/d"], "--results is missing"),
     (["bench", "all", "--data", "/d"], "--results is missing"),
+    (["report", "mine"], "--results is missing"),
     (["sweep", "rates.yaml", "--data", "/d"], "--results is missing"),
     (["sweep", "here.yaml", "--data", "/d"], "--results mine is a folder of this machine"),
     (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
@@ -131,11 +132,16 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch,
     assert method_source("theirs") == source is not None
     assert main(["submit", "--dry-run", "--json", "--", "bench", "my_suite.py", *SHARED]) == 0
     plan = json.loads(capsys.readouterr().out)
-    for same in (["bench", str(tmp_path / "my_suite.py"), *SHARED], ["table", "sent", f"--results={tmp_path}/results"]):
+    shown = [[command, "sent", f"--results={tmp_path}/results"] for command in ("table", "report")]
+    for same in (["bench", str(tmp_path / "my_suite.py"), *SHARED], *shown):
         assert main(["submit", "--dry-run", "--json", "--", *same]) == 0
         assert json.loads(capsys.readouterr().out)["sent"] == plan["sent"]
     assert main(["submit", "--dry-run", "--", "bench", "sent", *SHARED]) == 2
     assert "unknown suite 'sent': known: ablation" in capsys.readouterr().err
+    (tmp_path / "there/sent_method.py").write_text("raise OSError('unfinished')")
+    monkeypatch.delitem(sys.modules, "sent_method", raising=False)
+    assert main(["submit", "--dry-run", "--", "bench", "my_suite.py", "--methods=coop,theirs", *SHARED]) == 2
+    assert "'theirs' is a plug-in that cannot be loaded from sent_method:Theirs: OSError" in capsys.readouterr().err
     assert plan["sent"]["files"] == {"submitted-1/my_suite.py": str(tmp_path / "my_suite.py")}
     assert plan["sent"]["methods"] == ["theirs"] and plan["sent"]["tree"] == str(ROOT)
     environment = plan["runtime_env"]["env_vars"]

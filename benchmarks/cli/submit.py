@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import signal
 import sys
@@ -18,6 +19,8 @@ from benchmarks.console.output import note, show, show_json
 from benchmarks.suites import ALL, load_suite
 from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError
+from procap.methods import METHODS, method_class
+from procap.methods.plugins import find_plugins
 from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
 if TYPE_CHECKING:
@@ -69,8 +72,11 @@ def submit(
     tree = Path(__file__).resolve().parents[2]
     if not installed and not (tree / "pyproject.toml").is_file():
         raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
-    _find_suite_file(words)
+    _find_suite_files(words)
     check_command(words)
+    # As the command itself would refuse it: a plug-in that cannot be loaded.
+    for name in sorted({part for word in words for part in re.split("[,=]", word)} & {*find_plugins()} - {*METHODS}):
+        method_class(name)
     environment, source, url = job_environment(env or ()), None if installed else tree, dashboard_url(address)
     suite = next((word for word in words[1:2] if words[0] == "bench" and word.endswith(".py")), "")
     if suite and Path(suite).is_file():
@@ -98,16 +104,17 @@ def submit(
     return 0
 
 
-def _find_suite_file(words: list[str]) -> None:
-    """Replace the name of a recorded suite by its file. Raises UsageError for a suite that `bench` does not know."""
+def _find_suite_files(words: list[str]) -> None:
+    """Replace the names of recorded suites by their files. Raises UsageError for a suite that `bench` does not know."""
     name = next((word for word in words[1:2] if not word.startswith("-")), "")
     if words[0] == "bench" and name not in ("", ALL):
         load_suite(name)
-    elif words[0] == "table" and name:
+    elif words[0] in ("table", "report"):
         flags = dict(itertools.pairwise(word for given in words for word in given.split("=", 1)))
-        # Other tables have names too, and results at a URL are not read.
-        with suppress(UserError):
-            words[1] = find_suite(name, Path(flags.get("--results", "results"))).typed or name
+        for place, name in enumerate(itertools.takewhile(lambda word: not word.startswith("-"), words[1:]), 1):
+            # Sweeps and other tables have names too, and results at a URL are not read.
+            with suppress(UserError):
+                words[place] = find_suite(name, Path(flags.get("--results", "results"))).typed or name
 
 
 def _follow(client: JobSubmissionClient, job: str, url: str, sent_line: str, output: OutputFlags) -> int:
