@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
-from procap.recipe import Recipe
+from procap.recipe import Recipe, format_value
 
 Values = dict[str, Any]
 """A value for every field that is varied."""
@@ -81,7 +81,7 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
 def format_domain(domain: Domain) -> str:
     """Format a domain as it is written on the command line."""
     if isinstance(domain, list):
-        return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in domain)
+        return ", ".join(map(format_value, domain))
     ((kind, numbers),) = domain.items()
     return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -115,3 +116,8 @@ def step_rate(recipe: Recipe, step: int, steps: int, warm: int = 0) -> float:
     if step < warm:
         return recipe.lr * (step + 1) / warm
     return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
+
+
+def format_value(value: Any) -> str:
+    """Format a setting as `--option` and `--recipe-field` take it: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) and value else json.dumps(value)

@@ -95,7 +95,7 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
     place = [] if name == "published" else ["--results", str(results)]
     with (
         mock.patch("benchmarks.cli.table.render", collect),
-        mock.patch.dict("benchmarks.suites.SUITES", {"ablation": "golden_results:ABLATION"}),
+        mock.patch.dict("benchmarks.suites.SUITES", {"ablation": f"{__name__}:ABLATION"}),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
     ):

@@ -15,6 +15,7 @@ from benchmarks.suites.planning import RunState, count_images, read_state
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from procap.methods import METHODS
+from procap.recipe import format_value
 from runner.config import RunConfig, RuntimeConfig, Target, changed_settings
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder
@@ -110,7 +111,7 @@ def show_checked_plan(
 
 def _name_options(title: str, config: RunConfig, task: str | None) -> str:
     """Add the options that differ from those published for a task to the title of a method without other variants."""
-    changed = [f"{name} {value}" for name, value in changed_settings(config, task)[0].items()]
+    changed = [f"{name} {format_value(value)}" for name, value in changed_settings(config, task)[0].items()]
     return f"{title} ({', '.join(changed)})" if changed and title == title_method(config.method) else title
 
 

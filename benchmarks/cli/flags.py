@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -323,6 +322,6 @@ def command_line(*groups: Any) -> str:
 
 def assignments(values: Mapping[str, Any]) -> list[str] | None:
     """Write options as `--option` takes them; None without any."""
-    return [
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
-    ] or None
+    from procap.recipe import format_value
+
+    return [f"{name}={format_value(value)}" for name, value in values.items()] or None

@@ -177,9 +177,10 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
     varied = [key for key in keys if len({str(row["settings"].get(key)) for row in rows}) > 1]
     recipes: dict[str, str] = {}
     for row, title in zip(rows, titles, strict=True):
-        fields = [f"{key.partition('.')[2]} {row['settings'].get(key)}" for key in varied if key.startswith("recipe.")]
+        named = ((key.partition(".")[2], row["settings"].get(key)) for key in varied if key.startswith("recipe."))
+        fields = [f"{name} {value}" for name, value in named if value not in (None, "null")]
         row["settings"] = title.removeprefix(title_method(row["method"]))[2:-1]
-        recipes |= dict.fromkeys(re.findall(r"recipe \d+", row["settings"]), ", ".join(fields))
+        recipes |= dict.fromkeys(re.findall(r"recipe [0-9a-f]{4,}", row["settings"]), ", ".join(fields))
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in (row for row in rows if row["reason"]):

@@ -108,8 +108,9 @@ def table(
         texts = [render(table, form) for table in tables]
         show("\n\n".join([*texts[:1], *(text.removeprefix(f"{NEEDS}\n\n") for text in texts[1:])]))
         files = f"{results}/{COLLECTIONS}/suite/{suite}/*.csv"
-        if len(texts) > 1 and form == "csv" and glob(files):
-            note(f"each table alone: {files}")
+        if len(texts) > 1 and form == "csv":
+            alone = f"; each alone: {files}" if glob(files) else ""
+            note(f"{len(texts)} tables with other columns, an empty line between them{alone}")
         for line in dict.fromkeys(line for table in tables for line in table.notes) if form == "csv" else ():
             note(line)
     if output.json or form == "json":

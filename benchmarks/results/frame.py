@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UsageError, UserError
 from procap.methods import METHODS, method_class, method_source, title_and_colour
+from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -194,6 +195,8 @@ def make_records(
 
 
 MOST_NAMED = 2
+USUAL = {"pretrained": "default", "recipe": "published", "picks": "drawn", "evaluation": "default"}
+"""Values of settings of all methods that are not named in titles with many settings."""
 
 COLUMNS = (
     *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
@@ -258,13 +261,13 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
         "precision": config.precision,
         "classes": config.classes,
     }
-    settings |= {f"{config.method}.{name}": json.dumps(value) for name, value in sorted(config.options.items())}
+    settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
         settings["picks"] = "imported" if config.picks else "drawn"
         if config.recipe_name == "custom":
             fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
-            settings |= {f"recipe.{name}": str(getattr(config.recipe, name)) for name in sorted(fields)}
+            settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
     return settings
 
 
@@ -289,52 +292,72 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def title_variants(frame: Any) -> list[str]:
     """Make a title for each row: the method's, and the settings but classes in which it differs from other rows.
 
-    Where more than MOST_NAMED settings of a method vary, only shots and values that are not the usual ones are named,
-    see `_find_usual`. Recipes of a method that differ in more fields are numbered, in one numbering for all methods.
+    Where more than MOST_NAMED settings of a method vary, usual values are not named, see `_find_usual`. Recipes of a
+    method that differ in more fields are named by a hash of all their fields.
     frame: anything with the columns `method` and `settings`.
     """
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     counts: dict[tuple[str, str], Counter[str]] = {}
     for _, method, settings in sort_variants(keys):
         for name, value in settings:
-            counts.setdefault((method if "." in name else "", name), Counter())[value] += 1
-    usual = {key: _find_usual(*key, found) for key, found in counts.items() if len(found) > 1}
+            counts.setdefault(_place(method, name), Counter())[value] += 1
+    usual = {place: _find_usual(*place, found) for place, found in counts.items() if len(found) > 1}
     default = "evaluation", "default"
     varied_evaluation = {method for _, method, settings in keys if default not in settings}
-    titles, recipes = [], list[tuple[tuple[str, str], ...]]()
+    recipes = {_recipe_of(settings) for _, _, settings in keys}
+    titles = []
     for _, method, settings in keys:
-        own = {name: usual.get((method, name)) or usual.get(("", name)) for name, _ in settings}
         is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
         varied = [
             (name, value)
             for name, value in settings
-            if own[name]
-            and not (is_long and name != "shots" and value == own[name])
+            if (place := _place(method, name)) in usual
+            and not (is_long and value == usual[place])
             and not ((name, value) == default and method not in varied_evaluation)
         ]
-        recipe = tuple(one for one in settings if one[0].startswith("recipe."))
-        if sum(bool(own[name]) for name, _ in recipe) > MOST_NAMED:
-            recipes += [] if recipe in recipes else [recipe]
+        recipe = _recipe_of(settings)
+        if sum(_place(method, name) in usual for name, _ in recipe) > MOST_NAMED:
             varied = [one for one in varied if one not in (*recipe, ("recipe", "custom"))]
-            varied += [("recipe", str(recipes.index(recipe) + 1))]
+            varied += [("recipe", _shorten_hash(recipe, recipes))]
         own = {} if method in METHODS else {("recipe", "published"): "own recipe"}
         named = ", ".join(own.get(one) or f"{one[0].rpartition('.')[2]} {one[1]}" for one in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
     return titles
 
 
-def _find_usual(method: str, name: str, values: Counter[str]) -> str:
-    """Return the value of a setting that the method itself has, if it is among `values`, else the most frequent one."""
+def _place(method: str, name: str) -> tuple[str, str]:
+    """Return where values of a setting are compared: within the method, or among all."""
+    return (method if "." in name else "", name)
+
+
+def _recipe_of(settings: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple(one for one in settings if one[0].startswith("recipe."))
+
+
+def _shorten_hash(recipe: object, recipes: Iterable[object]) -> str:
+    """Return the first digits of the hash of a recipe, four or as many as distinguish it from other recipes."""
+    hashes = {one: hashlib.sha256(repr(one).encode()).hexdigest() for one in recipes}
+    own = hashes[recipe]
+    return next(own[:size] for size in range(4, 65) if sum(one[:size] == own[:size] for one in hashes.values()) == 1)
+
+
+def _find_usual(method: str, name: str, values: Counter[str]) -> str | None:
+    """Return the value that titles with many settings do not name: the method's own, else the most frequent one.
+
+    Of settings of all methods, such as shots, only those of USUAL have one.
+    """
     place, _, field = name.partition(".")
+    if not field:
+        return USUAL.get(name)
     try:
         found = method_class(method)
     except UserError:
         # The plug-in of these runs is not installed any more.
         return values.most_common(1)[0][0]
     option = found.Options.model_fields.get(field) if place == method else None
-    own = json.dumps(option.get_default(call_default_factory=True)) if option else ""
-    usual = str(getattr(found.recipe(), field, "")) if place == "recipe" else own
-    return usual if usual in values else values.most_common(1)[0][0]
+    default = option.get_default(call_default_factory=True) if option else None
+    own = format_value(getattr(found.recipe(), field, None) if place == "recipe" else default)
+    return own if own in values else values.most_common(1)[0][0]
 
 
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
 from procap.errors import UserError
 from procap.methods import METHODS
+from procap.recipe import format_value
 from runner.config import EvalSettings, RunConfig, Target, control_options, describe_invalid, plan_run
 
 SHOTS = 16
@@ -152,7 +153,7 @@ class SuiteOptions:
     def option_flags(self) -> list[str]:
         """The options of methods as `--option` takes them: `procap.n_ctx=8`."""
         return [
-            f"{method}.{name}={value if isinstance(value, str) else json.dumps(value)}"
+            f"{method}.{name}={format_value(value)}"
             for method, own in self.options.items()
             for name, value in own.items()
         ]

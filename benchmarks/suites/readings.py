@@ -17,7 +17,6 @@ Published: nothing. The documentation lists the passages and what this suite mea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +28,7 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite, halves
 from benchmarks.tables.readings import DEFAULT, readings_tables
+from procap.recipe import format_value
 from runner.config import Target
 
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -114,7 +114,7 @@ def other_values(listed: Mapping[str, tuple[Any, ...]], default: BaseModel) -> I
     for name, values in listed.items():
         for value in values:
             if value != getattr(default, name):
-                yield f"{name}={value if isinstance(value, str) else json.dumps(value)}", {name: value}
+                yield f"{name}={format_value(value)}", {name: value}
 
 
 def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:

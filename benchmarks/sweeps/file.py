@@ -13,6 +13,7 @@ import typer
 from benchmarks.console.errors import one_line
 from benchmarks.console.parse import check_arguments
 from procap.errors import UsageError, unknown_name
+from procap.recipe import format_value
 
 MAPPINGS = ("param", "option", "recipe_field")
 """Keys with a mapping of fields to values; each item corresponds to one flag."""
@@ -79,4 +80,4 @@ def _to_text(value: Any, domain: bool) -> str:
         return ",".join(f"{kind}({', '.join(map(json.dumps, numbers))})" for kind, numbers in value.items())
     if domain and isinstance(value, list):
         return ",".join(map(json.dumps, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    return format_value(value)

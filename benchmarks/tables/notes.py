@@ -13,8 +13,9 @@ from benchmarks.results.frame import dataset_order, describe_settings, sort_meth
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
+from procap.errors import UserError
 from procap.methods import METHODS, method_source
-from runner.config import control_options
+from runner.config import changed_settings
 from runner.run_folders import packed_digest
 from shards.errors import DataError
 from shards.mirror import is_mirror
@@ -41,11 +42,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
             f"(ddof = 1){of_hm}."
         )
-    chosen = {
-        method: {**control_options(method, suite.options.recipe), **suite.options.options.get(method, {})}
-        for method in suite.options.methods
-    }
-    found += [*filter(None, own), *note_options(chosen)]
+    found += [*filter(None, own), *note_options(_chosen_options(suite))]
     if suite.paper_rounding:
         found.append(
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
@@ -78,7 +75,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         found.append(f"Evaluated otherwise than by default: {label}.")
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    found += [*note_changed(suite.changed_sets), *note_sources(suite.frame)]
+    found += [*note_one_class(suite.frame), *note_changed(suite.changed_sets), *note_sources(suite.frame)]
     if why := suite.why_incomparable:
         instead = "are a group of their own" if suite.in_paper else "stand in tables of their own"
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
@@ -88,6 +85,21 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "group of their own."
         )
     return tuple(found)
+
+
+def _chosen_options(suite: SuiteResults) -> dict[str, dict[str, Any]]:
+    """Return the options by method that a user chose, or that differ from the published ones in all its runs."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for run in suite.runs:
+        # A row names its own options.
+        with suppress(UserError):
+            changed = changed_settings(run.spec.config, suite.suite.task)[0].items()
+            own = {name: value for name, value in changed if name not in run.variant.options}
+            method = chosen.setdefault(run.variant.method, own)
+            chosen[run.variant.method] = {name: value for name, value in own.items() if method.get(name) == value}
+    return {
+        method: {**chosen.get(method, {}), **suite.options.options.get(method, {})} for method in suite.options.methods
+    }
 
 
 def note_schedules(suite: SuiteResults) -> list[str]:
@@ -136,8 +148,8 @@ def list_means(means: Mapping[str, Metric | None]) -> str:
     return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
-def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """Describe the settings that runs share, each a method and its settings, and changed recipe fields."""
+def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]], *, recipe: bool = True) -> list[str]:
+    """Describe the settings that runs share, each a method and its settings; `recipe`: and their recipes."""
     values: dict[str, dict[str, list[str]]] = {}
     for method, settings in variants:
         for name, value in settings.items():
@@ -152,10 +164,10 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str
         parts.append("imported few-shot samples")
     if "precision" in shared:
         parts.append(shared["precision"])
-    if shared.get("recipe") == "custom":
+    if recipe and shared.get("recipe") == "custom":
         fields = [_describe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values]
         parts.append(f"not the published recipes but a changed one: {', '.join(fields)}")
-    elif "recipe" in shared:
+    elif recipe and "recipe" in shared:
         parts.append({"published": "each method's own published recipe", "procap": "ProCAP's recipe"}[shared["recipe"]])
     return [f"Setting: {'; '.join(parts)}."] if parts else []
 
@@ -174,6 +186,12 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
         for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
     ]
     return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
+
+
+def note_one_class(frame: pd.DataFrame) -> list[str]:
+    """Name the targets with one class."""
+    targets = frame.target[[len(counts.total) == 1 for counts in frame.per_class]].unique()
+    return [f"One class: {', '.join(targets)}, of which every image counts as right."] if len(targets) else []
 
 
 def note_other_content(frame: pd.DataFrame, data: Path | None) -> list[str]:

@@ -5,9 +5,7 @@ Runs that differ in more than data set and seed have separate rows. Speeds are m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import (
@@ -19,7 +17,6 @@ from benchmarks.results.frame import (
     metric_over_seeds,
     settings_key,
     sort_variants,
-    title_method,
     title_variants,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
@@ -27,11 +24,12 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, measure_speeds, note_untimed
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_settings, note_sources
+from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_one_class, note_settings, note_sources
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
-from procap.methods import method_class, method_options
+from procap.methods import METHODS, method_class, method_options
+from procap.recipe import format_value
 from shards.resolve import base_name
 
 if TYPE_CHECKING:
@@ -50,8 +48,7 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
     if half.any():
         tables.append(_halves_table(frame[half], left_out))
     if not half.all():
-        title = "Other targets" if half.any() else "Accuracy"
-        tables.append(_targets_table(frame[~half], left_out, title))
+        tables.append(_targets_table(frame[~half], left_out))
     return tables
 
 
@@ -104,7 +101,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     return Table("table", "Base and novel classes", labels, columns, rows, notes, wide=True)
 
 
-def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Table:
+def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     changed = changed_datasets(frame)
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
@@ -125,7 +122,7 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str], heading: str) -> Ta
         *note_sources(frame),
     )
     labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
-    return Table("table-targets", heading, labels, columns, rows, notes, wide=True)
+    return Table("table-targets", "Accuracy", labels, columns, rows, notes, wide=True)
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
@@ -180,50 +177,36 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
 
 
 def _note_changes(runs: pd.DataFrame) -> list[str]:
-    """Describe what differs from the published recipes and options, unless titles or other notes name it."""
-    return [*_note_recipes(runs), *_note_options(runs)]
+    """Describe what differs from the recipe of a method, its options included, in rows whose titles do not name it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for (title, task, method), own in runs.groupby(["title", "task", "method"], sort=False):
+        cases = own.drop_duplicates(["shots", "dataset"])
+        changes = dict.fromkeys(text for run in cases.itertuples() for text in _list_changes(run))
+        if changes:
+            whose = ("the published" if method in METHODS else "its own") + f" {task}" * (task != "base-to-novel")
+            found.setdefault((whose, ", ".join(changes)), []).append(str(title))
+    return [f"Not {whose} recipe: {'; '.join(titles)}: {changes}." for (whose, changes), titles in found.items()]
 
 
-def _case_of(run: Any) -> tuple[str, int, str]:
-    """Return by what a method chooses its published recipe and options: task, shots and data set."""
-    return run.task, int(run.shots), base_name(run.dataset)
-
-
-def _note_options(runs: pd.DataFrame) -> list[str]:
-    """Name the options that differ from the published ones in rows whose titles do not name them."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for run in runs.drop_duplicates(["title", "task", "shots", "dataset"]).itertuples():
-        with suppress(UserError):
-            # This imports torch.
-            published = method_options(run.method, method_class(run.method).task_options(*_case_of(run)))
-            for name, value in published.model_dump(mode="json").items():
-                text = f"{name} {json.dumps(run.options.get(name, value))}"
-                if text != f"{name} {json.dumps(value)}" and text not in run.title:
-                    found.setdefault((run.method, text), {})[run.title] = None
-    titles = runs.groupby("method").title.unique()
-    changes: dict[str, list[str]] = {}
-    for (method, text), named in found.items():
-        label = title_method(method) if len(named) == len(titles[method]) else ", ".join(named)
-        changes.setdefault(label, []).append(text)
-    parts = (f"{label}: {', '.join(texts)}" for label, texts in changes.items())
-    return [f"Not the published options: {'; '.join(parts)}."] if changes else []
-
-
-def _note_recipes(runs: pd.DataFrame) -> list[str]:
-    """Describe what differs from the published recipe in rows with a changed one; none if all rows have one."""
-    is_custom = runs.settings.map(lambda settings: settings.get("recipe") == "custom")
-    found: dict[str, list[str]] = {}
-    is_named = runs.title.str.contains(r"\brecipe \d").any()
-    for title, own in runs[is_custom].groupby("title", sort=False) if is_named or not is_custom.all() else ():
-        first = own.iloc[0]
-        with suppress(UserError):
-            changes = [
-                f"{name} {first.settings[f'recipe.{name}']} instead of {value}"
-                for name, value in method_class(first.method).recipe(*_case_of(first))
-                if first.settings.get(f"recipe.{name}", str(value)) != str(value)
-            ]
-            found.setdefault(", ".join(changes), []).append(str(title))
-    return [f"Not the published recipe: {'; '.join(titles)}: {changes}." for changes, titles in found.items()]
+def _list_changes(run: Any) -> list[str]:
+    """List what differs from the recipe of the run's method for its task, without what its title names."""
+    case = run.task, int(run.shots), base_name(run.dataset)
+    try:
+        # This imports torch.
+        kind = method_class(run.method)
+        options = method_options(run.method, kind.task_options(*case)).model_dump(mode="json")
+        recipe = kind.recipe(*case).model_dump(mode="json")
+    except UserError:
+        # The plug-in of these runs is not installed any more.
+        return []
+    used = {name.removeprefix("recipe."): value for name, value in run.settings.items() if name.startswith("recipe.")}
+    used |= {name: format_value(value) for name, value in run.options.items()}
+    own = {name: format_value(value) for name, value in (recipe | options).items()}
+    changes = {name: used[name] for name, value in own.items() if used.get(name, value) != value}
+    named = run.title
+    return [
+        f"{name} {value} instead of {own[name]}" for name, value in changes.items() if f"{name} {value}" not in named
+    ]
 
 
 def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
@@ -234,7 +217,8 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
     if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
     runs = frame.drop_duplicates("path")
-    found += [*note_settings(zip(runs.method, runs.settings, strict=True)), *_note_changes(runs)]
+    changes = _note_changes(runs)
+    found += [*note_settings(zip(runs.method, runs.settings, strict=True), recipe=not changes), *changes]
     if any(metric.limited for metric in metrics):
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    return found + note_changed(changed)
+    return [*found, *note_one_class(frame), *note_changed(changed)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from procap.errors import UserError
+from procap.recipe import format_value
 from runner.config import RunConfig, changed_settings
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
@@ -255,7 +256,7 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield make_name(f"{prefix}{name}"), value if isinstance(value, str) else json.dumps(value)
+            yield make_name(f"{prefix}{name}"), format_value(value)
 
 
 def make_name(text: str) -> str:
