@@ -138,7 +138,8 @@ class TrainResult(FrozenModel):
     def changed_code(self, config: RunConfig) -> str:
         """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
         change = describe_change(config.method, self.method_source)
-        hint = f"restore that code, or train again with --force; --methods {config.method} limits that to its runs"
+        command = f"`procap train --methods {config.method} ... --force`"
+        hint = f"restore that code, or train again with --force, such as {command}"
         return change and f"{config.path} was trained {change}: {hint}"
 
     @model_validator(mode="after")

@@ -187,11 +187,12 @@ def check_content(
     config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
 ) -> None:
     """Raise OtherContent if `data` holds other content of `dataset` than `digest`, that of a result of the run."""
+    command = "train" if verb == "train" else "eval" if config.recipe.epochs else f"eval --methods {config.method}"
     if (found := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
             f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "
-            f"({found}): pack that again, or {verb} again with --force, which replaces the result; to keep it, name "
-            "other --results, or pack the new content under another name"
+            f"({found}): pack that again, or {verb} again with --force, such as `procap {command} ... --force`, "
+            "which replaces the result; to keep it, name other --results, or pack the new content under another name"
         )
 
 

@@ -18,6 +18,7 @@ from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
+from benchmarks.console.output import note_failures
 from procap.weights.loading import procap_home
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
@@ -452,6 +453,8 @@ def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
     assert [entry["run"].split("/")[2] for entry in document["trained"]] == ["zeroshot"]
     assert list(document["failed"]) == [blocked.path]
     assert "1 done, 1 failed" in err and err.splitlines()[-1].strip().startswith(blocked.path)
+    assert note_failures(1, {"a on x": "why", "b": "why", "c": "c: other"}) == 3
+    assert capsys.readouterr().err.splitlines()[1:] == ["  2, such as a on x: why", "  c: other"]
 
 
 def test_a_pipe_that_closes_early_is_no_error():

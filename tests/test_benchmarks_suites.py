@@ -188,7 +188,7 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert f"{noted}." in list_caveats(started, tmp_path) and noted not in str(list_caveats(started, None))
     assert all(noted in run(capsys, "table", *name, *there)[1] for name in ([], ["base-to-novel"]))
     evaluation = ("eval", "--methods", "zeroshot", *small[2:-4], "--data", tmp_path, "--tracking", "off")
-    zeroshot = r"zeroshot/.* was evaluated on other content of digits .*, or evaluate again with --force"
+    zeroshot = r"zeroshot/.* other content .* evaluate again with --force, such as `procap eval --methods zeroshot "
     for refused in (words, (*words, "--dry-run"), evaluation):
         code, out, err = run(capsys, *refused)
         assert code == 1 and not out and len(re.findall(zeroshot, err)) == 1 == err.count("zeroshot/"), err

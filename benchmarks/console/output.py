@@ -104,12 +104,15 @@ def note(line: str) -> None:
 
 
 def note_failures(done: int, failed: Mapping[str, str]) -> int:
-    """Print the reason of each failure; returns 0 without failures, 3 if `done` other runs succeeded, else 1."""
+    """Print each reason of failures once; returns 0 without failures, 3 if `done` other runs succeeded, else 1."""
     if not failed:
         return 0
     note(f"procap: {done} done, {len(failed)} failed:")
+    names: dict[str, list[str]] = {}
     for name, reason in failed.items():
-        note(f"  {name}: {reason.removeprefix(name).lstrip(' :')}")
+        names.setdefault(reason.removeprefix(name).lstrip(" :"), []).append(name)
+    for reason, (name, *others) in names.items():
+        note(f"  {f'{len(others) + 1}, such as ' if others else ''}{name}: {reason}")
     return SOME_FAILED if done else 1
 
 
