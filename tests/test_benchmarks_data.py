@@ -284,12 +284,15 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     for split in ("train", "test"):
         put_classes(tmp_path / "birds" / split, each=2)
     put(tmp_path / "birds" / "test" / "Ara" / "02.png", (77, 7, 7))
+    for split, blue in (("train", 8), ("test", 9)):
+        put(tmp_path / "birds" / split / "emu" / "00.png", (77, 7, blue))
     monkeypatch.chdir(tmp_path)
     at = ("./birds", "--data", tmp_path / "data", "--workers", "1", "--json")
     for command in ("pack", "check"):  # The folder is checked also once it is packed.
         code, out, err = run(capsys, "data", command, *at)
         assert code == 0 and (command == "pack" or out.count(" = train/") == 8), err
         assert "warning: test: 8 images are copies, byte for byte, of images in train (test/Ara/00.png = train/" in err
+        assert all(f"note: classes of 1 {split} image: 1 ('emu')\n" in err for split in ("train", "test"))
     (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
     found = [run(capsys, "data", command, *at[:-1])[2] for command in ("pack", "check")]
     assert all("Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err for err in found)

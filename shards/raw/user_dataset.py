@@ -76,7 +76,6 @@ def _image_source(file: Path, description: Description) -> Source:
         items.sort(key=lambda item: labels[item.label])
     splits, problems = _assign_splits(description, items, names, labels)
     listing = Listing(root, names, splits, f"own {kind}", scanned=True)
-    counts = Counter(names[labels[item.label]] for item in items)
     sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
@@ -90,7 +89,7 @@ def _image_source(file: Path, description: Description) -> Source:
         part=listing.part,
         size=sum(sizes),
         problems=(*faults, *problems),
-        notes=(*notes, *describe_classes(counts)),
+        notes=(*notes, *describe_classes(names, splits)),
     )
 
 
@@ -155,7 +154,9 @@ def _number_classes(
         raise DataError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
     kinds = {"not listed": found.keys() - names.keys(), "listed without images": names.keys() - found.keys()}
     if wrong := [f"{what}: {join_first(sorted(map(ascii, own)), 100)}" for what, own in kinds.items() if own]:
-        raise DataError(f"classes: {'; '.join(wrong)}")
+        without = "leave out its rows" if description.table else "pack a folder of links to the others"
+        hint = f"; to leave a class out, {without}" if kinds["not listed"] else ""
+        raise DataError(f"classes: {'; '.join(wrong)}{hint}")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
     order: list[str | int] = [*range(len(names))]
     if texts:
@@ -164,7 +165,8 @@ def _number_classes(
         raise DataError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
     classnames = tuple(names[label] for label in order)
     if texts and (repeated := _repeated(classnames)):
-        raise DataError(f"classes: two labels are called {first_few(repeated)}: nothing could tell them apart")
+        merge = "give them one label in the table" if description.table else "put their images into folders of one name"
+        raise DataError(f"classes: two labels are called {first_few(repeated)}: to make them one class, {merge}")
     if reason := next(unfit_texts(classnames, ()), ""):
         raise DataError(f"{reason}: a name is one line without blanks around it")
     return classnames, {label: number for number, label in enumerate(order)}
@@ -212,15 +214,18 @@ def _assign_splits(
     for split, missing in absent.items():
         elsewhere = [name for other, gone in absent.items() if other != split for name in gone]
         for name in missing:
-            alike = [f" (another spelling of {one!r}?)" for one in get_close_matches(name, elsewhere, 1, 0.8)]
-            what = f"class {name!r} has no {split} image{''.join(alike)}"
-            problems.append(f"{what}: add some, or remove the class from all splits")
+            advice = "add some, or remove the class from all splits"
+            if alike := get_close_matches(name, elsewhere, 1, 0.8):
+                what = "change the label" if description.table else "rename the folder"
+                advice = f"if it is another spelling of {alike[0]!r}, {what}; else {advice}"
+            problems.append(f"class {name!r} has no {split} image: {advice}")
     return found, problems
 
 
-def describe_classes(counts: Mapping[str, int]) -> list[str]:
-    """Describe unequal classes, a single class, and names that are likely two spellings of one class."""
+def describe_classes(names: Sequence[str], splits: Mapping[str, Images]) -> list[str]:
+    """Describe unequal classes, those of one train or test image, and names that are likely two spellings of one."""
     notes = []
+    counts = Counter(names[label] for images in splits.values() for _, label in images)
     if len(counts) == 1:
         notes.append("there is one class: such a set can be evaluated, and nothing can be trained on it")
     least, most = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
@@ -228,15 +233,18 @@ def describe_classes(counts: Mapping[str, int]) -> list[str]:
         middle = statistics.median(counts.values())
         extremes = f"{counts[least]:,} ({least!r}) to {counts[most]:,} images ({most!r})"
         notes.append(f"classes are unequal: {extremes}, median {middle:g}")
-    if single := [name for name, count in counts.items() if count == 1]:
-        notes.append(Finding.make(f"classes of 1 image: {len(single):,} (", [*map(ascii, single)], ")"))
+    for split, images in splits.items():
+        sizes = Counter(names[label] for _, label in images)
+        if split != "val" and (single := [ascii(name) for name, size in sizes.items() if size == 1]):
+            what = f"classes of 1 {split} image".replace("  ", " ")
+            notes.append(Finding.make(f"{what}: {len(single):,} (", single, ")"))
     alike: dict[str, list[str]] = {}
     for name in sorted(counts, key=lambda name: counts[name]):
         # Names that are equal but for one letter left out of either have an entry in common.
         for place in range(len(name) + 1):
             if not name[place : place + 1].isdigit():
                 alike.setdefault((name[:place] + name[place + 1 :]).casefold(), []).append(name)
-    pairs = dict.fromkeys(pair for names in alike.values() for pair in combinations(dict.fromkeys(names), 2))
+    pairs = dict.fromkeys(pair for group in alike.values() for pair in combinations(dict.fromkeys(group), 2))
     for one, other in pairs:
         if _normalize(one) == _normalize(other):
             notes.append(f"classes {one!r} and {other!r} differ in case, blanks or dashes alone")
