@@ -131,7 +131,9 @@ def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
     return [line.strip() for line in capsys.readouterr().out.splitlines() if " machine-hours" in line]
 
 
-def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, capsys):
+def test_a_dry_run_forecasts_what_is_left_and_long_runs_on_clusters_of_several_sizes(runtime, capsys, monkeypatch):
+    assert [line.split()[0] for line in planned(capsys)] == ["1"]
+    monkeypatch.setattr("benchmarks.suites.cost.LONG_SECONDS", 0.0)
     new = planned(capsys)
     assert [line.split()[0] for line in new] == ["1", "2", "4", "8"] and not runtime.results.exists()
     assert [line.split()[0] for line in planned(capsys, "--processes", "2")] == ["2", "4", "8", "16"]

@@ -250,6 +250,7 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     assert main([*bench, "--dry-run"]) == 1
     out, err = capsys.readouterr()
     assert "Painted CoOp (own recipe)" in out and refused in err and len(re.findall("^other code", out, re.M)) == 2
+    assert "machine-hours" not in out
     scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50), "score": 50}
     tried = Configuration(number=0, values={"recipe.lr": 0.1}, runs=paths, **scores)
     sweep = SweepFolder(tmp_path / "sweeps" / "painted-digits-lr")

@@ -136,7 +136,7 @@ def bench(
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
     if mode.dry_run:
         check_training_images((run.config for run in runs), runtime.data)
-        forecast = forecast_runs(open_runs, runtime, launcher.processes, force=mode.force)
+        forecast = forecast_runs(open_runs, runtime, launcher, force=mode.force)
 
         def check() -> None:
             check_launcher(launcher, runtime.device)

@@ -72,7 +72,7 @@ def show_checked_plan(
             used[target.dataset] = None
             test_images = 0
             # A finished evaluation needs no data: the data set may have been deleted since.
-            if target in state.open:
+            if target in state.open and not state.status.startswith("other"):
                 _, _, images = count_images(target.dataset, target.classes, target.split, runtime.data)
                 test_images = min(round(images), runtime.limit or round(images))
             planned.append({"target": str(target), "done": target not in state.open, "images": test_images})
@@ -101,7 +101,8 @@ def show_checked_plan(
         f"about {sum(run['train_images'] for run in runs):,} images to train on in all epochs, "
         f"{sum(row[4] for row in rows):,} to evaluate. Nothing was written."
     )
-    if forecast:
+    # Runs of other data or code are refused.
+    if forecast and not any(run["state"].startswith("other") for run in runs):
         show("\n" + "\n".join(forecast))
     if output.json:
         show_json({"data": data, "weights": weights, "runs": runs})

@@ -10,7 +10,7 @@ from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_code, check_training_images, check_weights
-from benchmarks.suites.cost import CostModel, find_machine
+from benchmarks.suites.cost import SHORT_SECONDS, CostModel, find_machine
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
@@ -19,9 +19,6 @@ from cluster.run import RunSpec, StoragePaths
 from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder
-
-SHORT_SECONDS = 45.0
-"""Runs that take less in all are executed one after the other: Ray needs as long to start and to load the program."""
 
 
 def execute(

@@ -21,6 +21,7 @@ from typing import Literal
 from benchmarks.console.output import plural
 from benchmarks.results.profiles import MINI
 from benchmarks.suites.planning import count_images, read_state
+from cluster.launcher import Launcher
 from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
@@ -49,6 +50,10 @@ START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
 """Seconds until the first step: loading weights, and on a GPU compiling and capturing graphs."""
 LAUNCH_SECONDS = 15.0
 """Seconds in which Ray starts and ends, and tables are made; 13 to 17 with small suites on two cores."""
+SHORT_SECONDS = 45.0
+"""Runs that take less in all are executed one after the other: Ray needs as long to start and to load the program."""
+LONG_SECONDS = 600.0
+"""Runs that take less in all are estimated for one machine alone."""
 STARTING = ("load", "compile")
 """Phases of a training that belong to its start."""
 DECODE_SECONDS = {True: 4.5e-3, False: 2.5e-4}
@@ -186,27 +191,30 @@ class CostModel:
             self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
 
-def forecast_runs(runs: Sequence[RunSpec], runtime: RuntimeConfig, processes: int, *, force: bool = False) -> list[str]:
-    """Describe wall time and GPU-hours of `runs` on clusters of 1 to 512 GPUs."""
+def forecast_runs(
+    runs: Sequence[RunSpec], runtime: RuntimeConfig, launcher: Launcher, *, force: bool = False
+) -> list[str]:
+    """Describe wall time and GPU-hours of `runs` on one machine, and of long ones on clusters of up to 512 GPUs."""
     if not runs:
         return []
     machine = find_machine(runtime.device)
     if machine.device == "cpu" and runs[0].config.backbone != MINI.backbone:
         machine = Machine("H200", "cuda")
-    model = CostModel(runtime, machine, processes=processes, force=force)
+    model = CostModel(runtime, machine, processes=launcher.processes, force=force)
     seconds = sorted((model.seconds(run) for run in runs), reverse=True)
     if not math.isfinite(sum(seconds)):
         return [f"Time on {machine.name}: unknown"]
     unit = "GPU" if machine.device == "cuda" else "machine"
     bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
+    ray = 0.0 if launcher == Launcher() and sum(seconds) < SHORT_SECONDS else LAUNCH_SECONDS
     lines = [
-        f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s, "
-        f"Ray and tables take {LAUNCH_SECONDS:g} s:"
+        f"On {machine.name} ({'; '.join(bases)}), a run starts in {START_SECONDS[machine.device]:g} s"
+        f"{f', Ray and tables take {ray:g} s' if ray else ''}:"
     ]
     for size in CLUSTER_SIZES:
-        groups = size // processes
-        if groups and (groups == 1 or groups // 2 < len(seconds)):
-            wall = LAUNCH_SECONDS + makespan(seconds, groups)
+        groups = size // launcher.processes
+        if groups == 1 or (0 < groups // 2 < len(seconds) and sum(seconds) > LONG_SECONDS):
+            wall = ray + makespan(seconds, groups)
             lines.append(f"{plural(size, unit)}: {format_duration(wall)}, {wall * size / 3600:.3g} {unit}-hours")
     return lines
 
