@@ -295,6 +295,10 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
         assert all(f"note: classes of 1 {split} image: 1 ('emu')\n" in err for split in ("train", "test"))
     (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
     found = [run(capsys, "data", command, *at[:-1])[2] for command in ("pack", "check")]
+    err = run(capsys, "data", "check", "birds", *at[1:3])[2]
+    assert (
+        f"'birds' was checked as packed in {tmp_path}/data; to check the folder here: procap data check ./birds" in err
+    )
     assert all("Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err for err in found)
     code, _, err = run(capsys, "data", "pack", "birds/test", "--dry-run", *at)
     assert f"left out beside test: train; to pack all splits as one set: procap data pack {tmp_path}/birds" in err

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import is_own, report_note, select_datasets
+from benchmarks.cli.data_sources import is_own, is_own_folder, report_note, select_datasets
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
@@ -109,6 +109,11 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
     broken = [name for name, lines in problems.items() if lines]
     for problem in (problem for name in broken for problem in problems[name]):
         note(f"procap: {problem}")
+    for name in problems:
+        if name in given and is_own_folder(name):
+            note(
+                f"'{name}' was checked as packed in {root}; to check the folder here: procap data check ./{quote(name)}"
+            )
     for name in broken:
         note(f"procap: to repair '{name}', {repack_hint(root / name)}")
     if output.json:
