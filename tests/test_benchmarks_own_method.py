@@ -11,7 +11,7 @@ from plug_ins import METHOD, install
 from report_pages import begin, put_entry
 
 from benchmarks.cli import main
-from benchmarks.cli.new_method import _install
+from benchmarks.cli.new_method import install_command
 from benchmarks.plots.style import BASE, LOOKS, NOVEL, SPARE, assign_looks
 from benchmarks.results import load
 from benchmarks.results.frame import title_method
@@ -203,8 +203,16 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     assert len({look.marker for look in looks.values()}) == 3
 
 
-def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_options_do_not_break(written):
-    assert {"install", sys.executable} <= {*shlex.split(_install())}
+def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_options_do_not_break(
+    written, monkeypatch, capsys
+):
+    assert {"install", sys.executable} <= {*shlex.split(install_command(written))}
+    monkeypatch.chdir(written.parent)
+    assert main(["check", "method", written.name]) == 2
+    assert (
+        f"is not installed; install its folder: {install_command(written.relative_to(written.parent))}"
+        in capsys.readouterr().err
+    )
     assert 'model_dump()["n_ctx"] == 2' in (written / "tests" / "test_own_tokens.py").read_text()
     [colour] = {found for file in written.rglob("*.py") for found in re.findall(r'colour = "(#\w+)"', file.read_text())}
     assert colour not in {*SPARE, *(look.colour for look in (*LOOKS.values(), BASE, NOVEL))}

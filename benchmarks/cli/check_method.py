@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
+from benchmarks.cli.new_method import install_command
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
@@ -42,6 +43,8 @@ def method(
     takes about half a minute on a CPU.
     """
     library_defaults()
+    if name not in method_paths() and Path(name, "pyproject.toml").exists():
+        raise UsageError(f"method '{name}' is not installed; install its folder: {install_command(Path(name))}")
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
     if other := [one for one in method_paths() if one != name and title_method(one) == title_and_colour(name)[0]]:

@@ -96,13 +96,14 @@ def test_options():
 '''
 
 
-def _install() -> str:
-    """Return the words that install a package for the Python that runs this program, by uv where it has no pip."""
+def install_command(folder: Path) -> str:
+    """Return the command that installs a package for the Python that runs this program, by uv where it has no pip."""
     python = Path(sys.executable)
-    if any(distributions(name="pip")):
-        return f"{quote(python)} -m pip install"
     uv = python.with_name("uv")
-    return f"{quote(uv) if uv.exists() else 'uv'} pip install --python {quote(python)}"
+    program = f"{quote(uv) if uv.exists() else 'uv'} pip install --python {quote(python)}"
+    if any(distributions(name="pip")):
+        program = f"{quote(python)} -m pip install"
+    return f"{program} --no-build-isolation -e {quote(folder)}"
 
 
 @command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
@@ -132,7 +133,7 @@ def method(
     for file, text in files.items():
         write_bytes(folder / file, Template(text).substitute(values).encode())
         show(str(folder / file))
-    note(f"next: {_install()} --no-build-isolation -e {quote(folder)}; procap check method {name}")
+    note(f"next: {install_command(folder)}; procap check method {name}")
     if output.json:
         show_json({"name": name, "files": [str(folder / file) for file in files]})
     return 0
