@@ -142,10 +142,7 @@ def test_an_image_that_is_added_or_replaced_is_packed(tmp_path):
 IN_FOLDERS = "folder: images\n" + RULE
 MISTAKES = {
     "unknown key": ("foldr: images\n", r"unknown key 'foldr': did you mean folder\?$"),
-    "unknown key of split": (
-        "folder: images\nsplit: {train: 0.5, tets: 0.5}\n",
-        r"split.*(tets|test): ",
-    ),
+    "unknown key of split": ("folder: images\nsplit: {train: 0.5, tets: 0.5}\n", r"split.*(tets|test): "),
     "no source": ("classes: [a]\n", "give one of folder and table"),
     "key twice": (IN_FOLDERS + "folder: x\n", "line 5: folder is given already, in line 3"),
     "no yaml": ("folder: [a\nb: c\n", "line 4: "),
@@ -158,11 +155,7 @@ MISTAKES = {
     ),
     "derived name": ("folder: images\n", "'dtd' is a name of", HEAD.replace("my-birds", "dtd-split7")),
     "name that climbs": ("folder: images\n", "small letters", HEAD.replace("my-birds", "../birds")),
-    "name that is a number": (
-        "folder: images\n",
-        "7: input should be",
-        HEAD.replace("my-birds", "7"),
-    ),
+    "name that is a number": ("folder: images\n", "7: input should be", HEAD.replace("my-birds", "7")),
     "no name": ("folder: images\n", ": name: field required", "template: a {}.\n"),
     "template without {}": ("folder: images\n", r"template.*one \{\}", HEAD.replace("{}", "bird")),
     "no split": ("folder: images\n", r"do not define train and test: add split: \{train: 0\.5"),
