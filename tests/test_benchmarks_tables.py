@@ -302,7 +302,8 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
         [table] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(table).items()}
-        assert found == expected and "is left out" not in " ".join(table["notes"])
+        assert found == expected and "is left out" not in (notes := " ".join(table["notes"]))
+        assert ("No trained run of seed 2 is finished and evaluated" in notes) == ("--seeds" in flags)
 
 
 def test_the_one_evaluation_of_zero_shot_clip_counts_for_every_seed(tmp_path):

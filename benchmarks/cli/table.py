@@ -13,7 +13,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, quote, show, show_json
-from benchmarks.console.parse import parse_options
+from benchmarks.console.parse import parse_integers, parse_options
 from benchmarks.report.claims import read_claims
 from benchmarks.report.started_suites import find_started_suites, find_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
@@ -135,7 +135,16 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *
         raise UserError(
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
         )
-    return _add_notes(tables, note_other_content(frame, data))
+    notes = note_other_content(frame, data)
+    # Runs without training, which count for all seeds, may be there alone.
+    trained = {*frame[frame["epochs"] > 0]["seed"]}
+    missing = [str(seed) for seed in parse_integers(selection.seeds, "--seeds") if seed not in trained]
+    if missing and selection.methods != "zeroshot":
+        notes = [
+            *notes,
+            f"No trained run of seed {', '.join(missing)} is finished and evaluated: see `procap ls runs`.",
+        ]
+    return _add_notes(tables, notes)
 
 
 def _add_notes(tables: Sequence[Table], notes: Sequence[str]) -> Sequence[Table]:
