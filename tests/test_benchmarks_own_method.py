@@ -231,18 +231,25 @@ def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, f
     assert main([*words, *more]) == 2 and message in capsys.readouterr().err
 
 
-def test_a_suite_of_a_method_that_is_gone_names_it_and_shows_the_others(tmp_path, capsys):
+def test_a_suite_of_a_method_that_is_gone_or_broken_names_it_and_shows_the_others(tmp_path, monkeypatch, capsys):
     _, entries = begin(tmp_path, "base-to-novel", methods=("coop", "maple"), datasets=("digits",), seeds=(1,))
     for entry in entries:
         put_entry(tmp_path, entry)
     (tmp_path / "base/digits/coop").rename(tmp_path / "base/digits/gone")
     file = tmp_path / "collections/suite/base-to-novel/collection.json"
-    for gone, code in (("coop", 0), ("maple", 2)):
+    install(tmp_path / "lib", {"gone": "raise OSError('unfinished')"}, {"gone": "gone:Gone"})
+    absent = "is not installed here: install its package"
+    for gone, at, code, why in (
+        ("coop", ".", 0, absent),
+        ("coop", "lib", 0, "unfinished"),
+        ("maple", ".", 2, absent),
+    ):
         file.write_text(file.read_text().replace(f'"{gone}"', '"gone"').replace("/coop/", "/gone/"))
-        assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == code
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / at)
+            assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == code
         out, err = capsys.readouterr()
-        assert ("MaPLe" in out) == (code == 0) and ", which is not installed here: install its package" in err
-        assert "further run" not in err
+        assert ("MaPLe" in out) == (code == 0) and why in err and "further run" not in err
 
 
 def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipes(painted, tmp_path, capsys):

@@ -187,7 +187,7 @@ def test_what_hides_the_images_is_said(made, few_digits, tmp_path, change, text)
     assert "Accuracy by class: digits, all classes" in tables(tree)
 
 
-def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, capsys):
+def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, monkeypatch, capsys):
     tree = write(made[0], few_digits, tmp_path / "page", "--methods", "maple", "--seeds", "2")
     assert next(node.text() for node in tree.all("h2")) == "Selected runs" and len(tables(tree)["Runs"].all("tr")) == 2
     assert all("of 1" not in item.text() and "(" not in item.text() for item in images_of(tree)), "one evaluation"
@@ -202,6 +202,12 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
         assert capsys.readouterr().out.strip() == str(root / place / "index.html")
     headings = {path.parent.name: Page(path.read_text()).root.all("h2")[0].text() for path in root.glob("*/index.html")}
     assert headings == {"report": "Sweep rates", "report-rates": "Sweep rates", f"report-{run.name}": "Selected runs"}
+    for seed, recipe in enumerate(({"epochs": 1}, {"epochs": 3, "warmup_epochs": 2})):
+        put_score(root, put_run(root, "coop", "tiles", seed=seed, overrides=recipe), "tiles:base", 1, 2)
+    monkeypatch.setattr("benchmarks.report.describe.kind_of_name", lambda name: "own")
+    head = words_of(write(root, few_digits, tmp_path / "page", "--datasets", "tiles").all("header")[0])
+    assert "1 run made fewer than 20 steps, near the initial weights. 1 run may hardly learn: more than half" in head
+    assert "mini knows few words, and cannot tell apart classes of tiles without them." in head
     for flags, why in (
         (["--methods", "tcp"], "no run below"),
         (["rates", "--seeds", "1"], "name suites or select"),

@@ -22,7 +22,7 @@ from benchmarks.suites import suite_paths
 from benchmarks.suites.planning import (
     SuitePlan,
     describe_other_runs,
-    describe_uninstalled,
+    describe_unusable,
     find_other_runs,
     find_suite,
     recorded_options,
@@ -165,7 +165,7 @@ def _suite_tables(
     suite = find_suite(name, root)
     collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded = recorded_options(suite, collection, root, data, profile=suite_flags.profile)
-    if collection and (missing := describe_uninstalled(collection)):
+    if collection and (missing := describe_unusable(collection)):
         note(f"procap: {missing}")
     given = {"recipe": suite_flags.recipe, "classes": selection.classes}
     changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}

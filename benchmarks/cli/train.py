@@ -12,7 +12,14 @@ from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_runs, check_training_images, check_weights_of, note_warmup, note_warning
+from benchmarks.suites.checks import (
+    FEW_STEPS,
+    check_runs,
+    check_training_images,
+    check_weights_of,
+    note_warmup,
+    note_warning,
+)
 from cluster.run import RunSpec
 from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig
@@ -24,9 +31,6 @@ from runner.tracking.background import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
-
-FEW_STEPS = 20
-"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 
 
 @flags.command(

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
 from benchmarks.results.frame import describe_settings, title_method
+from benchmarks.suites.checks import FEW_STEPS
 from benchmarks.tables.notes import note_code, note_other_content, note_settings
+from procap.recipe import warmup_warning
+from shards.resolve import kind_of_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def describe_state(started: StartedSuite) -> str:
@@ -43,18 +50,13 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def list_caveats(suites: Sequence[StartedSuite], data: Path | None) -> list[str]:
+def list_caveats(suites: Sequence[StartedSuite], jobs: pd.DataFrame, data: Path | None) -> list[str]:
     """List what a reader has to know before any number, each once with the suites that it concerns."""
-    import pandas as pd
-
+    lines = _list_caveats_of_runs(suites, jobs, data) if suites else []
     found: dict[str, list[str]] = {}
-    # Groups share runs, which count once.
-    every = pd.concat([one.results.frame[["path", "contents"]] for one in suites]) if suites else pd.DataFrame()
-    lines = note_other_content(every, data) if suites else []
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]
-        caveats = [text.rstrip(".") for text in note_code(results.frame)]
-        caveats += [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
+        caveats = [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
         if why := results.why_incomparable:
             caveats.append(f"these results do not compare with published ones: {why}")
         if one.options.quick:
@@ -69,4 +71,22 @@ def list_caveats(suites: Sequence[StartedSuite], data: Path | None) -> list[str]
     for caveat, names in found.items():
         of = "" if len(names) == len(suites) else f" ({', '.join(names)})"
         lines.append(f"{caveat[0].upper()}{caveat[1:]}{of}.")
+    return lines
+
+
+def _list_caveats_of_runs(suites: Sequence[StartedSuite], jobs: pd.DataFrame, data: Path | None) -> list[str]:
+    """List what a reader has to know of runs, of which suites and sweeps may share some."""
+    import pandas as pd
+
+    columns = ["path", "method", "source", "backbone", "target_dataset", "contents"]
+    every = pd.concat([one.results.frame[columns] for one in suites])
+    lines = [*note_code(every), *note_other_content(every, data)]
+    if few := {*jobs.path[(jobs.kind == "train") & (jobs.steps < FEW_STEPS)]}:
+        lines.append(f"{plural(len(few), 'run')} made fewer than {FEW_STEPS} steps, near the initial weights.")
+    recipes = {run.path: run.spec.config.recipe for one in suites for run in one.results.runs}
+    if warm := [path for path in {*every.path} - few if warmup_warning(recipes[path])]:
+        lines.append(f"{plural(len(warm), 'run')} may hardly learn: more than half of the epochs are warm-up.")
+    own = [name for name in every.target_dataset[every.backbone == "mini"].unique() if kind_of_name(name) == "own"]
+    if own:
+        lines.append(f"mini knows few words, and cannot tell apart classes of {', '.join(own)} without them.")
     return lines

@@ -134,7 +134,7 @@ def build_report(
         "claims": claims,
         "why_untested": why_untested(suites),
         "problems": problems,
-        "caveats": list_caveats(groups, data),
+        "caveats": list_caveats(groups, jobs, data),
         "cost": describe_cost(jobs, price),
         "work": work_table(jobs) if len(jobs) else None,
         "versions": describe_versions(jobs),

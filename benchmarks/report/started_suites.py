@@ -16,7 +16,7 @@ from benchmarks.results.profiles import Profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from benchmarks.suites import SUITES
-from benchmarks.suites.planning import describe_uninstalled, find_other_runs, find_suite, recorded_options
+from benchmarks.suites.planning import describe_unusable, find_other_runs, find_suite, recorded_options
 from benchmarks.suites.suite import Suite
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables
@@ -88,7 +88,7 @@ def find_started_suites(
             continue
         try:
             suites.append(_read_suite(folder, chosen.get(name, name), results, data))
-            if missing := describe_uninstalled(suites[-1].collection):
+            if missing := describe_unusable(suites[-1].collection):
                 problems.append((name, missing))
         except (UserError, DataError) as error:
             problems.append((name, str(error)))
@@ -166,6 +166,7 @@ def _runs_table(done: SuiteResults) -> Table:
         # Unreadable files are listed as problems of their run.
         with suppress(UserError):
             state, training = folder.status(), folder.train()
+            state += " (other code)" * bool(training and training.changed_code(config))
         shots = config.shots if config.recipe.epochs else None
         numbers = shots, len(training.epochs) if training else None, training.seconds if training else None
         cells = [None if number is None else Metric(number) for number in numbers]

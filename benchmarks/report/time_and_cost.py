@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HOUR = 3600.0
-COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts", "processes")
+COLUMNS = ("suite", "kind", "path", "target", "seconds", "environment", "watts", "processes", "steps")
 
 
 def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
@@ -39,19 +39,19 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
                 if (run := folder.train()) and run.steps:
                     processes = max(1, len(run.ranks))
                     environment, watts = run.environment, run.use.gpu_watts
-                    rows.append((one.name, "train", path, "", run.seconds, environment, watts, processes))
+                    rows.append((one.name, "train", path, "", run.seconds, environment, watts, processes, run.steps))
             for target in evaluated.get(path, ()):
                 with suppress(UserError):
                     if result := folder.evaluation(Target.parse_unchecked(target), settings[path]):
                         environment, watts = result.environment, result.use.gpu_watts
-                        rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1))
+                        rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1, 0))
         # A suite without runs measures runtime.
         with explain_broken_report():
             other = one.results.pictures if one.results.runs or not one.is_suite else newest_measurement(one.results)
             if other and "seconds" in other:
                 seconds, environment = float(other["seconds"]), other.get("environment") or {}
                 describe_machine(environment)
-                rows.append((one.name, "other", one.name, "", seconds, environment, None, 1))
+                rows.append((one.name, "other", one.name, "", seconds, environment, None, 1, 0))
     jobs = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"watts": float, "seconds": float})
     gpus = [bool(environment.get("gpu")) for environment in jobs.environment]
     return jobs.assign(gpu=pd.array(gpus, bool), machine=list(map(describe_machine, jobs.environment)))

@@ -19,7 +19,7 @@ from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import method_paths
+from procap.methods import METHODS, method_class, method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, find_collections, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
@@ -200,16 +200,16 @@ def recorded_options(
 ) -> SuiteOptions:
     """Return the options of the suite's last run, of a requested `profile` or any, with the defaults of its runs.
 
-    If none are recorded, return the default options whose plan has most of the existing runs. Recorded methods that are
-    not installed are left out, see `describe_uninstalled`; raises UsageError if there are no others.
+    If none are recorded, return the default options whose plan has most of the existing runs. Recorded methods that
+    cannot be used here are left out, see `describe_unusable`; raises UsageError if there are no others.
     """
     settings = collection.settings if collection else {}
     if collection and settings and profile in ("", settings.get("profile")):
         options = SuiteOptions.from_json(settings, data)
-        if missing := describe_uninstalled(collection):
-            options = replace(options, methods=tuple(name for name in options.methods if name in method_paths()))
-            if not options.methods:
-                raise UsageError(missing)
+        unusable = find_unusable(options.methods)
+        options = replace(options, methods=tuple(name for name in options.methods if name not in unusable))
+        if not options.methods:
+            raise UsageError(describe_unusable(collection))
         return options
     existing = {folder.path.relative_to(results).as_posix() for folder in find_runs(results)}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
@@ -222,20 +222,35 @@ def recorded_options(
     return max(candidates, key=count_existing)
 
 
-def describe_uninstalled(collection: Collection) -> str:
-    """Name the methods of a suite that are not installed here; "" if all are."""
-    missing = [name for name in collection.settings.get("methods", ()) if name not in method_paths()]
-    text = f"suite '{collection.name}' was run with {', '.join(missing)}, which is not installed here"
-    return f"{text}: install its package, or see all runs with `procap table`" if missing else ""
+def find_unusable(methods: Iterable[str]) -> dict[str, str]:
+    """Map those of the methods that cannot be loaded here to the reason, empty for one that is not installed."""
+    found = {}
+    for name in dict.fromkeys(method for method in methods if method not in METHODS):
+        try:
+            method_class(name)
+        except UsageError as error:
+            found[name] = str(error) if name in method_paths() else ""
+    return found
+
+
+def describe_unusable(collection: Collection) -> str:
+    """Name the methods of a suite that cannot be used here, with the reasons; "" if all can."""
+    reasons = [
+        f"{name}, which {f'cannot be used here ({why})' if why else 'is not installed here: install its package'}"
+        for name, why in find_unusable(collection.settings.get("methods", ())).items()
+    ]
+    text = f"suite '{collection.name}' was run with {'; '.join(reasons)}"
+    return f"{text}, or see all runs with `procap table`" if reasons else ""
 
 
 def find_other_runs(collection: Collection, results: Path, planned: Iterable[str]) -> tuple[str, ...]:
     """List the finished runs of a suite that are not `planned`, because of other seeds or settings.
 
-    Those of uninstalled methods are left out.
+    Those of methods that cannot be used here are left out.
     """
     finished = collection.finished(results, without={*planned})
-    return tuple(path for path in finished if path.split("/")[2] in method_paths())
+    unusable = find_unusable(path.split("/")[2] for path in finished)
+    return tuple(path for path in finished if path.split("/")[2] not in unusable)
 
 
 def describe_other_runs(plan: SuitePlan, others: Sequence[str], shown: str) -> str:
