@@ -110,6 +110,7 @@ def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few
 
 def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys):
     files = {file: file.stat().st_mtime_ns for run in find_runs(searched) for file in run.path.rglob("*.json")}
+    files |= {file: file.stat().st_mtime_ns for file in searched.glob("collections/sweep/*/*")}
     before = summary(searched)
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
     captured = capsys.readouterr()

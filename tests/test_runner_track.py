@@ -77,7 +77,7 @@ def test_the_name_of_a_run_says_what_differs_from_the_published_one(tmp_path, ch
     write_json(RunFolder(tmp_path / config.path).config_file, config)
     tracked_runs.go_on(RunFolder(tmp_path / config.path), 1)
     found = read_content(tmp_path / config.path)
-    assert found and found.name.endswith(named)
+    assert found and found.name().endswith(named)
 
 
 def test_a_finished_run_arrives_whole(store, folder, export):

@@ -139,6 +139,9 @@ def _execute(
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     paths = StoragePaths.with_absolute_paths(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
     datasets = dict.fromkeys(settings.datasets, TRAINING_SPLITS)
+    # The import of MLflow takes longer than everything else here; `procap track sync` repeats a failed export.
+    if progress.is_recorded and at.tracking_uri in (None, "off"):
+        return _show_outcome(searched, runtime, engine, output)
     try:
         if not searched.is_complete:
             needs = datasets, list_backbones(settings), settings.methods

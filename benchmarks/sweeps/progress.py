@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.suites.progress import TrialProgress
@@ -10,9 +11,10 @@ from benchmarks.sweeps.table import count_states, find_best, format_configuratio
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
+from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
-from runner.run_collection import Collection, Status
+from runner.run_collection import Collection, Status, read_collection
 from runner.tracking.background import CollectionTracker
 
 
@@ -31,6 +33,15 @@ class SweepProgress(TrialProgress):
         shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
         self._tracker = CollectionTracker(runtime, Collection(kind="sweep", name=settings.name, settings=shown))
         self._settled = 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether an earlier command recorded the end of the sweep with these settings, and nothing is left to do."""
+        mine, before = self._tracker.collection, None
+        with suppress(UserError):
+            before = read_collection(self.sweep.runtime.results / mine.path)
+        ended = before is not None and (before.status, before.settings) == ("finished", mine.settings)
+        return ended and self.sweep.is_complete
 
     def close(self, status: Status) -> None:
         """Send everything to MLflow, with the final status."""

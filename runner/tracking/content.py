@@ -6,9 +6,10 @@ import getpass
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +47,13 @@ class RunContent:
     """The content that an MLflow run should have.
 
     key: differs between trainings of one configuration, so that two users of one server get a run each.
+    name: makes the name, for which the method is imported, and with it torch.
     points: in the order in which MLflow's comparison shows their metrics.
     status: a name of MLflow's RunStatus. start, end: in milliseconds. checkpoint: SHA-256 of a finished run's.
     """
 
     key: str
-    name: str
+    name: Callable[[], str]
     tags: dict[str, str]
     points: list[Point]
     status: str
@@ -84,11 +86,9 @@ def read_content(path: Path) -> RunContent | None:
     points = [*_validation_points(config, folder), *_epoch_points(state.epochs, start)]
     if train:
         points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
-    shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
-    names = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}"]
     return RunContent(
         key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
-        name=" · ".join([*names, *_describe_changes(config)]),
+        name=partial(_name_run, config),
         tags=_tags(config, folder, state),
         points=points,
         status=STATUS[state.status],
@@ -97,6 +97,12 @@ def read_content(path: Path) -> RunContent | None:
         params=dict(_flatten(config.model_dump(mode="json"))),
         checkpoint=train.checkpoint_sha256 if train else None,
     )
+
+
+def _name_run(config: RunConfig) -> str:
+    shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
+    names = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}"]
+    return " · ".join([*names, *_describe_changes(config)])
 
 
 def _describe_changes(config: RunConfig) -> list[str]:
@@ -119,7 +125,7 @@ def _collection_content(path: Path, collection: Collection) -> RunContent:
         tags[make_name(f"settings.{name}")] = text
     return RunContent(
         key=f"{collection.tag}-{collection.started}",
-        name=f"{collection.kind} · {collection.name}",
+        name=lambda: f"{collection.kind} · {collection.name}",
         tags=tags | _user_tags(),
         points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(path / FILE)),
         status=STATUS[collection.status],

@@ -128,7 +128,7 @@ def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with
             for replaced in store.search(f"tags.folder LIKE '{_quote(folder)}' AND attributes.status = 'RUNNING'"):
                 client.set_terminated(replaced.info.run_id, "KILLED")
             tags = mask_values({KEY_TAG: content.key, **content.tags})
-            run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name)
+            run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name())
             if store.is_server:
                 # MLflow repeats a request whose answer was lost, and so creates a second run.
                 run = _find_run(store, content.key) or run
