@@ -17,6 +17,7 @@ from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.report.describe import list_caveats
 from benchmarks.report.started_suites import find_started_suites
+from benchmarks.report.time_and_cost import read_jobs
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.studies.chaos.fault_cluster import count_tracked, load_outcomes
@@ -185,7 +186,8 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert noted not in run(capsys, "table", *there)[1]
     pack_digits(tmp_path, 70)
     started, _ = find_started_suites(tmp_path / "results", tmp_path)
-    assert f"{noted}." in list_caveats(started, tmp_path) and noted not in str(list_caveats(started, None))
+    with_data, without = (list_caveats(started, read_jobs(started), data) for data in (tmp_path, None))
+    assert f"{noted}." in with_data and noted not in str(without)
     assert all(noted in run(capsys, "table", *name, *there)[1] for name in ([], ["base-to-novel"]))
     evaluation = ("eval", "--methods", "zeroshot", *small[2:-4], "--data", tmp_path, "--tracking", "off")
     zeroshot = r"zeroshot/.* other content .* evaluate again with --force, such as `procap eval --methods zeroshot "
