@@ -140,8 +140,10 @@ def test_files_of_the_command_and_plug_ins_travel_with_it(tmp_path, monkeypatch,
     assert "unknown suite 'sent': known: ablation" in capsys.readouterr().err
     (tmp_path / "there/sent_method.py").write_text("raise OSError('unfinished')")
     monkeypatch.delitem(sys.modules, "sent_method", raising=False)
-    assert main(["submit", "--dry-run", "--", "bench", "my_suite.py", "--methods=coop,theirs", *SHARED]) == 2
-    assert "'theirs' is a plug-in that cannot be loaded from sent_method:Theirs: OSError" in capsys.readouterr().err
+    for flags, code in ((["--methods=coop,theirs"], 2), ([], 2), (["--methods", "coop"], 0)):
+        assert main(["submit", "--dry-run", "--", "bench", "my_suite.py", *flags, *SHARED]) == code
+        why = "'theirs' is a plug-in that cannot be loaded from sent_method:Theirs: OSError"
+        assert (why in capsys.readouterr().err) == bool(code)
     assert plan["sent"]["files"] == {"submitted-1/my_suite.py": str(tmp_path / "my_suite.py")}
     assert plan["sent"]["methods"] == ["theirs"] and plan["sent"]["tree"] == str(ROOT)
     environment = plan["runtime_env"]["env_vars"]

@@ -19,7 +19,7 @@ from benchmarks.console.output import note, show, show_json
 from benchmarks.suites import ALL, load_suite
 from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError
-from procap.methods import METHODS, method_class
+from procap.methods import method_class
 from procap.methods.plugins import find_plugins
 from runner.stop_signals import Interrupted, sigterm_as_interrupt
 
@@ -72,10 +72,11 @@ def submit(
     tree = Path(__file__).resolve().parents[2]
     if not installed and not (tree / "pyproject.toml").is_file():
         raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
-    _find_suite_files(words)
+    methods = _find_suite_files(words)
     check_command(words)
-    # As the command itself would refuse it: a plug-in that cannot be loaded.
-    for name in sorted({part for word in words for part in re.split("[,=]", word)} & {*find_plugins()} - {*METHODS}):
+    given = {part for word in words for part in re.split("[,=]", word)}
+    # Refuse a plug-in that cannot be loaded, as the command would here.
+    for name in sorted((given if given & {"--methods", "--method"} else given | methods) & find_plugins().keys()):
         method_class(name)
     environment, source, url = job_environment(env or ()), None if installed else tree, dashboard_url(address)
     suite = next((word for word in words[1:2] if words[0] == "bench" and word.endswith(".py")), "")
@@ -104,17 +105,21 @@ def submit(
     return 0
 
 
-def _find_suite_files(words: list[str]) -> None:
-    """Replace the names of recorded suites by their files. Raises UsageError for a suite that `bench` does not know."""
+def _find_suite_files(words: list[str]) -> set[str]:
+    """Replace the names of recorded suites by their files; returns the methods of the suite that `bench` runs.
+
+    Raises UsageError for a suite that `bench` does not know.
+    """
     name = next((word for word in words[1:2] if not word.startswith("-")), "")
     if words[0] == "bench" and name not in ("", ALL):
-        load_suite(name)
-    elif words[0] in ("table", "report"):
+        return {*load_suite(name).methods}
+    if words[0] in ("table", "report"):
         flags = dict(itertools.pairwise(word for given in words for word in given.split("=", 1)))
         for place, name in enumerate(itertools.takewhile(lambda word: not word.startswith("-"), words[1:]), 1):
             # Sweeps and other tables have names too, and results at a URL are not read.
             with suppress(UserError):
                 words[place] = find_suite(name, Path(flags.get("--results", "results"))).typed or name
+    return set()
 
 
 def _follow(client: JobSubmissionClient, job: str, url: str, sent_line: str, output: OutputFlags) -> int:
