@@ -23,8 +23,6 @@ from shards.fewshot import evaluation_labels
 from shards.files import file_sha256
 from shards.reader import open_dataset
 
-FORMATS = ("dassl", "safetensors")
-
 
 def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: bool = False) -> TrainResult:
     """Write the tensors in `file`, a checkpoint of the method's public code, as the finished run `config`.
@@ -98,9 +96,10 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
 
 
 def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str = "dassl") -> Path:
-    """Write the finished run `config` below `out` in one of `FORMATS`, as public code loads it; returns the file.
+    """Write the finished run `config` below `out` as public code loads it; returns the file.
 
-    Raises UserError if the run is not finished, or its method has no public code or none that uses the format.
+    format: dassl or safetensors. Raises UserError if the run is not finished, or its method has no public code or none
+    that uses the format.
     """
     trained = load_trained(config, runtime)
     layout = layout_of(trained.method)

@@ -15,6 +15,8 @@ from benchmarks.console.output import note, note_failures, quote, show, show_jso
 from procap.errors import check_names
 from runner.environment import library_defaults
 
+FORMATS = ("dassl", "safetensors")
+
 
 @flags.command(
     "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
@@ -34,14 +36,15 @@ def export(
     its model: run it with --model-dir OUT/RUN --load-epoch EPOCHS.
     """
     library_defaults()
-    from runner.public_checkpoints import FORMATS, export_run
-
     check_names("format", [format], FORMATS)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
     failures, files = Failures(len(folders), verbose=output.verbose), {}
     for folder in folders:
         with failures.collect(str(folder)):
             config, at = find_run(folder, runtime)
+            # This imports torch, which a wrong name need not wait for.
+            from runner.public_checkpoints import export_run
+
             files[config.path] = export_run(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))

@@ -28,6 +28,7 @@ from benchmarks.report.started_suites import (
 )
 from benchmarks.report.time_and_cost import describe_cost, describe_versions, read_jobs, work_table
 from benchmarks.suites import suite_help
+from benchmarks.suites.planning import find_suite
 from benchmarks.tables.gaussian_tokens import gaussian_token_tables
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
@@ -35,6 +36,7 @@ from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.failures import describe_failure
+from runner.run_collection import find_collections
 
 MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
 """What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
@@ -148,11 +150,15 @@ def _find_groups(
     if selected:
         runs = read_runs(results, selected, "selected runs")
         return ([runs] if runs else []), []
+    names = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"}
+    others = [word for word in wanted if word not in names]
+    for word in others:
+        # An unknown name is an error before anything is read.
+        find_suite(word, results)
     sweeps, problems = find_sweeps(results)
-    names = {one.name for one in sweeps} | {name for name, _ in problems}
     suites: list[StartedSuite] = []
-    if not wanted or not names.issuperset(wanted):
-        suites, unread = find_started_suites(results, data, [word for word in wanted if word not in names])
+    if not wanted or others:
+        suites, unread = find_started_suites(results, data, others)
         problems = unread + problems
     if wanted:
         chosen = [name for name, _ in problems if name in wanted or name not in names]
