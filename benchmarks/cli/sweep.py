@@ -85,7 +85,7 @@ def sweep(
     folder = SweepFolder(at.results / SWEEPS / settings.name)
     RemoteResults.from_runtime(at).pull_all()
     folder.check(settings)
-    note_warmup(run.config for run in check_values(settings, at.data))
+    checked = check_values(settings, at.data)
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_training_images((run.config for run in runs), at.data)
     if not mode.force:
@@ -95,6 +95,7 @@ def sweep(
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
         check_setup((run.config for run in runs), at, launcher.processes)
+    note_warmup(run.config for run in checked)
     if mode.dry_run:
         return _show_plan(settings, folder, at, output)
     ensure_packed(settings.datasets, at.data)

@@ -59,6 +59,7 @@ def train(
             specs, processes = [RunSpec(config=config) for config in runs], ranks_from_environment().size
             check = partial(check_runs, specs, runtime, processes, force=mode.force)
             show_checked_plan(check, specs, runtime, output, force=mode.force)
+            note_warmup(runs)
         return 0
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
@@ -100,7 +101,7 @@ def _checked_runs(
         check_weights_of(runs, runtime)
         folders = [(config, RunFolder(runtime.results / config.path)) for config in runs]
         find_unpacked((one.dataset for one, at in folders if mode.force or not at.train_file.exists()), runtime.data)
-    note_warmup(runs)
+        note_warmup(runs)
     return runs
 
 
