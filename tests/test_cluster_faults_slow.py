@@ -197,8 +197,9 @@ def test_a_broken_shard_fails_its_runs_alone(cluster, tmp_path):
     shard.write_bytes(broken)
     out, err = cluster.procap(*words).wait(3)
     assert "2 done, 2 failed" in err and err.count("tiles") >= 2
-    last = err.strip().splitlines()[-2:]
-    assert all("tiles" in line and shard.name in line for line in last), err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("  2, such as base/tiles/coop/") and shard.name in last, err
+    assert all(f"base/tiles/coop/mini/16shot/seed{seed}" in err for seed in (1, 2)), err
     shard.write_bytes(whole)
     out, err = cluster.procap(*words).wait()
     assert "2 done already" in err and "on average over 2 data sets" in out and len(load_outcomes(results)) == 4
