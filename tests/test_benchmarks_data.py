@@ -225,14 +225,14 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     ("{s:Training,valid,test}/{c}", {"splits": {"train": "Training", "val": "valid", "test": "test"}}),
     ("x/{s:train,val}/{c}", {"folder": "birds/x", "splits": {"train": "train", "test": "val"}}),
     ("{c}: few", {"split": {"train": 0.5, "test": 0.5, "seed": 1}}),
-    ("table", {"table": "birds/labels.csv", "images": "birds/pictures"}),
+    ("table", {"table": "birds/labels.csv", "split": {"train": 0.5, "test": 0.5, "seed": 1}}),
     ("table with splits", {"table": "birds/labels.csv", "images": "birds/pictures"}),
 ])  # fmt: skip
 def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     root = tmp_path / "birds"
     if layout.startswith("table"):
         put_classes(root / "pictures")
-        lines = [(f"{name}/{i:02d}.png", name, ("train", "test")[i % 2]) for name in CLASSES for i in range(10)]
+        lines = [(f"{name}/{i:02d}.png", name, ("train", "test")[i % 2]) for name in CLASSES for i in range(2)]
         columns = 3 if "splits" in layout else 2
         with (root / "labels.csv").open("w") as file:
             csv.writer(file).writerows([("path", "label", "split")[:columns], *(line[:columns] for line in lines)])

@@ -190,13 +190,14 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
     "no header": ("csv", "a.png,x\nb.png,y\n", "has the columns 'a.png', 'x'; path, label and perhaps split"),
-    "no label": ("csv", "path,label\na.png,\nb.png,x\n", "0.label = '': is neither text nor"),
-    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "1.split = 'dev': is none of train"),
-    "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "0.path = '../a.png': is not a plain path"),
-    "a column too many": ("csv", "path,label\na.png,x,y\n", "0.more: extra inputs"),
+    "no label": ("csv", "path,label\na.png,\nb.png,x\n", "csv: line 2.label = '': is neither"),
+    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "line 3.split = 'dev': is none of"),
+    "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "line 2.path = '../a.png': is not a plain path"),
+    "a column too many": ("csv", "path,label\na.png,x,y\n", "line 2.more: extra inputs"),
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
     "nothing": ("csv", "path,label\n", "lists no images"),
     "an image in two splits": ("csv", "path,label,split\na.png,x,train\na.png,x,test\n", "'a.png' more than once"),
+    "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv is not in UTF-8: save it as UTF-8"),
     "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
     "deep json": ("json", "[" * 100_000, "cannot be read"),
     "json other keys": ("json", '[{"path": "a.png", "class": "x"}]', "0.(label: field required|class)"),
@@ -209,8 +210,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "class not trained": (
         "csv",
-        "path,label,split\na.png,rings,train\nb.png,x,train\nc.png,ring,test\n",
-        "class 'ring' has no train image: if it is another spelling of 'rings', change the label; else add some",
+        "path,label,split\na.png,rings,train\nb.png,x,train\nc.png,Ring,test\n",
+        "class 'Ring' has no train image: if it is another spelling of 'rings', change the label; else add some",
     ),
     "split half said": ("csv", "path,label,split\na.png,x,test\nb.png,x,\n", "'b.png' has no split"),
     "another kind of file": ("txt", "a.png x\n", "it is none of .csv"),
@@ -222,7 +223,7 @@ def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
     extension, text, words = TABLES[kind]
     for name in ("a.png", "b.png", "c.png"):
         put(tmp_path / name)
-    (tmp_path / f"birds.{extension}").write_text(text)
+    (tmp_path / f"birds.{extension}").write_text(text, errors="surrogateescape")
     says = "split" in text
     file = sheet(tmp_path, f"table: birds.{extension}\n" + ("" if says else "split: test\n"))
     with pytest.raises(DataError, match=words) as caught:

@@ -17,7 +17,7 @@ from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
 from shards.errors import DataUsageError
-from shards.raw.class_folders import find_split_folders
+from shards.raw.class_folders import TABLES, find_split_folders
 from shards.raw.description import SplitRule, parse_description, read_description
 from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
@@ -128,7 +128,8 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         if (file := Path(name).expanduser()).is_file():
             # An image lies in the folder of its class.
             folder = file.parent.parent if is_image_name(file.name) else file.parent
-            command = f"procap data pack {quote(folder)}"
+            table = f", or a YAML file with table: {file.name}" if file.suffix.lower() in TABLES else ""
+            command = f"procap data pack {quote(folder)}{table}"
             raise UsageError(f"{name} is a file; pack the folder of the data set: {command}") from None
         if os.sep in name:
             hint = "name a folder of images, a YAML file, or a data set"

@@ -183,7 +183,7 @@ def small_classes(images: Images, classnames: Sequence[str], fractions: Mapping[
     counts = Counter(label for _, label in images)
     return [
         f"class {name!r} has {counts[label]} image{'s' * (counts[label] != 1)}, too few for "
-        f"{', '.join(fractions)}: add images, or change the fractions"
+        f"{', '.join(fractions)}: add images, or {'remove the class' if counts[label] == 1 else 'change the fractions'}"
         for label, name in enumerate(classnames)
         if not split_sizes(counts[label], fractions)
     ]

@@ -6,6 +6,7 @@ import posixpath
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shards.errors import DataError, DataUsageError
 from shards.names import first_few
 from shards.raw.class_folders import (
     TABLES,
+    ListedImage,
     find_class_roots,
     find_nested_folders,
     find_split_folders,
@@ -83,7 +85,9 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
             same = "test" in list_class_folders(root) and all(split == name for split, name in splits.items())
             words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
             return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}"
-        return _guess_split(root, keys)
+        items = scan_folders(root)[0]
+        count = len({item.label for item in items})
+        return keys | _guess_split(items), f"{count} class folder{'s' * (count != 1)}, split at random"
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
         raise DataError(f"{folder} holds class folders in several places: pack one alone ({choices})")
@@ -91,14 +95,12 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     raise DataError(f"{folder} holds no class folders with images: {needed}")
 
 
-def _guess_split(root: Path, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Add the random split that the smallest class allows."""
-    counts = Counter(item.label for item in scan_folders(root)[0])
+def _guess_split(items: Iterable[ListedImage]) -> dict[str, Any]:
+    """Return the key of the random split that the smallest class allows."""
     # A class of one image, which is reported later, does not change the split of the others.
-    sizes = [count for count in counts.values() if count > 1] or [0]
+    sizes = [count for count in Counter(item.label for item in items).values() if count > 1] or [0]
     rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
-    what = f"{len(counts)} class folder{'s' * (len(counts) != 1)}, split at random"
-    return keys | {"split": {**rule, "seed": SEED}}, what
+    return {"split": {**rule, "seed": SEED}}
 
 
 def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
@@ -109,7 +111,7 @@ def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
     keys: dict[str, Any] = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
     if items[0].split:
         return keys, f"the table {table}, with its splits"
-    return keys | {"split": {**RULES[0], "seed": SEED}}, f"the table {table}, split at random"
+    return keys | _guess_split(items), f"the table {table}, split at random"
 
 
 def _is_table(file: Path) -> bool:

@@ -100,9 +100,10 @@ def _resolve(file: Path, path: str) -> Path:
 def read_table(file: Path) -> list[ListedImage]:
     """Read the rows of a table in order: CSV or TSV with a header, or a JSON list of objects."""
     try:
+        kind: Any
         text = read_file(file).decode("utf-8-sig")
         if file.suffix.lower() == ".json":
-            rows = json.loads(text)
+            rows, kind = json.loads(text), list[ListedImage]
         elif file.suffix.lower() in TABLES:
             stream = io.StringIO(text, newline="")
             delimiter, columns = parse_header(stream.readline())
@@ -110,15 +111,20 @@ def read_table(file: Path) -> list[ListedImage]:
                 found = join_first([*map(ascii, columns)], 8) or "-"
                 raise DataError(f"table: {file} has the columns {found}; path, label and perhaps split are needed")
             options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
-            rows = [*csv.DictReader(stream, columns, restkey="more", **options)]
-            labels = [str(row.get("label")) for row in rows]
+            reader = csv.DictReader(stream, columns, restkey="more", **options)
+            rows, kind = {f"line {reader.line_num + 1}": row for row in reader}, dict[str, ListedImage]
+            labels = [str(row.get("label")) for row in rows.values()]
             if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
-                rows = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
+                rows = {line: {**row, "label": int(row["label"])} for line, row in rows.items()}
         else:
             raise ValueError(f"it is none of {', '.join(TABLES)}")
-        items = TypeAdapter(list[ListedImage]).validate_python(rows)
+        found = TypeAdapter(kind).validate_python(rows)
+        items: list[ListedImage] = [*found.values()] if isinstance(found, dict) else found
     except ValidationError as error:
-        raise DataError(f"table: {file} (images count from 0): {describe_invalid(error, 'the table')}") from None
+        count = " (images count from 0)" if isinstance(rows, list) else ""
+        raise DataError(f"table: {file}{count}: {describe_invalid(error, 'the table')}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"table: {file} is not in UTF-8: save it as UTF-8") from None
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
         raise DataError(f"table: {file} cannot be read: {reason}") from None
@@ -212,12 +218,12 @@ def _assign_splits(
     absent = {split: [name for label, name in enumerate(names) if label not in own] for split, own in present.items()}
     problems = []
     for split, missing in absent.items():
-        elsewhere = [name for other, gone in absent.items() if other != split for name in gone]
+        elsewhere = {_normalize(name): name for other, gone in absent.items() if other != split for name in gone}
         for name in missing:
             advice = "add some, or remove the class from all splits"
-            if alike := get_close_matches(name, elsewhere, 1, 0.8):
+            if alike := get_close_matches(_normalize(name), elsewhere, 1, 0.8):
                 what = "change the label" if description.table else "rename the folder"
-                advice = f"if it is another spelling of {alike[0]!r}, {what}; else {advice}"
+                advice = f"if it is another spelling of {elsewhere[alike[0]]!r}, {what}; else {advice}"
             problems.append(f"class {name!r} has no {split} image: {advice}")
     return found, problems
 
