@@ -242,6 +242,7 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
         for split in splits[0].split(",") if splits else [""]:
             folder, _, inner = re.sub(r"{s:.*?}", split, place).partition("{c}")
             put_classes(root / folder, [f"{name}{inner}" for name in CLASSES], each=2 if more == "few" else 10)
+            put(root / folder / "loose.png")
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
     written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())

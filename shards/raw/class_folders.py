@@ -81,8 +81,11 @@ def find_common_subfolder(folder: Path) -> str:
     return name if any(holds) and all(holds) else ""
 
 
-def _has_images(folder: Path) -> bool:
-    return any(kind == "file" and is_image_name(name) for name, kind in list_folder(folder).items())
+def _has_images(folder: Path, *, beside: bool = True) -> bool:
+    """Whether a folder holds images: more than a few beside folders of images, unless not `beside`."""
+    count = sum(kind == "file" and is_image_name(name) for name, kind in list_folder(folder).items())
+    inner = list_class_folders(folder)[:MAX_FOLDERS] if beside and count else []
+    return count > 0 and count >= sum(_has_images(folder / name, beside=False) for name in inner)
 
 
 def find_class_roots(root: Path) -> list[str]:
