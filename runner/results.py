@@ -138,8 +138,7 @@ class TrainResult(FrozenModel):
     def changed_code(self, config: RunConfig) -> str:
         """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
         change = describe_change(config.method, self.method_source)
-        command = f"`procap train --methods {config.method} ... --force`"
-        hint = f"restore that code, or train again with --force, such as {command}"
+        hint = f"restore that code, or repeat the command of the training with `--methods {config.method} --force`"
         return change and f"{config.path} was trained {change}: {hint}"
 
     @model_validator(mode="after")

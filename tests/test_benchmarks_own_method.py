@@ -238,7 +238,7 @@ def test_a_suite_of_a_method_that_is_gone_or_broken_names_it_and_shows_the_other
     (tmp_path / "base/digits/coop").rename(tmp_path / "base/digits/gone")
     file = tmp_path / "collections/suite/base-to-novel/collection.json"
     install(tmp_path / "lib", {"gone": "raise OSError('unfinished')"}, {"gone": "gone:Gone"})
-    absent = "is not installed here: install its package"
+    absent = "is not installed here; its rows are left out: repair or install the package"
     for gone, at, code, why in (
         ("coop", ".", 0, absent),
         ("coop", "lib", 0, "unfinished"),

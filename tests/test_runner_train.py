@@ -1,6 +1,7 @@
 """Training and evaluating one run in this process."""
 
 import dataclasses
+import re
 from functools import partial
 from pathlib import Path
 
@@ -107,6 +108,12 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     assert note.count(" by ") == 1 and note.endswith("), which trained 1 run.")
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
+
+    install(tmp_path, {"broken_method": "raise OSError('unfinished')"}, {"theirs": "broken_method:Theirs"})
+    why = r"and now method 'theirs' is a plug-in that cannot .*: OSError: unfinished \(.*broken_method.py, line 1\)"
+    with pytest.raises(UserError, match=rf"was trained by theirs 2 .*, {why}: restore that code"):
+        evaluate.load_trained(config, there)
+    assert re.search(why.removeprefix("and now "), note_code(load(there.results))[0])
 
     failing = {"failing_method": f"{METHOD}    def loss(self, *given):\n        return 1 / 0"}
     install(tmp_path, failing, {"failing": "failing_method:Theirs"})

@@ -18,7 +18,7 @@ from benchmarks.console.output import columns, format_counts, note, plural, quot
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_method, title_variants
 from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import find_suite, find_unusable
+from benchmarks.suites.planning import find_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_summaries
 from procap.methods.plugins import describe_unexpected
@@ -205,8 +205,7 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
         if state == "failed" and (progress := folder.progress()):
             row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
         elif (training := folder.train()) and (why := training.changed_code(config)):
-            unusable = find_unusable([config.method]).get(config.method)
-            state, row["reason"] = "other code", unusable or why.removeprefix(f"{config.path} ")
+            state, row["reason"] = "other code", why.removeprefix(f"{config.path} ")
         elif training and not is_mirror(data):
             try:
                 check_training_content(config, training, data)

@@ -19,7 +19,7 @@ from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import METHODS, method_class, method_paths
+from procap.methods import METHODS, loading_error, method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, find_collections, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
@@ -224,23 +224,19 @@ def recorded_options(
 
 def find_unusable(methods: Iterable[str]) -> dict[str, str]:
     """Map those of the methods that cannot be loaded here to the reason, empty for one that is not installed."""
-    found = {}
-    for name in dict.fromkeys(method for method in methods if method not in METHODS):
-        try:
-            method_class(name)
-        except UsageError as error:
-            found[name] = str(error) if name in method_paths() else ""
-    return found
+    errors = {name: loading_error(name) for name in methods if name not in METHODS}
+    return {name: why if name in method_paths() else "" for name, why in errors.items() if why}
 
 
 def describe_unusable(collection: Collection) -> str:
     """Name the methods of a suite that cannot be used here, with the reasons; "" if all can."""
     reasons = [
-        f"{name}, which {f'cannot be used here ({why})' if why else 'is not installed here: install its package'}"
+        f"{name}, which {f'cannot be used here ({why})' if why else 'is not installed here'}"
         for name, why in find_unusable(collection.settings.get("methods", ())).items()
     ]
     text = f"suite '{collection.name}' was run with {'; '.join(reasons)}"
-    return f"{text}, or see all runs with `procap table`" if reasons else ""
+    text += f"; {'its' if len(reasons) == 1 else 'their'} rows are left out"
+    return f"{text}: repair or install the package, or see all runs with `procap table`" if reasons else ""
 
 
 def find_other_runs(collection: Collection, results: Path, planned: Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from procap.errors import UserError
-from procap.methods import METHODS, method_source
+from procap.methods import METHODS, loading_error, method_source
 from runner.config import changed_settings
 from runner.run_folders import packed_digest
 from shards.errors import DataError
@@ -227,7 +227,7 @@ def note_code(frame: pd.DataFrame) -> list[str]:
         if len(sources) > 1 or (now and now != sources.index[0]):
             parts = [f"{plural(count, 'run')} by {source}" for source, count in sources.items() if source != now]
             current = f", which trained {plural(sources[now], 'run')}" if now in sources else ""
-            installed = f"; installed here: {now}{current}" if now else ""
+            installed = f"; {loading_error(str(method)) or f'installed here: {now}{current}'}" if now else ""
             title = title_method(str(method))
             found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found

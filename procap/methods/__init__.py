@@ -86,7 +86,7 @@ def method_class(name: str) -> type[Method]:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
-        text, place = str(error), find_place(error).rpartition(" fails in ")[2]
+        text, place = str(error), find_place(error).rpartition(" fails in ")[2].removesuffix(", <module>")
         if isinstance(error, SyntaxError):
             text, place = error.msg, f"{error.filename}, line {error.lineno}"
         why = " ".join(f"{type(error).__name__}: {text}".split())
@@ -106,19 +106,28 @@ def method_source(name: str) -> PlugInSource | None:
     return plugin_source(point) if point else None
 
 
+def loading_error(name: str) -> str:
+    """Return why the class of a method cannot be used here, or ""."""
+    try:
+        method_class(name)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def describe_change(name: str, recorded: PlugInSource | None) -> str:
     """Describe how the code of method `name` differs from what trained a run; empty if it does not or is unknown."""
     if recorded is None or (found := method_source(name)) is None or found.digest == recorded.digest:
         return ""
-    return f"by {recorded}, and the code that is installed now is {found}"
+    why = loading_error(name)
+    return f"by {recorded}, and {f'now {why}' if why else f'the code that is installed now is {found}'}"
 
 
 def title_and_colour(name: str) -> tuple[str, str]:
     """Return title and colour of a plug-in as tables and plots show them: its own, else its name and no colour."""
-    try:
-        found = method_class(name)
-    except UsageError:
+    if loading_error(name):
         return name, ""
+    found = method_class(name)
     return found.title or name, found.colour if COLOUR.fullmatch(found.colour) else ""
 
 
