@@ -265,7 +265,7 @@ def plan_run(
     *,
     method: str,
     dataset: str,
-    classes: str = "base",
+    classes: str = "",
     shots: int = 16,
     seed: int = 1,
     backbone: str = "mini",
@@ -280,6 +280,7 @@ def plan_run(
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError, DataUsageError for the data set.
 
+    classes: by default "base", or "all" of a data set of test images alone, which has no halves.
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
@@ -292,14 +293,15 @@ def plan_run(
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
     found = resolve_dataset(dataset, data)
-    fields = {"dataset": found.name, "classes": parse_classes(classes), "shots": shots, "seed": seed}
+    classes = parse_classes(classes or ("all" if found.test_only else "base"))
+    fields = {"dataset": found.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}
     # Once before the method is known, whose import takes longer than everything else here.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
     kind = method_class(method)
     from procap.methods.method import TASKS
 
-    task = task or ("few-shot" if fields["classes"] == "all" else "base-to-novel")
+    task = task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
     own = kind.recipe(task, shots, found.base)

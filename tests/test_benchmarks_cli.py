@@ -89,7 +89,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
     ("train --datasets digits", 2, "--methods is missing"),
     ("train --methods maple", 2, "--datasets is missing"),
-    ("train --methods maple --datasets shapes-v2", 2, "has test images only"),
+    ("train --methods maple --datasets shapes-v2", 2, "evaluate it with --targets shapes-v2:all"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
     ("train --methods maple --datasets digits --shots 0", 2, "images per class is needed, 1 or more, or full"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),

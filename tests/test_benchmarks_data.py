@@ -344,6 +344,8 @@ def one_class(tmp_path_factory) -> Path:
         put_classes(root / name, CLASSES[:count], each=6)
         put_classes(root / name, CLASSES[: name == "trio"], each=14)
         assert main(["data", "pack", str(root / name), "--data", str(root / "data"), "--workers", "1"]) == 0
+    (root / "tested.yaml").write_text("name: tested\ntemplate: a {}.\nfolder: trio\nsplit: test\n")
+    assert main(["data", "pack", str(root / "tested.yaml"), "--data", str(root / "data"), "--workers", "1"]) == 0
     return root / "data"
 
 
@@ -362,9 +364,9 @@ def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys
 
 def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_are(one_class, tmp_path, capsys):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off", "--seeds", "1,2"]
-    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio,solo", *at]) == 0
+    assert main(["eval", "--methods", "zeroshot", "--datasets", "trio,solo,tested", *at]) == 0
     out, err = capsys.readouterr()
-    assert "trio:base:test" in out and "solo:all:test" in out and "novel" not in out
+    assert all(f"{target}:test" in out for target in ("trio:base", "solo:all", "tested:all")) and "novel" not in out
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
     assert count_images("trio", "base", "test", one_class)[2] == 4 + 2, "not two thirds of 8"
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1

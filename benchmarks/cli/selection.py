@@ -82,7 +82,7 @@ def selected_runs(
         each data set without a run there is packed or can be, and that one alone has images enough to train on.
     """
     methods = parse_methods(selection.methods, table1_methods())
-    datasets = parse_datasets(selection.datasets, data)
+    datasets = parse_datasets(selection.datasets, data, test_only=methods == ["zeroshot"])
     check_backbone(selection.backbone, selection.pretrained)
     shots = parse_shot_count(selection.shots or "16")
     if data and results:
@@ -97,7 +97,7 @@ def selected_runs(
         plan_run(
             method=method,
             dataset=dataset,
-            classes=selection.classes or "base",
+            classes=selection.classes,
             shots=shots,
             seed=seed,
             backbone=selection.backbone or "mini",
