@@ -28,7 +28,7 @@ FOLDED_FROM = 36
 """Rows from which a table is folded."""
 MAX_ROWS = 250
 """Rows of a table in the page; its files have all."""
-WIDE_FROM = 10
+WIDE_FROM = 8
 """Columns from which a table is set in smaller type."""
 PIXELS = 125
 """CSS pixels per printed inch of a picture: 1.3 times its size in print."""
