@@ -48,7 +48,7 @@ def export(
             files[config.path] = export_run(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
-            note(f"to import it: procap import {quote(files[config.path])} {run_flags(config)}")
+            note(f"to import it: procap import {quote(files[config.path])} {run_flags(config)} --results imported")
     code = note_failures(len(files), failures.reasons)
     if output.json:
         show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})
