@@ -36,8 +36,8 @@ from shards.urls import is_url
     "procap report",
     "procap report --results /shared/results --out page --open",
     "procap report base-to-novel ablation",
-    "procap report results/base/pets/coop/mini/16shot/seed1-1a2b3c4d",
-    "procap report --methods coop,procap --datasets pets --data shards",
+    "procap report results/base/petals/coop/mini/16shot/seed1-1a2b3c4d",
+    "procap report --methods coop,procap --datasets petals --data shards",
     "procap report --price 2.5",
 )
 def report(
