@@ -264,14 +264,14 @@ def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(store, tmp
         assert main(command) == 3
     said = capsys.readouterr()
     assert f"failed: {refused.path.relative_to(tmp_path)}: {store.address} does not accept it: " in said.err
-    assert "1 run sent" in said.out and "1 up to date" in said.out
+    assert "1 run sent" in said.out and "1 run up to date" in said.out
     assert f"failed: {broken}: " in said.err and "train.json" in said.err
     folders[1].train_file.write_bytes(whole)
     assert main(command) == 0 and "2 runs sent" in capsys.readouterr().out
     assert main([*command, "--dry-run"]) == 0 and "0 runs to send" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path.parent)
     assert main(["track", "sync", "--results", tmp_path.name, "--dry-run"]) == 0
-    assert f"to send to {tmp_path.name}/mlflow.db, 0 up to date" in capsys.readouterr().out
+    assert f"to send to {tmp_path.name}/mlflow.db, 0 runs up to date" in capsys.readouterr().out
     assert all(len(runs_of(store, folder)) == 1 for folder in folders)
 
 

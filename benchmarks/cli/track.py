@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
@@ -34,11 +36,16 @@ def sync(
     if dry_run:
         for run in summary.sent:
             show(run)
-    collections = sum(path.startswith(f"{COLLECTIONS}/") for path in summary.sent)
-    more = f" and {plural(collections, 'suite')} or sweep{'s' * (collections > 1)}" if collections else ""
-    count = f"{plural(len(summary.sent) - collections, 'run')}{more}"
-    show(f"{count} {'to send' if dry_run else 'sent'} to {store.describe(results)}, {summary.up_to_date} up to date")
+    sent = f"{_count(summary.sent)} {'to send' if dry_run else 'sent'}"
+    show(f"{sent} to {store.describe(results)}, {_count(summary.up_to_date)} up to date")
     if output.json:
-        document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
+        document = {"sent": summary.sent, "up_to_date": len(summary.up_to_date), "failed": dict(summary.failed)}
         show_json({"destination": store.address, "dry_run": dry_run, **document})
     return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
+
+
+def _count(paths: Sequence[str]) -> str:
+    """Count paths below the results: "19 runs and 1 suite or sweep"."""
+    collections = sum(path.startswith(f"{COLLECTIONS}/") for path in paths)
+    more = f" and {plural(collections, 'suite')} or sweep{'s' * (collections > 1)}" if collections else ""
+    return f"{plural(len(paths) - collections, 'run')}{more}"

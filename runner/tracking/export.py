@@ -39,7 +39,7 @@ class Summary:
     """The result of `sync`, by paths below the results. failed: (path, reason)."""
 
     sent: list[str] = field(default_factory=list)
-    up_to_date: int = 0
+    up_to_date: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -87,10 +87,7 @@ def sync(
                 summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
                 return ""
             raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
-        if sent:
-            summary.sent.append(path)
-        else:
-            summary.up_to_date += 1
+        (summary.sent if sent else summary.up_to_date).append(path)
         if on_run is not None:
             on_run(path, sent)
         return run_id
