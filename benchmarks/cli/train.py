@@ -123,7 +123,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], runtime.data)
-                note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
+                doing = "training" if config.recipe.epochs else "nothing to train, `procap eval` is enough:"
+                note(f"{position} {doing} {config.path}")
             ensure_packed([config.dataset], runtime.data)
             result = train_run(config, runtime, force=force, group=group)
             assert isinstance(result, TrainResult)
