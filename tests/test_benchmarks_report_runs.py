@@ -49,7 +49,7 @@ def digits(few_digits):
 
 @pytest.fixture(scope="module")
 def made(few_digits, digits, tmp_path_factory):
-    """Zero-shot CLIP, two methods with two seeds, a run that was only trained, an unfinished one, and a sweep."""
+    """Zero-shot CLIP, two methods with two seeds, one only trained, one unfinished, and a sweep with zero-shot CLIP."""
     root = tmp_path_factory.mktemp("runs") / "results"
     labels, names = digits.images.labels, list(digits.classnames)
     manifest, predictions = open_dataset(few_digits, "digits").manifest.digest, {}
@@ -73,6 +73,7 @@ def made(few_digits, digits, tmp_path_factory):
                       scores={runs[place]: 50.0 + place}, score=50.0 + place, epochs=1)
         for place, rate in enumerate((0.01, 0.1))
     )  # fmt: skip
+    runs += [folder.relative_to(root).as_posix() for folder in root.glob("all/digits/zeroshot/*/*/*")]
     write_collection(root, Collection(kind="sweep", name="rates", runs=tuple(runs), status="finished"))
     return root, predictions
 
@@ -101,7 +102,7 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     shots = {row.all("th")[0].text().split("/")[2]: row.all("td")[1].text() for row in shown["Runs"].all("tr")[1:]}
     assert shots == {"zeroshot": "-", **dict.fromkeys(("coop", "maple", "vpt", "kgcoop"), "16")}
     missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
-    assert "kgcoop" in missing and "failed: no loss" in missing
+    assert "kgcoop" in missing and "failed: no loss" in missing and "not evaluated: procap eval" in missing
 
 
 def test_a_sweep_has_a_table_by_its_name(made, capsys):

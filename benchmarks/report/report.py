@@ -27,6 +27,7 @@ from benchmarks.report.started_suites import (
     read_runs,
 )
 from benchmarks.report.time_and_cost import describe_cost, describe_versions, read_jobs, work_table
+from benchmarks.results.frame import run_folders
 from benchmarks.suites import suite_help
 from benchmarks.suites.planning import find_suite
 from benchmarks.tables.gaussian_tokens import gaussian_token_tables
@@ -164,7 +165,13 @@ def _find_groups(
         chosen = [name for name, _ in problems if name in wanted or name not in names]
         return suites + [one for one in sweeps if one.name in wanted], [one for one in problems if one[0] in chosen]
     members = {path for one in suites + sweeps for path in one.collection.runs}
-    runs = read_runs(results, lambda config: config.path not in members, "single runs")
+    single = {config.dataset for _, config in run_folders(results) if config.path not in members}
+
+    def is_shown(config: RunConfig) -> bool:
+        # What needs no training is compared with everything on the same data set, as in `procap table`.
+        return config.path not in members or (config.dataset in single and not config.recipe.epochs)
+
+    runs = read_runs(results, is_shown, "single runs")
     return suites + sweeps + ([runs] if runs else []), problems
 
 

@@ -235,8 +235,9 @@ def _read_group(
                     targets.append(record["target"])
         except UserError as error:
             unreadable[config.path] = str(error)
-        if config.path in unreadable or not (training or config.path in ended):
-            unfinished.append(read_unfinished(results, config.path, collection, unreadable))
+        if config.path in unreadable or not (targets or config.path in ended):
+            missing = [f"procap eval {results / config.path}"]
+            unfinished.append(read_unfinished(results, config.path, collection, unreadable, missing))
         spec = RunSpec(config=config, targets=tuple(dict.fromkeys(targets)))
         planned.append(SuiteRun(Variant(config.method), config.dataset, config.seed, spec))
     configs = [config for _, config in runs]
