@@ -56,11 +56,12 @@ def list_caveats(suites: Sequence[StartedSuite], jobs: pd.DataFrame, data: Path 
     found: dict[str, list[str]] = {}
     for one in suites:
         results, limited = one.results, one.results.frame[one.results.frame.limited]
-        caveats = [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
-        if why := results.why_incomparable:
-            caveats.append(f"these results do not compare with published ones: {why}")
+        caveats = []
         if one.options.quick:
             caveats.append("quick schedules: the order of methods may differ where they are trained to the end")
+        caveats += [f"{name} is not the published data set: {text}" for name, text in results.changed_sets.items()]
+        if why := results.why_incomparable:
+            caveats.append(f"these results do not compare with published ones: {why}")
         if count := len(limited.drop_duplicates(["path", "target"])):
             caveats.append(f"{plural(count, 'evaluation')} used the first images of a test set only, marked †")
         if one.other_runs:

@@ -377,7 +377,7 @@ def dataset_order(dataset: str) -> tuple[float, str]:
     from shards.resolve import base_name
 
     names, base = list(CATALOGUE), base_name(dataset)
-    return (names.index(base) if base in names else math.inf, "" if dataset == base else dataset)
+    return (names.index(base), "" if dataset == base else dataset) if base in names else (math.inf, dataset)
 
 
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:

@@ -9,7 +9,7 @@ from benchmarks.console.output import plural
 from benchmarks.results.frame import metric_over_seeds, order_in
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published.tables import display_name
-from benchmarks.tables.notes import note_settings, note_sources
+from benchmarks.tables.notes import note_one_class, note_settings, note_sources
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def calibration_tables(
         return []
     every = pd.concat(recorded.values())
     runs = every.drop_duplicates("path")
-    shared = (*note_settings(zip(runs.method, runs.settings, strict=True)), *notes, *note_sources(every))
+    shared = (*note_settings(zip(runs.method, runs.settings, strict=True)), *notes, *note_one_class(every), *note_sources(every))
     prefix = f"{suite}-" if suite else ""
     labels, columns, rows = ("Test images", "Method"), tuple(MEASURES.values()), _calibration_rows(recorded)
     table = Table(f"{prefix}calibration", "Calibration", labels, columns, rows, (*NOTES, *shared), wide=True)
