@@ -330,10 +330,10 @@ def control_options(method: str, recipe: str) -> dict[str, Any]:
     return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
 
 
-def changed_settings(
+def recipe_settings(
     config: RunConfig, task: str | None = None, recipe: str = "published"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
+    """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
     from procap.methods import method_class, method_options
     from shards.resolve import base_name
 
@@ -341,11 +341,23 @@ def changed_settings(
     case = task, config.shots, base_name(config.dataset)
     own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
     options = method_options(config.method, own).model_dump(mode="json")
-    fields = (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
+    return options, (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
+
+
+def changed_settings(
+    config: RunConfig, task: str | None = None, recipe: str = "published"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
+    options, fields = recipe_settings(config, task, recipe)
     return (
         {name: value for name, value in config.options.items() if value != options.get(name, value)},
         {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
     )
+
+
+def nearest_recipe(config: RunConfig, task: str | None = None) -> str:
+    """Return whose recipe a run differs from in the fewest settings, "published" or "procap"."""
+    return min(("published", "procap"), key=lambda name: sum(map(len, changed_settings(config, task, name))))
 
 
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:

@@ -291,7 +291,7 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
     code, _, err = run(capsys, "table", "base-to-novel")
     assert code == 0 and "1 further run of base-to-novel with other seeds or settings" in err
     code, out, _ = run(capsys, "table", "base-to-novel", "--shots", "1", "--option", "ctx_init=")
-    assert code == 0 and "CoOp ctx_init " in out
+    assert code == 0 and 'ctx_init "" instead of a photo of a' in out
     code, _, err = run(capsys, "table", "base-to-novel", "--methods", "zeroshot")
     assert code == 1 and "as it is chosen here" in err and "1 further run of base-to-novel with other seeds or" in err
 

@@ -143,6 +143,9 @@ def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
     assert any("no HM or average over different seeds" in note for note in notes_of(tmp_path))
     put_score(tmp_path, second, "shapes:novel", 60, 100)
     assert "(n=" not in text_of(tmp_path, "md") and "n = 2: seeds 1, 2." in notes_of(tmp_path)
+    put_halves(tmp_path, "coop", "petals", (80, 100), (40, 100), seed=1)
+    assert {row.labels[0] for row in runs_table(tmp_path).rows} == {"shapes", "petals"}, "no average"
+    assert any("no HM or average over different seeds" in note for note in notes_of(tmp_path))
 
 
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):

@@ -330,7 +330,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
     titles = [row["labels"][-1] for row in document["tables"][0]["rows"]]
     assert titles == ["CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"]
     text = "\n".join(shown)
-    assert "†" in text and "not the published recipes" in text
+    assert "†" in text and "Not the published recipe" in text
     results = out / "results"
     assert f"procap table base-to-novel --data {out / 'data'} --results {results}" in captured.err
     made = results / "collections/suite/base-to-novel"

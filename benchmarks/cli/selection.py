@@ -47,6 +47,7 @@ from runner.config import (
     changed_settings,
     control_options,
     explain_validation_error,
+    nearest_recipe,
     plan_run,
 )
 from runner.remote_results import results_root
@@ -252,9 +253,8 @@ def run_flags(config: RunConfig) -> str:
         pretrained=config.pretrained or "",
         precision=config.precision,
     )
-    changes = {name: changed_settings(config, recipe=name) for name in ("published", "procap")}
-    nearest = min(changes, key=lambda name: sum(map(len, changes[name])))
-    options, fields = changes[nearest]
+    nearest = nearest_recipe(config)
+    options, fields = changed_settings(config, recipe=nearest)
     recipe = RecipeFlags(
         recipe="" if nearest == "published" else nearest,
         **{name: fields.pop(name) for name in ("epochs", "batch_size", "lr") if name in fields},

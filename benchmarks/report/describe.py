@@ -34,7 +34,7 @@ def list_facts(started: StartedSuite) -> list[tuple[str, str]]:
     """List how it was run, as terms and values."""
     options = started.options
     configs = [run.spec.config for run in started.results.runs]
-    settings = note_settings((config.method, describe_settings(config)) for config in configs)
+    settings = note_settings(map(describe_settings, configs))
     moments = filter(None, (started.collection.started, started.collection.ended))
     days = [datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments]
     facts = [

@@ -59,6 +59,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     Columns:
         path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
         method, variant       the method's name; a title that distinguishes settings of one method within this frame
+        config                the `runner.config.RunConfig`
         options, settings     dicts: the method's options; other settings of the run (recipe fields with dots)
         dataset, classes      what was trained on: data set; all, base or novel classes
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
@@ -150,6 +151,7 @@ def make_records(
     same = ("path", "hash", "method", "dataset", "classes", "shots", "seed", "backbone", "pretrained", "precision")
     run = {
         **{name: getattr(config, name) for name in same},
+        "config": config,
         "options": dict(config.options),
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
@@ -199,11 +201,11 @@ USUAL = {"pretrained": "default", "recipe": "published", "picks": "drawn", "eval
 """Values of settings of all methods that are not named in titles with many settings."""
 
 COLUMNS = (
-    *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
-    *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
-    *("total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class", "images"),
-    *("limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds", "losses"),
-    *("manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
+    *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
+    *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
+    *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds"),
+    *("losses", "manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
 )
 
 

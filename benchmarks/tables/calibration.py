@@ -52,7 +52,7 @@ def calibration_tables(
         return []
     every = pd.concat(recorded.values())
     runs = every.drop_duplicates("path")
-    shared = (*note_settings(zip(runs.method, runs.settings, strict=True)), *notes, *note_one_class(every), *note_sources(every))
+    shared = (*note_settings(runs.settings), *notes, *note_one_class(every), *note_sources(every))
     prefix = f"{suite}-" if suite else ""
     labels, columns, rows = ("Test images", "Method"), tuple(MEASURES.values()), _calibration_rows(recorded)
     table = Table(f"{prefix}calibration", "Calibration", labels, columns, rows, (*NOTES, *shared), wide=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from procap.errors import UserError
 from procap.methods import METHODS, loading_error, method_source
-from runner.config import changed_settings
+from procap.recipe import format_value
+from runner.config import RunConfig, changed_settings, nearest_recipe, recipe_settings
 from runner.run_folders import packed_digest
 from shards.errors import DataError
 from shards.mirror import is_mirror
@@ -23,9 +25,6 @@ from shards.names import join_first
 
 if TYPE_CHECKING:
     import pandas as pd
-
-RECIPE = ("optimizer", "lr", "epochs", "batch_size")
-"""The fields of a changed recipe that a note names."""
 
 
 def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...]:
@@ -42,21 +41,16 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
             f"(ddof = 1){of_hm}."
         )
-    found += [*filter(None, own), *note_options(_chosen_options(suite))]
+    found += filter(None, own)
     if suite.paper_rounding:
         found.append(
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
             "and HM of those."
         )
-    configs = {run.path: run.spec.config for run in suite.runs}.values()
-    variants = [(config.method, describe_settings(config)) for config in configs]
-    found += note_settings(variants)
-    recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
-    if len(recipes) > 1:
-        changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
-        custom = f"changed ({changes or 'in what a row names'})"
-        words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
-        found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
+    runs = {run.path: run for run in suite.runs}
+    found += note_settings(describe_settings(run.spec.config) for run in runs.values())
+    varied = {path: {*run.variant.options, *run.variant.overrides} for path, run in runs.items()}
+    found += note_recipes(((run.variant.name, run.spec.config) for run in runs.values()), suite.suite.task, varied)
     found += note_schedules(suite)
     if suite.options.quick:
         found.append("Quick schedules: methods are not trained to the end, and their order may differ.")
@@ -85,21 +79,6 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "group of their own."
         )
     return tuple(found)
-
-
-def _chosen_options(suite: SuiteResults) -> dict[str, dict[str, Any]]:
-    """Return the options by method that a user chose, or that differ from the published ones in all its runs."""
-    chosen: dict[str, dict[str, Any]] = {}
-    for run in suite.runs:
-        # A row names its own options.
-        with suppress(UserError):
-            changed = changed_settings(run.spec.config, suite.suite.task)[0].items()
-            own = {name: value for name, value in changed if name not in run.variant.options}
-            method = chosen.setdefault(run.variant.method, own)
-            chosen[run.variant.method] = {name: value for name, value in own.items() if method.get(name) == value}
-    return {
-        method: {**chosen.get(method, {}), **suite.options.options.get(method, {})} for method in suite.options.methods
-    }
 
 
 def note_schedules(suite: SuiteResults) -> list[str]:
@@ -148,12 +127,12 @@ def list_means(means: Mapping[str, Metric | None]) -> str:
     return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
-def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]], *, recipe: bool = True) -> list[str]:
-    """Describe the settings that runs share, each a method and its settings; `recipe`: and their recipes."""
-    values: dict[str, dict[str, list[str]]] = {}
-    for method, settings in variants:
-        for name, value in settings.items():
-            values.setdefault(name, {}).setdefault(value, []).append(title_method(method))
+def note_settings(settings: Iterable[Mapping[str, str]]) -> list[str]:
+    """Describe the settings that runs share."""
+    values: dict[str, set[str]] = {}
+    for own in settings:
+        for name, value in own.items():
+            values.setdefault(name, set()).add(value)
     shared = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
     parts = [f"backbone {shared['backbone']}"] if "backbone" in shared else []
     if shared.get("pretrained", "default") != "default":
@@ -164,12 +143,54 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]], *, recipe: 
         parts.append("imported few-shot samples")
     if "precision" in shared:
         parts.append(shared["precision"])
-    if recipe and shared.get("recipe") == "custom":
-        fields = [_describe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values]
-        parts.append(f"not the published recipes but a changed one: {', '.join(fields)}")
-    elif recipe and "recipe" in shared:
-        parts.append({"published": "each method's own published recipe", "procap": "ProCAP's recipe"}[shared["recipe"]])
+    if shared.get("recipe") == "published":
+        parts.append("each method's own published recipe")
     return [f"Setting: {'; '.join(parts)}."] if parts else []
+
+
+def note_recipes(
+    runs: Iterable[tuple[str, RunConfig]], task: str | None = None, named: Mapping[str, Collection[str]] | None = None
+) -> list[str]:
+    """Describe what differs from a recipe, options included, in rows whose titles do not name it.
+
+    runs: the title of a row, and a run in it. task: whose published recipe is meant, see `plan_run`. named: settings
+    that are not listed, by run.
+    """
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for title, config in runs:
+        parts = {part.strip() for part in re.split(r"[(),]", title)}
+        # The plug-in of a run may not be installed any more.
+        with suppress(UserError):
+            whose, changes = _compare_with_recipe(config, task)
+            texts = [
+                f"{name} {value} instead of {own}"
+                for name, (value, own) in changes.items()
+                if f"{name} {value}" not in parts and name not in (named or {}).get(config.path, ())
+            ]
+            if texts or not whose.startswith("Not"):
+                found.setdefault((whose, f": {', '.join(texts)}" if texts else ""), {})[title] = None
+    return [f"{whose}: {'; '.join(titles)}{changes}." for (whose, changes), titles in found.items()]
+
+
+def _compare_with_recipe(config: RunConfig, task: str | None) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Return the words for the recipe that a run is nearest to, and what differs: the run's value and the recipe's.
+
+    Raises UserError for a plug-in that cannot be used.
+    """
+    nearest = nearest_recipe(config, task) if config.recipe.epochs else "published"
+    whose = "Not the published recipe" if config.method in METHODS else "Not its own recipe"
+    if nearest == "procap" and config.method != "procap":
+        whose = "ProCAP's recipe (`--recipe procap`)"
+    transfer = task is None and config.classes == "all" and not any(changed_settings(config, "cross-dataset"))
+    if transfer and any(changed_settings(config)):
+        whose, task = "Published cross-dataset recipe", "cross-dataset"
+    bases, changes = recipe_settings(config, task, nearest), changed_settings(config, task, nearest)
+    return whose, {
+        name: (format_value(value), format_value(base[name]))
+        for base, own in zip(bases[::-1], changes[::-1], strict=True)
+        for name, value in own.items()
+        if config.recipe.epochs or base is bases[0]
+    }
 
 
 def note_changed(changed: Mapping[str, str]) -> list[str]:
@@ -231,17 +252,3 @@ def note_code(frame: pd.DataFrame) -> list[str]:
             title = title_method(str(method))
             found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found
-
-
-def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
-    """Describe one field of a changed recipe: its value, or its values by method, as `epochs 2, 5 and 10 (ProCAP)`."""
-    if len(found) == 1:
-        return f"{name} {next(iter(found))}"
-    by_methods: dict[str, list[str]] = {}
-    for value, methods in found.items():
-        by_methods.setdefault(", ".join(dict.fromkeys(methods)), []).append(value)
-    parts = []
-    for methods, values in by_methods.items():
-        *most, last = values
-        parts.append(f"{', '.join(most)} and {last} ({methods})" if most else f"{last} ({methods})")
-    return f"{name} {' / '.join(parts)}"

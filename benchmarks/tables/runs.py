@@ -6,7 +6,7 @@ Runs that differ in more than data set and seed have separate rows. Speeds are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import (
     changed_datasets,
@@ -24,13 +24,17 @@ from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, measure_speeds, note_untimed
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.notes import list_means, note_changed, note_left_out, note_one_class, note_settings, note_sources
+from benchmarks.tables.notes import (
+    list_means,
+    note_changed,
+    note_left_out,
+    note_one_class,
+    note_recipes,
+    note_settings,
+    note_sources,
+)
 from benchmarks.tables.rows import HALVES
 from benchmarks.tables.table import Column, Row, Table
-from procap.errors import UserError
-from procap.methods import METHODS, method_class, method_options
-from procap.recipe import format_value
-from shards.resolve import base_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +60,8 @@ def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
     """Make the tables of calibration of all runs; see `calibration_tables`."""
     titled = title_runs(frame).sort_values("order", kind="stable")
     variants = {str(title): own for title, own in titled.groupby("title", sort=False)}
-    return calibration_tables(variants, notes=[*_note_changes(titled), *_one_per_seed(frame)[1]])
+    recipes = note_recipes(zip(titled.title, titled.config, strict=True))
+    return calibration_tables(variants, notes=[*recipes, *_one_per_seed(frame)[1]])
 
 
 def title_runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -77,10 +82,11 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     hms: dict[str, Metric | None] = {}
     complete = [title for title in methods if all((dataset, title) in found for dataset in datasets)]
     # Skip an average that only one of several methods has.
-    for title in complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else ():
+    averaged = complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else []
+    for title in averaged:
         every = (found[dataset, title] for dataset in datasets)
         base, novel, mean_of_hms, *speeds = (average(column) for column in zip(*every, strict=True))
-        if any((base, novel, *speeds)):
+        if base or novel:
             found[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
             hms[title] = mean_of_hms
     rows = []
@@ -93,7 +99,8 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
         notes.append(f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}")
     notes += _note_runs(frame, metrics, changed)
-    if any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in found.values()):
+    differ = any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in found.values())
+    if differ or any((AVERAGE, title) not in found for title in averaged):
         notes.append("There is no HM or average over different seeds.")
     untimed = dict.fromkeys(frame.title[frame.features != "computed"])
     notes += [NOTE_ON_SPEED, *left_out, *note_untimed(untimed), *note_sources(frame)]
@@ -126,16 +133,13 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
 
 
 def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add columns `title` and `task`, give results of untrained methods the seeds of the other rows, and sort."""
+    """Add a column `title`, give results of untrained methods the seeds of the other rows, and sort."""
     import pandas as pd
 
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     order = {key: number for number, key in enumerate(sort_variants(keys))}
-    moved = frame.path.isin(frame.path[frame.target_dataset != frame.dataset])
-    tasks = moved.map({True: "cross-dataset", False: "few-shot"}).where(frame.classes == "all", "base-to-novel")
     frame = frame.assign(
         title=title_variants(frame),
-        task=tasks,
         order=[order[key] for key in keys],
         place=[dataset_order(name) for name in frame.dataset],
     )
@@ -176,39 +180,6 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
-def _note_changes(runs: pd.DataFrame) -> list[str]:
-    """Describe what differs from the recipe of a method, its options included, in rows whose titles do not name it."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for (title, task, method), own in runs.groupby(["title", "task", "method"], sort=False):
-        cases = own.drop_duplicates(["shots", "dataset"])
-        changes = dict.fromkeys(text for run in cases.itertuples() for text in _list_changes(run))
-        if changes:
-            whose = ("the published" if method in METHODS else "its own") + f" {task}" * (task != "base-to-novel")
-            found.setdefault((whose, ", ".join(changes)), []).append(str(title))
-    return [f"Not {whose} recipe: {'; '.join(titles)}: {changes}." for (whose, changes), titles in found.items()]
-
-
-def _list_changes(run: Any) -> list[str]:
-    """List what differs from the recipe of the run's method for its task, without what its title names."""
-    case = run.task, int(run.shots), base_name(run.dataset)
-    try:
-        # This imports torch.
-        kind = method_class(run.method)
-        options = method_options(run.method, kind.task_options(*case)).model_dump(mode="json")
-        recipe = kind.recipe(*case).model_dump(mode="json")
-    except UserError:
-        # The plug-in of these runs is not installed any more.
-        return []
-    used = {name.removeprefix("recipe."): value for name, value in run.settings.items() if name.startswith("recipe.")}
-    used |= {name: format_value(value) for name, value in run.options.items()}
-    own = {name: format_value(value) for name, value in (recipe | options).items()}
-    changes = {name: used[name] for name, value in own.items() if used.get(name, value) != value}
-    named = run.title
-    return [
-        f"{name} {value} instead of {own[name]}" for name, value in changes.items() if f"{name} {value}" not in named
-    ]
-
-
 def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
     """Describe the deviations, the seeds if they are the same everywhere, the settings and the data sets."""
     found = []
@@ -217,8 +188,7 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
     if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
     runs = frame.drop_duplicates("path")
-    changes = _note_changes(runs)
-    found += [*note_settings(zip(runs.method, runs.settings, strict=True), recipe=not changes), *changes]
+    found += [*note_settings(runs.settings), *note_recipes(zip(runs.title, runs.config, strict=True))]
     if any(metric.limited for metric in metrics):
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     return [*found, *note_one_class(frame), *note_changed(changed)]
