@@ -115,7 +115,7 @@ def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys)
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1]) == before == summary(searched)
-    assert "3 done already" in captured.err
+    assert "3 with a score already" in captured.err
     assert files == {file: file.stat().st_mtime_ns for file in files}
 
 

@@ -188,10 +188,10 @@ def test_fields_that_cannot_be_varied_are_refused_in_one_line(name, message):
 
 @pytest.mark.parametrize("text", [
     "lr", "lr=", "=3", "lr=loguniform(0,1)", "lr=loguniform(1,2,3)", "lr=uniform(2,1)", "lr=quniform(0,1,0)",
-    "lr=randint(0.5,2)", "lr=gauss(0,1)", "lr=uniform(a,b)", "lr=uniform(0,inf)",
+    "lr=randint(0.5,2)", "lr=gauss(0,1)", "lr=uniform(a,b)", "lr=uniform(0,inf)", "lr=loguniform(1,2",
 ])  # fmt: skip
 def test_what_is_no_domain_is_refused(text):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="bracket is missing" if text == "lr=loguniform(1,2" else None):
         parse_param(text, ["coop"])
 
 

@@ -164,7 +164,7 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
         first, _ = finish([*words, "--trials", "1"])
         monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "second"))
         second, err = finish([*words, "--trials", "2"])
-    assert "1 done already" in err
+    assert "1 with a score already" in err
     assert first["counts"]["finished"] == 1 and second["counts"]["finished"] == 2
     assert first["configurations"][0] in second["configurations"]
     trained = [json.loads(file.read_text()) for file in (tmp_path / "second").rglob("train.json")]

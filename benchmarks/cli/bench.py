@@ -74,7 +74,10 @@ class SuiteGroup(TyperGroup):
 
 
 app = typer.Typer(
-    help="Run the experiments of the paper, by name, or a suite of your own, by file.", cls=SuiteGroup, **flags.PLAIN
+    help="Run the experiments of the paper, by name, or a suite of your own, by file.\n\n"
+    "`procap bench SUITE --help` lists the options, also with a file as SUITE.",
+    cls=SuiteGroup,
+    **flags.PLAIN,
 )
 
 

@@ -136,7 +136,7 @@ def _execute(
 
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
     searched = progress.sweep
-    note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
+    note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     paths = StoragePaths.with_absolute_paths(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
     datasets = dict.fromkeys(settings.datasets, TRAINING_SPLITS)
@@ -201,7 +201,7 @@ def _show_outcome(
 
 
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: flags.OutputFlags) -> int:
-    """Print what would be searched and what is done already; writes nothing."""
+    """Print what would be searched and what was tried already; writes nothing."""
     note_small_classes((run.config for run in make_runs(settings, next(examples(settings)), at.data)), at.data)
     configurations = folder.load()
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]

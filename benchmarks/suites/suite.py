@@ -122,7 +122,12 @@ class Suite:
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):
-                configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
+                try:
+                    configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
+                except UsageError as error:
+                    if not variant.key:
+                        raise
+                    raise UsageError(f"suite '{self.name}', variant '{variant.name}': {error}") from error
                 runs += [
                     SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=targets))
                     for config in {config.path: config for config in configs}.values()

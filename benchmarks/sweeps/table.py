@@ -20,9 +20,15 @@ STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfini
 def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
     """Sort configurations: finished ones by score, then those that ended earlier, failed ones last.
 
-    Of equal ones the one that was tried first comes first.
+    Equal ones are in the order in which the values are listed, or from the smallest drawn number on.
     """
-    return sorted(configurations, key=lambda one: (*_place(settings, one), one.number))
+
+    def order(one: Configuration) -> list[Any]:
+        values = [(one.values.get(field), domain) for field, domain in settings.domains.items()]
+        listed = [[*domain, value].index(value) if isinstance(domain, list) else value for value, domain in values]
+        return [*_place(settings, one), listed]
+
+    return sorted(configurations, key=order)
 
 
 def _place(settings: SweepSettings, one: Configuration) -> tuple[float, ...]:
@@ -71,8 +77,9 @@ def sweep_table(
     for best in find_best(settings, configurations):
         own = [one for one in configurations if one.values.get("dataset") == best.values.get("dataset")]
         if (equal := [_place(settings, one) for one in own].count(_place(settings, best))) > 1:
-            which = f"{format_values(best.values)}, counts as the best"
-            notes.append(f"{equal} configurations have the best score: the one that was tried first, {which}.")
+            which = "the first in the order of the lists" + " or the smallest drawn" * (settings.search != "grid")
+            which = f"{format_values(best.values)}, {which}, counts as the best"
+            notes.append(f"{equal} configurations have the best score; {which}.")
     for change in dict.fromkeys(other_code.values()):
         runs = plural([*other_code.values()].count(change), "run")
         notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
