@@ -117,7 +117,8 @@ def test_a_claim_without_its_results_is_not_tested_and_names_the_command(tmp_pat
     stable = put_suite(tmp_path, "stability", lambda *_: 50.0, datasets=("tiles",))
     assert "the deviation on one data set gives no" in judge_all(stable)["stable"]["result"]
     one = put_suite(tmp_path, "few-shot", lambda *_: 50.0, methods=("procap",), datasets=("tiles",), seeds=(1,))
-    assert "one data set with one seed" in judge_all(one)["monotonic"]["result"]
+    assert judge_all(one)["monotonic"]["result"].startswith("one data set with one seed")
+    assert judge_all(one)["monotonic"]["result"].endswith(" --seeds 1,2,3")
     assert "no other trained method" in judge_all(one)["low-shot"]["result"]
 
 

@@ -37,11 +37,14 @@ Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 
 
 class UntestedError(Exception):
-    """Raise if results do not suffice to test a claim; the text is the reason. needs_data: they lack data sets."""
+    """Raise if results do not suffice to test a claim; the text is the reason.
 
-    def __init__(self, reason: str, *, needs_data: bool = False) -> None:
+    needs_data: they lack data sets. flags: what the command of the missing runs needs besides.
+    """
+
+    def __init__(self, reason: str, *, needs_data: bool = False, flags: str = "") -> None:
         super().__init__(reason)
-        self.needs_data = needs_data
+        self.needs_data, self.flags = needs_data, flags
 
 
 class Estimate(NamedTuple):
@@ -95,6 +98,7 @@ class Outcome(NamedTuple):
     test: str | None = None
     decisive: Estimate | None = None
     needs_data: bool = False
+    flags: str = ""
 
 
 def read_scores(suite: SuiteResults) -> pd.DataFrame:
@@ -191,7 +195,7 @@ def judge(claim: Claim, scores: pd.DataFrame) -> Outcome:
         else:
             outcome = _judge_means(claim, {name: _estimate(one, claim.test.above) for name, one in found.items()})
     except UntestedError as error:
-        return Outcome("not tested", str(error), needs_data=error.needs_data)
+        return Outcome("not tested", str(error), needs_data=error.needs_data, flags=error.flags)
     if claim.test.against_all and (missing := scores.attrs.get("missing")):
         outcome = outcome._replace(result=f"{outcome.result}; missing: {', '.join(missing)}")
         return outcome._replace(verdict="undecided") if outcome.verdict == "holds" else outcome
@@ -225,7 +229,7 @@ def _estimate(values: pd.Series | Estimate, above: float) -> Estimate:
     sample, unit = (tasks, "data sets") if len(tasks) > 1 else (values, "seeds")
     n = len(sample)
     if n < 2:
-        raise UntestedError("one data set with one seed gives no interval (--seeds 1,2,3)")
+        raise UntestedError("one data set with one seed gives no interval", flags=" --seeds 1,2,3")
     low, high, p = student_test(sample, above)
     flipped = sign_flip_p(sample - above, np.random.default_rng(stream_seed(0, "claims", "signs")))
     test = f"t, n = {n} {unit}: p = {p:.2g}; signs flipped: p = {flipped:.2g}"

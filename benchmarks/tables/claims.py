@@ -213,7 +213,7 @@ def deviation(scores: pd.DataFrame, label: str, metric: str) -> pd.Series:
     """Return standard deviations over seeds by data set, with 0 as seed."""
     found = column_of(scores, label, metric).groupby("task", sort=False).std(ddof=1)
     if found.isna().any():
-        raise UntestedError("one seed has no deviation (--seeds 1,2,3)")
+        raise UntestedError("one seed has no deviation", flags=" --seeds 1,2,3")
     if len(found) < 2:
         raise UntestedError("the deviation on one data set gives no interval", needs_data=True)
     return found.to_frame("sd").assign(seed=0).set_index("seed", append=True).sd
@@ -349,7 +349,7 @@ def claims_table(
         own = outcome.decisive
         if outcome.verdict == "not tested":
             command = (wider if wider and outcome.needs_data else commands)[claim.suite]
-            outcome = outcome._replace(result=f"{outcome.result}: {command}")
+            outcome = outcome._replace(result=f"{outcome.result}: {command}{outcome.flags}")
         numbers = [None] * 4 if own is None else [own.mean, own.low, own.high, own.p]
         details = [None if number is None else f"{number:.6g}" for number in numbers]
         cells = outcome.verdict, claim.text, outcome.result, outcome.interval, outcome.test, claim.section
