@@ -11,11 +11,13 @@ from made_results import put_config, put_run, put_score
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
-from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
+from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS, list_mistakes
 from benchmarks.report.report import write_report
 from benchmarks.report.started_suites import find_started_suites, merge_unfinished
+from benchmarks.results.frame import load
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.sweeps.table import sweep_table
+from benchmarks.tables.runs import title_runs
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_classes
 from runner.packed_predictions import pack_bits, pack_labels
@@ -218,6 +220,17 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
     ):
         assert main(["report", "--results", str(root), *flags]) in (1, 2)
         assert why in capsys.readouterr().err
+
+
+def test_of_many_test_sets_own_ones_and_then_those_of_low_accuracy_are_shown(tmp_path, monkeypatch):
+    for dataset, correct in {"tiles": 90, "petals": 50, "digits": 95}.items():
+        put_score(tmp_path, put_run(tmp_path, "coop", dataset), f"{dataset}:base", correct, 100)
+    monkeypatch.setattr("benchmarks.report.mistakes.MAX_TARGETS", 2)
+    monkeypatch.setattr("benchmarks.report.mistakes.kind_of_name", lambda name: "own" if name == "digits" else "")
+    shown, left = list_mistakes(title_runs(load(tmp_path)), None)
+    assert [one.title.partition(",")[0] for one in shown] == ["digits", "petals"] and left.startswith(
+        "2 of 3 test sets"
+    )
 
 
 @pytest.mark.parametrize(("classes", "share"), [(2, 0.7), (30, 1.0), (1000, 0.7)])

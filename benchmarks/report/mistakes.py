@@ -21,6 +21,7 @@ from procap.errors import UserError
 from runner.config import Target
 from runner.results import unpack_bits
 from shards.errors import DataError
+from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +53,18 @@ class Mistakes(NamedTuple):
 
 
 def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes], str]:
-    """Describe the mistakes on each of the first MAX_TARGETS test sets, and how to see those on others.
+    """Describe the mistakes on each of at most MAX_TARGETS test sets, and how to see those on others.
 
-    frame: results with titles in `title`.
+    frame: results with titles in `title`. Of more test sets, own ones and those of low accuracy come first.
     """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
     groups = [own for _, own in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
-    left = f"The first {MAX_TARGETS} of {len(groups)} test sets; for others: procap report --datasets NAME"
-    return [_describe_target(own, data) for own in groups[:MAX_TARGETS]], left if len(groups) > MAX_TARGETS else ""
+    left = ""
+    if len(groups) > MAX_TARGETS:
+        groups.sort(key=lambda own: (kind_of_name(own.target_dataset.iloc[0]) != "own", own.accuracy.mean()))
+        chosen = f"{MAX_TARGETS} of {len(groups)} test sets, own ones first, then those of the lowest mean accuracy"
+        left = f"{chosen}; for others: procap report --datasets NAME"
+    return [_describe_target(own, data) for own in groups[:MAX_TARGETS]], left
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
