@@ -360,6 +360,17 @@ def nearest_recipe(config: RunConfig, task: str | None = None) -> str:
     return min(("published", "procap"), key=lambda name: sum(map(len, changed_settings(config, task, name))))
 
 
+def check_recipe(changes: Mapping[str, Any]) -> None:
+    """Raise UsageError for a field of a recipe that is wrong whatever the others are."""
+    if changes.get("epochs") == 0:
+        raise UsageError("epochs = 0 trains nothing: give 1 or more, or `procap eval --methods zeroshot`")
+    try:
+        Recipe.model_validate({"lr": 1, "epochs": 1, "batch_size": 1, **changes})
+    except ValidationError as error:
+        if error.errors()[0]["loc"]:
+            raise explain_validation_error(error, Recipe, "recipe") from error
+
+
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(fields)

@@ -20,7 +20,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.studies.method_diagram import OUT, diagram
 from benchmarks.suites import load_suite
 from benchmarks.tables.claims import BEST, TESTS, claims_table, load_claims
-from procap.methods.procap import ProCAPOptions
+from procap.methods.options import ProCAPOptions
 from runner.results import write_json
 
 TITLES = ("verdict", "text", "result", "interval", "test", "section", "estimate", "low", "high", "p")

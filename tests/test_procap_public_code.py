@@ -16,7 +16,8 @@ from tiny_geometry import SHORT_OPTIONS
 
 from procap import errors, recipe, reference, teacher, text
 from procap.methods import build_method, load_public
-from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
+from procap.methods.options import SkipTOptions
+from procap.methods.skipt import SkipT, keep_odds
 from runner.config import plan_run
 from runner.engine import Batch, Engine
 from runner.epoch_average import EpochAverage

@@ -45,6 +45,7 @@ from runner.config import (
     RuntimeConfig,
     Target,
     changed_settings,
+    check_recipe,
     control_options,
     explain_validation_error,
     nearest_recipe,
@@ -67,6 +68,7 @@ def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
         if key in changes:
             raise UsageError(f"--recipe-field {item}: {key} is given already")
         changes[key] = value
+    check_recipe(changes)
     return changes
 
 

@@ -166,8 +166,10 @@ def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator
 def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Parse options per method from `key=value`, for every chosen method that has it, and `method.key=value`.
 
-    Raises UsageError for a method that is not chosen, and for an option that no chosen method has.
+    Raises UsageError for a method that is not chosen, an option that no chosen method has, and a wrong value.
     """
+    from procap.methods import check_options
+
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for item, key, value in parse_assignments(given, "--option", "n_ctx=4"):
         owner, dot, field = key.partition(".")
@@ -175,14 +177,15 @@ def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dic
             raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
         for method in [owner] if dot else _methods_with(owner, list(options)):
             options[method][field if dot else owner] = value
+    for method, own in options.items():
+        check_options(method, own)
     return options
 
 
 def _methods_with(option: str, methods: Sequence[str]) -> list[str]:
-    # Importing a method imports torch, so that commands without options do not.
-    from procap.methods import method_class
+    from procap.methods import options_class
 
-    fields = {method: method_class(method).Options.model_fields for method in methods}
+    fields = {method: options_class(method).model_fields for method in methods}
     found = [method for method, own in fields.items() if option in own]
     if not found:
         raise unknown_name(f"option of {', '.join(methods)}", option, {name for own in fields.values() for name in own})

@@ -73,7 +73,7 @@ def option_readings(options: SuiteOptions, method: str) -> list[Variant]:
     if method != "procap":
         return [Variant(method)]
     # This imports torch.
-    from procap.methods.procap import ProCAPOptions
+    from procap.methods.options import ProCAPOptions
 
     own = ProCAPOptions(**options.options.get(method, {}))
     found = []

@@ -53,7 +53,7 @@ def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric |
 def paper_weights() -> tuple[Weights, float]:
     """Return ProCAP's default weights of InfoNCE and KL, and its initial temperature, as in the paper."""
     # This imports torch.
-    from procap.methods.procap import ProCAPOptions
+    from procap.methods.options import ProCAPOptions
 
     defaults = ProCAPOptions.model_construct()
     return (defaults.nce_weight, defaults.kl_weight), defaults.nce_temperature

@@ -15,7 +15,7 @@ from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugi
 
 if TYPE_CHECKING:
     import torch
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ValidationError
     from torch import Tensor
 
     from procap.clip import CLIP
@@ -142,21 +142,42 @@ def method_summaries() -> dict[str, str]:
     return summaries
 
 
+def options_class(name: str) -> type[BaseModel]:
+    """Return the options of a method; UsageError for an unknown name or a plug-in that cannot be used."""
+    from procap.methods.options import OPTIONS
+
+    return OPTIONS.get(name) or method_class(name).Options
+
+
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """Fill in the defaults of the method's options; UsageError names the first wrong field and what would work."""
     from pydantic import ValidationError
 
-    model = method_class(name).Options
     try:
-        return model(**options)
+        return options_class(name)(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise unknown_name(f"option of {name}", field, model.model_fields) from error
-        message = first["msg"].removeprefix("Value error, ")
-        given = f"option {field} = {first['input']!r}: " if field else ""
-        raise UsageError(f"{name}: {given}{message[:1].lower()}{message[1:]}") from error
+        raise _explain(name, error) from error
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that is wrong whatever the values of the others are."""
+    from pydantic import ValidationError
+
+    try:
+        options_class(name)(**options)
+    except ValidationError as error:
+        if error.errors()[0]["loc"]:
+            raise _explain(name, error) from error
+
+
+def _explain(name: str, error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return unknown_name(f"option of {name}", field, options_class(name).model_fields)
+    message = first["msg"].removeprefix("Value error, ")
+    given = f"option {field} = {first['input']!r}: " if field else ""
+    return UsageError(f"{name}: {given}{message[:1].lower()}{message[1:]}")
 
 
 def build_method(

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.adapters import FeatureAdapter
-from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
+from procap.methods.maple import MAPLE_NAMES, MaPLe
 from procap.methods.method import Noise, PublicLayout
+from procap.methods.options import CoPromptOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
@@ -46,24 +47,6 @@ PUBLISHED = {
 
 TEMPLATES = "templates"
 """The value of `sentences` for hand-written templates."""
-
-
-class CoPromptOptions(MaPLeOptions):
-    sentences: str = Field(
-        "",
-        description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
-        "hand-written ones; training needs one of the two",
-    )
-    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
-    depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")
-    weight: float = Field(8.0, ge=0, description="weight of both consistency terms (lambda)")
-    image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
-    text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
-    sentence_draw: Literal["step", "class"] = Field(
-        "step",
-        description="step: one sentence number for all classes, as the public code draws; class: one per class",
-    )
-    adapter_relu: bool = Field(True, description="end the adapters in a ReLU, as the public code does")
 
 
 class CoPrompt(MaPLe):

@@ -16,11 +16,12 @@ from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, SampledClassifier, cosine_logits
 from procap.clip import CLIP
+from procap.methods.options import STRICT as STRICT
 from procap.methods.prompts import ClassPrompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
@@ -36,9 +37,6 @@ TRANSFER_TASKS = ("cross-dataset", "domain-generalization")
 
 Noise = tuple[Tensor, ...]
 """All random tensors of one training step, drawn before it; () for a deterministic method."""
-
-STRICT = ConfigDict(frozen=True, extra="forbid")
-"""Configuration of every `Options`: a value never changes, an unknown field is refused."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
@@ -26,7 +26,8 @@ from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
-from procap.methods.method import STRICT, Method, Noise
+from procap.methods.method import Method, Noise
+from procap.methods.options import ProCAPOptions, split_templates
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -50,96 +51,6 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 
 LEAST_MOVE = 0.05
 """Warn if the median of sigma changed by a smaller share than this."""
-
-
-class ProCAPOptions(BaseModel):
-    model_config = STRICT
-
-    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and modality")
-    depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
-
-    cross_attention: bool = Field(True, description="refine tokens across modalities; off: they go in as they are")
-    gaussian: bool = Field(True, description="tokens are Gaussian; off: deterministic tokens, and no KL term")
-    kl: bool = Field(True, description="pull the Gaussians towards the standard normal")
-    l2: bool = Field(True, description="penalise the squared means")
-    infonce: bool = Field(True, description="symmetric contrastive term on projected features")
-
-    kl_weight: float = Field(1e-5, ge=0, description="beta")
-    l2_weight: float = Field(1e-6, ge=0, description="gamma")
-    nce_weight: float = Field(0.01, ge=0, description="lambda")
-    nce_temperature: float = Field(0.07, gt=0, description="initial tau_p; learned as a logarithm")
-    nce_width: int = Field(256, ge=1, description="output width of the InfoNCE heads")
-    nce_activation: Literal["gelu", "relu"] = Field("gelu", description="between the two layers of a head")
-    nce_hidden_width: int | None = Field(None, ge=1, description="hidden width of the InfoNCE heads; none: CLIP's own")
-    learn_logit_scale: bool = Field(False, description="learn CLIP's temperature, in training and test")
-
-    logvar_init: float = Field(-9.0, description="initial log-variance: sigma about 0.011, as large as word embeddings")
-    logvar_min: float = Field(-12.0, description="lower clamp a of the log-variance")
-    logvar_max: float = Field(2.0, description="upper clamp b of the log-variance")
-    logvar_lr_scale: float = Field(
-        1.0, ge=0, description="factor on the learning rate of the log-variances; 0 keeps their initial value"
-    )
-
-    init_templates: str | None = Field(
-        None, description="templates, separated by ||, that start the text tokens; none: those of the data set"
-    )
-    template_init_combine: Literal["mean", "first", "features"] = Field(
-        "mean",
-        description="of several templates: text tokens start at the mean of their words, or at the first one's; "
-        "features: at the first one's, and class features are means over prompts with each template's fixed words",
-    )
-    init_std: float = Field(0.02, gt=0, description="text tokens beyond the template's words, and further token sets")
-    vision_init_std: float = Field(0.02, gt=0, description="vision tokens")
-    class_prompt: Literal["phrase", "maple", "template"] = Field(
-        "phrase",
-        description="phrase: the first template; learned tokens replace its first n_ctx, as in MaPLe's code; "
-        "maple: learned tokens only before the class name, so a longer template loses words; "
-        "template: learned tokens, then the whole first template",
-    )
-    target_prefix: Literal["training", "target"] = Field(
-        "training", description="whose fixed words continue the tokens of `phrase` when testing on another data set"
-    )
-    target_suffix: Literal["target", "training", "none"] = Field(
-        "target", description="whose words follow the class name when testing on another data set"
-    )
-
-    deep_tokens: Literal["refined", "independent"] = Field(
-        "refined", description="one token set refined level by level, or a set per level, each refined once"
-    )
-    inject: Literal["levels", "final", "final-all"] = Field(
-        "levels",
-        description="where refined tokens enter: those of level l at layer l; or those of the last level, at the input "
-        "only (final) or at every prompted layer (final-all)",
-    )
-    shared_attention: bool = Field(False, description="one attention block per direction for all levels")
-    heads: int = Field(8, ge=1, description="attention heads, in both directions")
-    head_width: int = Field(64, ge=1, description="width of one head")
-    norm: Literal["pre", "post", "none"] = Field("pre", description="place of the LayerNorms in the residual update")
-    zero_output: bool = Field(True, description="output projections start at zero, so training starts at the template")
-
-    @field_validator("init_templates")
-    @classmethod
-    def _readable(cls, templates: str | None) -> str | None:
-        if templates is not None:
-            split_templates(templates)
-        return templates
-
-    @model_validator(mode="after")
-    def _clamp_holds(self) -> ProCAPOptions:
-        if not self.logvar_min <= self.logvar_init <= self.logvar_max:
-            raise ValueError(
-                f"logvar_init = {self.logvar_init} is outside its clamp: give {self.logvar_min} to {self.logvar_max}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _every_token_set_enters(self) -> ProCAPOptions:
-        if self.inject != "levels" and self.deep_tokens == "independent":
-            raise ValueError(
-                f"inject = {self.inject} takes the last level's tokens, but with deep_tokens = independent each level "
-                "has its own: give inject = levels or deep_tokens = refined"
-            )
-        return self
 
 
 class ProCAP(Method):
@@ -364,17 +275,3 @@ def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Genera
 def sample(mu: Tensor, logvar: Tensor, eps: Tensor) -> Tensor:
     """Compute mu + sigma * eps, all [S, P, D]."""
     return mu + torch.exp(logvar / 2) * eps
-
-
-def split_templates(text: str) -> tuple[str, ...]:
-    """Split a `||`-separated string into templates without full stops; one without {} ends in the class name.
-
-    Raises ValueError (for an options model) for an empty template or one with several {}.
-    """
-    templates = []
-    for part in text.split("||"):
-        template = part.strip().rstrip(". ")
-        if not template or template.count("{}") > 1:
-            raise ValueError(f"template {part!r} needs words and one {{}} for the class name; || separates templates")
-        templates.append(template if "{}" in template else f"{template} {{}}")
-    return tuple(templates)

@@ -15,6 +15,7 @@ from torch import Tensor
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.initialisation import normal
+from procap.methods.options import words_of
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace
@@ -132,8 +133,3 @@ def phrase_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generat
             "give a longer phrase, or an empty one for a random start"
         )
     return tokens[:n_ctx].clone()
-
-
-def words_of(phrase: str) -> list[str]:
-    """Split a phrase into words; underscores count as spaces."""
-    return phrase.replace("_", " ").split()

@@ -9,15 +9,15 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
-from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
+from procap.methods.ivlp import IVLP, IVLP_NAMES
 from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
+from procap.methods.options import PromptSRCOptions
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
@@ -34,22 +34,6 @@ def teacher_templates() -> list[str]:
 
     templates = [template("{}") for template in OPENAI_IMAGENET_TEMPLATES[:NUM_TEMPLATES]]
     return [templates.pop(39), *templates]
-
-
-class PromptSRCOptions(IVLPOptions):
-    n_ctx: int = Field(4, ge=1, description="text tokens per layer; above 4 the phrase is not used")
-    vision_tokens: int = Field(4, ge=0, description="vision tokens per layer")
-    depth: int = Field(9, ge=1, description="prompted layers of the text tower, the input counted")
-    vision_depth: int = Field(9, ge=0, description="prompted layers of the vision tower")
-    text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
-    image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
-    logit_weight: float = Field(1.0, ge=0, description="weight of the KL divergence of the predictions")
-    kl_mean: Literal["pairs", "images"] = Field(
-        "pairs", description="divide the KL divergence by images times classes, as the public code, or by images"
-    )
-    teacher_average: Literal["average-first", "normalise-first"] = Field(
-        "average-first", description="average class features over templates before normalising, as the public code"
-    )
 
 
 class PromptSRC(IVLP):

@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TwoSFSOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
@@ -30,19 +30,6 @@ from procap.text import LabelSpace
 STEPS_PER_SHOT = 300
 NORMS, LINEAR = 0, 1
 """The stages of a training."""
-
-
-class TwoSFSOptions(BaseModel):
-    model_config = STRICT
-
-    first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
-    first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
-    first_stage: float = Field(0.6, ge=0, le=1, description="share of the steps that tune the LayerNorms")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
-    final_norms: bool = Field(
-        False, description="tune ln_post and ln_final too, which the public code lists but leaves frozen"
-    )
-    first_norm: bool = Field(False, description="tune ln_pre too, which the public code leaves frozen")
 
 
 class TwoSFS(Method):
