@@ -32,8 +32,9 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     """
     content, method, card = load_public_run(config, runtime, file)
     folder, store = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
-    with folder.locked(), synchronized_run(store, config.path, delete=force):
+    with folder.locked(), synchronized_run(store, config.path, resumes=not force):
         if force:
+            store.delete_run(config.path)
             folder.clear()
         elif existing := find_imported(config, runtime, file):
             return existing

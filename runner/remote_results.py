@@ -355,14 +355,12 @@ class CheckpointUploader:
 
 
 @contextmanager
-def synchronized_run(store: RemoteResults, run: str, *, delete: bool = False) -> Iterator[None]:
-    """Download what a run resumes from, or with `delete` delete it at the URL, and upload its folder at the end.
+def synchronized_run(store: RemoteResults, run: str, *, resumes: bool = True) -> Iterator[None]:
+    """Download what a run resumes from, if it does, and upload its folder at the end.
 
     The caller holds the lock of the run. After an error the upload is tried too, and its own error is only logged.
     """
-    if delete:
-        store.delete_run(run)
-    else:
+    if resumes:
         store.pull_run(run, state=True)
     try:
         yield

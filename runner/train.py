@@ -70,18 +70,16 @@ def train(
                 folder.tidy()
                 store.push_run(config.path)
             return finished
-    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, delete=force):
-        if force:
-            if first:
-                folder.clear()
-        # Another process may have finished the run while this one waited for the lock.
-        elif finished := read_finished(config, runtime, folder, group):
-            return finished
-        elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
-            return paused
+    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, resumes=not force):
+        if not force:
+            # Another process may have finished the run while this one waited for the lock.
+            if finished := read_finished(config, runtime, folder, group):
+                return finished
+            if until and (paused := _read_paused(config, folder, until, group, callbacks)):
+                return paused
         with StopRequest(callbacks.stop_signal if callbacks else None) as stop:
             try:
-                result = _train(config, runtime, folder, store, stop, group, until, callbacks)
+                result = _train(config, runtime, folder, store, stop, group, until, callbacks, force=force)
             finally:
                 if first and folder.config_file.exists():
                     exporter_for(runtime).post(config.path)
@@ -135,6 +133,8 @@ def _train(
     group: ProcessGroup,
     until: int | None,
     callbacks: Callbacks | None,
+    *,
+    force: bool,
 ) -> TrainResult | Progress:
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
@@ -145,6 +145,10 @@ def _train(
     ):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.is_first, environment(device)
+    if force and first:
+        # What is there stays where the set-up fails.
+        store.delete_run(config.path)
+        folder.clear()
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     state, validator = TrainState(), None

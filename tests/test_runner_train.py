@@ -174,6 +174,9 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     first = train(config, runtime)
     evaluate.evaluate(config, BASE, runtime)
     written = folder.train_file.stat().st_mtime_ns
+    with pytest.raises((UserError, errors.DataError)):
+        train(config, dataclasses.replace(runtime, data=runtime.results / "nothing"), force=True)
+    assert train(config, runtime) == first, "a set-up that fails deletes nothing"
     again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.train() == again
     assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.eval_files()

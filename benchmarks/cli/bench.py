@@ -149,7 +149,8 @@ def bench(
         tasks = {run.path: plan.suite.task for plan in plans for run in plan.runs}
         show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast, tasks=tasks)
         return 0
-    if chosen.option and launcher.kind == "local":
+    # Before `--force` deletes anything.
+    if (chosen.option or mode.force) and launcher.kind == "local":
         check_setup((run.config for run in open_runs), runtime, launcher.processes)
     # This imports torch, which a wrong flag need not wait for.
     from benchmarks.cli.execution import execute
