@@ -34,8 +34,8 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
     name, equals, given = text.partition("=")
     if not equals or not name.strip() or not given.strip():
         raise UsageError(f"--param {text}: write it as --param lr=loguniform(1e-5,1e-2) or --param n_ctx=2,4,8")
-    if given.partition("(")[0].strip() in DISTRIBUTIONS and "(" in given and not given.rstrip().endswith(")"):
-        raise UsageError(f"--param {text}: the closing bracket is missing")
+    if '"' not in given and any(given.count(opening) != given.count(closing) for opening, closing in ("()", "[]")):
+        raise UsageError(f"--param {text}: a bracket is missing")
     field = resolve_field(name, methods)
     call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", given, re.DOTALL)
     values = _parse_values(field, call[2] if call else given)

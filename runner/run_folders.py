@@ -187,7 +187,10 @@ def check_content(
     config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
 ) -> None:
     """Raise OtherContent if `data` holds other content of `dataset` than `digest`, that of a result of the run."""
-    command = "train" if verb == "train" else "eval" if config.recipe.epochs else f"eval --methods {config.method}"
+    command: str = verb if verb == "train" else "eval"
+    if not config.recipe.epochs:
+        # Runs without training are stored by shots and seed all the same.
+        command += f" --methods {config.method} --shots {config.shots or 'full'} --seeds {config.seed}"
     if (found := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
             f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "

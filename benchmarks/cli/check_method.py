@@ -38,9 +38,9 @@ def method(
 
     class: summary, options and recipes are valid. start: equal seeds give equal initial tensors. shapes: of loss terms
     and logits. gradients: every learned tensor gets one. determinism: no random numbers but those of `draw`. training:
-    two epochs with 4 images per class. resume: to the same bits, and from a checkpoint. processes: two have the
-    losses and weights of one. novel: the evaluation on novel classes. speed: images per second against plain CLIP. It
-    takes about half a minute on a CPU.
+    two epochs with 4 images per class. inference: depends on what is learned. resume: to the same bits, and from a
+    checkpoint. processes: two have the losses and weights of one. novel: the evaluation on novel classes. speed: images
+    per second against plain CLIP. It takes about half a minute on a CPU.
     """
     library_defaults()
     if name not in method_paths() and Path(name, "pyproject.toml").exists():

@@ -80,7 +80,8 @@ def show_checked_plan(
         runs.append({**plan, "train_images": round(epoch_images * passes), "targets": planned})
     data, weights = data_states(used, runtime.data), weights_states(configs)
     note_small_classes((config for config, run in zip(configs, runs, strict=True) if run["epochs"]), runtime.data)
-    show(columns(("data set", "shards"), list(data.items())) + "\n")
+    if data:
+        show(columns(("data set", "shards"), list(data.items())) + "\n")
     for name, place in weights.items():
         show(f"weights of {name}: {place}")
     settings = [describe_settings(config) for config in configs]

@@ -12,8 +12,8 @@ from benchmarks.cli.dry_run import show_checked_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.results.frame import FEW_STEPS
 from benchmarks.suites.checks import (
-    FEW_STEPS,
     check_runs,
     check_training_images,
     check_weights_of,
@@ -83,6 +83,7 @@ def train(
         for method in dict.fromkeys(config.method for config in done):
             others = {c: result for c, result in done.items() if c.method == method and c.path not in few}
             note_warning((config.path, _training_warning(config, result)) for config, result in others.items())
+    if rows and not failures.reasons:
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.report.started_suites import StartedSuite, count_states
-from benchmarks.results.frame import describe_settings, title_method
-from benchmarks.suites.checks import FEW_STEPS
+from benchmarks.results.frame import FEW_STEPS, describe_settings, title_method
 from benchmarks.tables.notes import note_code, note_other_content, note_settings
 from procap.recipe import warmup_warning
 from shards.resolve import kind_of_name
@@ -79,7 +78,7 @@ def _list_caveats_of_runs(suites: Sequence[StartedSuite], jobs: pd.DataFrame, da
     """List what a reader has to know of runs, of which suites and sweeps may share some."""
     import pandas as pd
 
-    columns = ["path", "method", "source", "backbone", "target_dataset", "contents"]
+    columns = ["path", "method", "source", "backbone", "target_dataset", "contents", "per_class"]
     every = pd.concat([one.results.frame[columns] for one in suites])
     lines = [*note_code(every), *note_other_content(every, data)]
     if few := {*jobs.path[(jobs.kind == "train") & (jobs.steps < FEW_STEPS)]}:
@@ -87,7 +86,25 @@ def _list_caveats_of_runs(suites: Sequence[StartedSuite], jobs: pd.DataFrame, da
     recipes = {run.path: run.spec.config.recipe for one in suites for run in one.results.runs}
     if warm := [path for path in {*every.path} - few if warmup_warning(recipes[path])]:
         lines.append(f"{plural(len(warm), 'run')} may hardly learn: more than half of the epochs are warm-up.")
-    own = [name for name in every.target_dataset[every.backbone == "mini"].unique() if kind_of_name(name) == "own"]
-    if own:
-        lines.append(f"mini knows few words, and cannot tell apart classes of {', '.join(own)} without them.")
-    return lines
+    return [*lines, *_note_unknown_names(every[every.backbone == "mini"])]
+
+
+def _note_unknown_names(frame: pd.DataFrame) -> list[str]:
+    """Count the class names of own data sets that the backbone mini does not know."""
+    names = {
+        name: {one for counts in own.per_class for one in counts.names or ()}
+        for name, own in frame.groupby("target_dataset")
+        if kind_of_name(str(name)) == "own"
+    }
+    if not names:
+        return []
+    # This imports torch.
+    from procap.weights.loading import load_clip
+
+    clip = load_clip()
+    unknown = {name: clip.unknown_names(sorted(own)) for name, own in names.items()}
+    return [
+        f"mini knows no word of {len(found)} of {len(names[name])} class names of {name}, and cannot tell these apart."
+        for name, found in unknown.items()
+        if len(found) > 1
+    ]

@@ -81,6 +81,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         imported              whether the weights were imported from a checkpoint of public code
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
+        steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
         losses                the method's term `ce`, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         contents              digests of the data sets that were used, by name: trained on, and evaluated
@@ -158,6 +159,7 @@ def make_records(
         "imported": training.imported is not None,
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
+        "steps": training.steps,
         "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
     }
     settings = describe_settings(config)
@@ -196,6 +198,8 @@ def make_records(
         }
 
 
+FEW_STEPS = 20
+"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 MOST_NAMED = 2
 USUAL = {"pretrained": "default", "recipe": "published", "picks": "drawn", "evaluation": "default"}
 """Values of settings of all methods that are not named in titles with many settings."""
@@ -205,7 +209,7 @@ COLUMNS = (
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds"),
-    *("losses", "manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
+    *("steps", "losses", "manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
 )
 
 

@@ -30,9 +30,6 @@ from shards.resolve import is_packed, resolve_dataset
 if TYPE_CHECKING:
     from procap.clip import CLIP
 
-FEW_STEPS = 20
-"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
-
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
     """Raise UsageError for an unknown backbone, UserError if its weights are not on this machine."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import dataset_order, describe_settings, sort_methods, title_method
+from benchmarks.results.frame import FEW_STEPS, dataset_order, describe_settings, sort_methods, title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
@@ -69,7 +69,12 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         found.append(f"Evaluated otherwise than by default: {label}.")
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    found += [*note_one_class(suite.frame), *note_changed(suite.changed_sets), *note_sources(suite.frame)]
+    found += [
+        *note_few_steps(suite.frame),
+        *note_one_class(suite.frame),
+        *note_changed(suite.changed_sets),
+        *note_sources(suite.frame),
+    ]
     if why := suite.why_incomparable:
         instead = "are a group of their own" if suite.in_paper else "stand in tables of their own"
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
@@ -159,16 +164,20 @@ def note_recipes(
     found: dict[tuple[str, str], dict[str, None]] = {}
     for title, config in runs:
         parts = {part.strip() for part in re.split(r"[(),]", title)}
-        # The plug-in of a run may not be installed any more.
-        with suppress(UserError):
+        try:
             whose, changes = _compare_with_recipe(config, task)
-            texts = [
-                f"{name} {value} instead of {own}"
-                for name, (value, own) in changes.items()
-                if f"{name} {value}" not in parts and name not in (named or {}).get(config.path, ())
-            ]
-            if texts or not whose.startswith("Not"):
-                found.setdefault((whose, f": {', '.join(texts)}" if texts else ""), {})[title] = None
+        except UserError:
+            # The plug-in of the run cannot be used any more.
+            used = config.recipe.model_dump(mode="json", include={"optimizer", "lr", "epochs", "batch_size"})
+            changes = {name: (format_value(value), "") for name, value in (used | config.options).items()}
+            whose = "Recipe"
+        texts = [
+            f"{name} {value}{own and f' instead of {own}'}"
+            for name, (value, own) in changes.items()
+            if f"{name} {value}" not in parts and name not in (named or {}).get(config.path, ())
+        ]
+        if texts or not whose.startswith("Not"):
+            found.setdefault((whose, f": {', '.join(texts)}" if texts else ""), {})[title] = None
     return [f"{whose}: {'; '.join(titles)}{changes}." for (whose, changes), titles in found.items()]
 
 
@@ -207,6 +216,15 @@ def note_sources(frame: pd.DataFrame) -> list[str]:
         for (method, dataset), runs in imported.groupby(["method", "dataset"], sort=False)
     ]
     return [f"IMPORTED checkpoints, trained elsewhere: {'; '.join(names)}."] * bool(names) + note_code(frame)
+
+
+def note_few_steps(frame: pd.DataFrame) -> list[str]:
+    """Count the runs with few optimizer steps, by method."""
+    few = frame[(frame.steps > 0) & (frame.steps < FEW_STEPS)].drop_duplicates("path")
+    counts = [
+        f"{plural(len(runs), 'run')} of {title_method(str(name))}" for name, runs in few.groupby("method", sort=False)
+    ]
+    return [f"Fewer than {FEW_STEPS} steps, and so near the initial weights: {', '.join(counts)}."] if counts else []
 
 
 def note_one_class(frame: pd.DataFrame) -> list[str]:
@@ -248,7 +266,8 @@ def note_code(frame: pd.DataFrame) -> list[str]:
         if len(sources) > 1 or (now and now != sources.index[0]):
             parts = [f"{plural(count, 'run')} by {source}" for source, count in sources.items() if source != now]
             current = f", which trained {plural(sources[now], 'run')}" if now in sources else ""
-            installed = f"; {loading_error(str(method)) or f'installed here: {now}{current}'}" if now else ""
+            here = loading_error(str(method)) or f"installed here: {now}{current}"
+            installed = f"; {here if now else 'the package is not installed'}"
             title = title_method(str(method))
             found.append(f"OTHER CODE trained runs of {title}, which do not compare: {'; '.join(parts)}{installed}.")
     return found

@@ -39,6 +39,8 @@ from benchmarks.tables.table import Column, Row, Table
 if TYPE_CHECKING:
     import pandas as pd
 
+OTHER_CODE = " (other code)"
+"""Ends the titles of rows of a plug-in whose code is not what is installed."""
 DETAILS = (Column("Method name", "", detail=True), Column("Data set variant", "", detail=True))
 HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column("mean of HMs", detail=True), *DETAILS)
 
@@ -93,7 +95,8 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     for (dataset, title), numbers in found.items():
         mean_of_hms = hms[title] if dataset == AVERAGE else None
         cells = (*numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
-        rows.append(Row((dataset, title), cells, group=dataset, average=dataset == AVERAGE))
+        compares = not title.endswith(OTHER_CODE)
+        rows.append(Row((dataset, title), cells, group=dataset, average=dataset == AVERAGE, compares=compares))
     notes = ["Accuracy in %, computed from integer counts; HM is the harmonic mean of base and novel accuracy."]
     if hms:
         also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
@@ -121,7 +124,14 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         first = own.iloc[0]
         cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))
         # Only the method may vary within a group, so the training set is part of the group's name.
-        rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
+        rows.append(
+            Row(
+                (trained_on, target, title),
+                cells,
+                group=f"{trained_on} {target}",
+                compares=not title.endswith(OTHER_CODE),
+            )
+        )
     notes = (
         "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
         *_note_runs(frame, metrics, changed),
@@ -144,7 +154,7 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
         place=[dataset_order(name) for name in frame.dataset],
     )
     for title, own in frame[frame.source != ""].groupby("title"):
-        mark = " (other code)" * is_of_other_code(str(own.method.iloc[0]), own.source)
+        mark = OTHER_CODE * is_of_other_code(str(own.method.iloc[0]), own.source)
         frame.loc[frame.title == title, "title"] = f"{title}{mark}"
     trained = frame[frame.epochs > 0]
     seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()

@@ -36,13 +36,17 @@ Cell = Metric | str | None
 
 @dataclass(frozen=True)
 class Row:
-    """A row of labels and cells. group: rows of one group are compared. average: it averages the rows above it."""
+    """A row of labels and cells.
+
+    group: rows of one group are compared. average: it averages the rows above it. compares: whether it may be compared.
+    """
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
     source: Source = "ours"
     group: str = ""
     average: bool = False
+    compares: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,10 +111,12 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results are left out. There is no mark where results of ours have different seeds, as the best of the
-        comparable ones would be read as the best of the group. Numbers that are equal as printed share a mark.
+        Limited results are left out. There is no mark where results of ours have different seeds or do not compare, as
+        the best of the comparable ones would be read as the best of the group. Numbers that are equal as printed share
+        a mark.
         """
         found: dict[tuple[int, int], Mark] = {}
+        mixed = {row.group for row in self.rows if not row.compares}
         for group, (place, column) in product(self.groups, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
@@ -120,7 +126,7 @@ class Table:
                     printed[number] = round(metric.mean, column.digits)
                     seeds |= {metric.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
-            if column.better and len(order) > 1 and len(seeds) <= 1:
+            if column.better and len(order) > 1 and len(seeds) <= 1 and group not in mixed:
                 marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
                 found |= {(number, place): marks[value] for number, value in printed.items() if value in marks}
         return found
