@@ -213,6 +213,11 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     code, _, err = run(capsys, "data", "pack", images, *at)
     assert re.search("'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; changed: images or labels", err)
     assert "; changed: images or labels of train, val, test; train, eval" in err and "; a random split is drawn" in err
+    shutil.copytree(images, tmp_path / "nested" / "images")
+    put(tmp_path / "nested" / "outer.png")
+    assert "; images outside of images/ are left out: 'outer.png'" in "".join(
+        run(capsys, "data", "pack", tmp_path / "nested", "--dry-run", *at)[1:]
+    )
     assert "two classes: 'Ara' and 'bee_eater' (2, first" in err
     written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
     code, _, err = run(capsys, "data", "pack", images, *at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,7 +310,7 @@ def title_variants(frame: Any) -> list[str]:
     usual = {place: _find_usual(*place, found) for place, found in counts.items() if len(found) > 1}
     default = "evaluation", "default"
     varied_evaluation = {method for _, method, settings in keys if default not in settings}
-    recipes = {_recipe_of(settings) for _, _, settings in keys}
+    recipes = _name_recipes({_recipe_of(settings) for _, _, settings in keys})
     titles = []
     for _, method, settings in keys:
         is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
@@ -324,7 +324,7 @@ def title_variants(frame: Any) -> list[str]:
         recipe = _recipe_of(settings)
         if sum(_place(method, name) in usual for name, _ in recipe) > MOST_NAMED:
             varied = [one for one in varied if one not in (*recipe, ("recipe", "custom"))]
-            varied += [("recipe", _shorten_hash(recipe, recipes))]
+            varied += [("recipe", recipes[recipe])]
         own = {} if method in METHODS else {("recipe", "published"): "own recipe"}
         named = ", ".join(own.get(one) or f"{one[0].rpartition('.')[2]} {one[1]}" for one in varied)
         titles.append(title_method(method) + (f" ({named})" if named else ""))
@@ -340,11 +340,11 @@ def _recipe_of(settings: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ..
     return tuple(one for one in settings if one[0].startswith("recipe."))
 
 
-def _shorten_hash(recipe: object, recipes: Iterable[object]) -> str:
-    """Return the first digits of the hash of a recipe, four or as many as distinguish it from other recipes."""
-    hashes = {one: hashlib.sha256(repr(one).encode()).hexdigest() for one in recipes}
-    own = hashes[recipe]
-    return next(own[:size] for size in range(4, 65) if sum(one[:size] == own[:size] for one in hashes.values()) == 1)
+def _name_recipes(recipes: Collection[object]) -> dict[object, str]:
+    """Name each recipe by the first digits of its hash: four, or as many as distinguish all of them."""
+    hashes = {recipe: hashlib.sha256(repr(recipe).encode()).hexdigest() for recipe in recipes}
+    size = next(size for size in range(4, 65) if len({one[:size] for one in hashes.values()}) == len(recipes))
+    return {recipe: one[:size] for recipe, one in hashes.items()}
 
 
 def _find_usual(method: str, name: str, values: Counter[str]) -> str | None:

@@ -28,6 +28,7 @@ from benchmarks.results.profiles import PAPER
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite, halves
 from benchmarks.tables.readings import DEFAULT, readings_tables
+from procap.methods.options import ProCAPOptions
 from procap.recipe import format_value
 from runner.config import Target
 
@@ -72,9 +73,6 @@ def option_readings(options: SuiteOptions, method: str) -> list[Variant]:
     """Return the default, and one variant for every other value of every option; any other method as it is."""
     if method != "procap":
         return [Variant(method)]
-    # This imports torch.
-    from procap.methods.options import ProCAPOptions
-
     own = ProCAPOptions(**options.options.get(method, {}))
     found = []
     for title, change in other_values(OPTIONS, own):

@@ -10,6 +10,7 @@ from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table
+from procap.methods.options import ProCAPOptions
 from runner.config import Target
 
 Weights = tuple[float, float]
@@ -52,9 +53,6 @@ def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric |
 
 def paper_weights() -> tuple[Weights, float]:
     """Return ProCAP's default weights of InfoNCE and KL, and its initial temperature, as in the paper."""
-    # This imports torch.
-    from procap.methods.options import ProCAPOptions
-
     defaults = ProCAPOptions.model_construct()
     return (defaults.nce_weight, defaults.kl_weight), defaults.nce_temperature
 

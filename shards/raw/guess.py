@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -25,7 +25,7 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import Description, read_description
-from shards.raw.folders import list_folder, split_sizes
+from shards.raw.folders import is_image_name, list_folder, split_sizes
 from shards.raw.user_dataset import parse_header, read_table
 
 HEADER = """\
@@ -81,13 +81,20 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     if len(roots) == 1:
         root = folder / roots[0]
         keys: dict[str, Any] = {"folder": f"{base}/{roots[0]}" if roots[0] else base}
+        stray = [
+            posixpath.normpath(f"{place}/{name}")
+            for place in map(str, PurePosixPath(roots[0]).parents)
+            for name, kind in list_folder(folder / place).items()
+            if kind == "file" and is_image_name(name)
+        ]
+        without = f"; images outside of {roots[0]}/ are left out: {first_few(stray)}" if stray else ""
         if splits := find_split_folders(root):
             same = "test" in list_class_folders(root) and all(split == name for split, name in splits.items())
             words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
-            return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}"
+            return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}{without}"
         items = scan_folders(root)[0]
         count = len({item.label for item in items})
-        return keys | _guess_split(items), f"{count} class folder{'s' * (count != 1)}, split at random"
+        return keys | _guess_split(items), f"{count} class folder{'s' * (count != 1)}, split at random{without}"
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
         raise DataError(f"{folder} holds class folders in several places: pack one alone ({choices})")
