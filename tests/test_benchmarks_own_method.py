@@ -3,10 +3,13 @@
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
+from itertools import product
 
 import pytest
+from made_results import put_halves
 from plug_ins import METHOD, install
 from report_pages import begin, put_entry
 
@@ -279,6 +282,13 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     assert "other code: 2 runs: was trained by" in capsys.readouterr().out
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp (other code)"]
     assert {row.labels[1] for row in run_tables(load(tmp_path))[0].rows} == {"Painted CoOp (other code)"}
+    for seed, method in product((1, 2), ("coop", "maple")):
+        put_halves(tmp_path / "both", method, "digits", (80, 100), (40 + len(method), 100), seed=seed)
+    assert run_tables(load(tmp_path / "both"))[0].marks()
+    for path in paths:
+        shutil.copytree(tmp_path / path, tmp_path / "both" / path)
+    [both] = run_tables(load(tmp_path / "both"))
+    assert len(both.rows) == 3 and not both.marks(), "rows of other code do not compare"
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()
     assert "Read with care: OTHER CODE trained runs of Painted CoOp" in page

@@ -39,7 +39,7 @@ Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 class UntestedError(Exception):
     """Raise if results do not suffice to test a claim; the text is the reason.
 
-    needs_data: they lack data sets. flags: what the command of the missing runs needs besides.
+    needs_data: they lack data sets. flags: further ones of the command that makes the missing runs.
     """
 
     def __init__(self, reason: str, *, needs_data: bool = False, flags: str = "") -> None:

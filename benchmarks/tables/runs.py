@@ -27,6 +27,7 @@ from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import (
     list_means,
     note_changed,
+    note_few_steps,
     note_left_out,
     note_one_class,
     note_recipes,
@@ -124,14 +125,8 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         first = own.iloc[0]
         cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))
         # Only the method may vary within a group, so the training set is part of the group's name.
-        rows.append(
-            Row(
-                (trained_on, target, title),
-                cells,
-                group=f"{trained_on} {target}",
-                compares=not title.endswith(OTHER_CODE),
-            )
-        )
+        compares = not title.endswith(OTHER_CODE)
+        rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}", compares=compares))
     notes = (
         "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
         *_note_runs(frame, metrics, changed),
@@ -201,4 +196,4 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
     found += [*note_settings(runs.settings), *note_recipes(zip(runs.title, runs.config, strict=True))]
     if any(metric.limited for metric in metrics):
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    return [*found, *note_one_class(frame), *note_changed(changed)]
+    return [*found, *note_few_steps(frame), *note_one_class(frame), *note_changed(changed)]
