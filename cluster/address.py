@@ -1,4 +1,4 @@
-"""Resolve addresses of Ray clusters and their token. Used before Ray is imported, which reads the environment once."""
+"""Resolve the address of a Ray cluster and its token, before Ray is imported: Ray reads the environment only once."""
 
 from __future__ import annotations
 
@@ -14,29 +14,7 @@ from procap.errors import UsageError
 LOCAL = "local"
 """A cluster of this machine that ends with the command."""
 
-DASHBOARD_PORT = 8265
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])"
-
-
-def dashboard_url(given: str = "") -> str:
-    """Find the URL of a cluster's dashboard: `given`, else $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else localhost.
-
-    Raises UsageError for an invalid address.
-    """
-    text = given or os.environ.get("RAY_API_SERVER_ADDRESS", "")
-    if not text and not (text := os.environ.get("RAY_ADDRESS", "")).startswith("http"):
-        # $RAY_ADDRESS has the port for nodes and drivers; the dashboard is expected at its default port of that host.
-        text = re.sub(r":\d+$", "", text.removeprefix("ray://"))
-    if text in ("", LOCAL, "auto"):
-        text = "127.0.0.1"
-    if "://" not in text:
-        text = f"http://{text}" if re.search(r":\d+$", text) else f"http://{text}:{DASHBOARD_PORT}"
-    if not re.fullmatch(rf"https?://{_HOST}(:\d{{1,5}})?(/[^?#@\s]*)?", text):
-        raise UsageError(
-            f"--address is not that of a dashboard; http://HOST:{DASHBOARD_PORT} would work, without a password (set "
-            "RAY_AUTH_TOKEN_PATH to a file with the cluster's token)"
-        )
-    return text.rstrip("/")
 
 
 def ray_address(given: str = "") -> str:

@@ -6,13 +6,11 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
-from cluster.stop_request import watch_stop_request
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
@@ -99,9 +97,7 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                with watch_stop_request() as stop_signal:
-                    watched = replace(callbacks, stop_signal=stop_signal)
-                    train(run.config, self.runtime, group=self.group, until=until, callbacks=watched)
+                train(run.config, self.runtime, group=self.group, until=until, callbacks=callbacks)
                 return
             except RunHeld:
                 if self.group.size > 1:

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ MOST_CPUS = 16
 CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
-HEAD_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""How many seconds a process of Ray waits for a head that is unreachable; Ray's default is 60."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -137,37 +134,12 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-    closed = threading.Event()
-    if not local:
-        head = ray.get_runtime_context().gcs_address
-        threading.Thread(target=_watch_head, args=(head, closed), name="watch-head", daemon=True).start()
     try:
         yield
     finally:
-        closed.set()
         if local:
             print("ending Ray ...", file=sys.stderr, flush=True)
         ray.shutdown()
-
-
-def _watch_head(address: str, closed: threading.Event) -> None:
-    """End this process with a reason when the head of the cluster is lost. Ray itself would end it without one."""
-    limit = 0.8 * float(os.environ.get(HEAD_TIMEOUT, 60))
-    last = time.monotonic()
-    while not closed.wait(1.0):
-        try:
-            _connect_once(address)
-            last = time.monotonic()
-        except OSError:
-            if time.monotonic() > last + limit and not closed.is_set():
-                print(
-                    f"procap: error: the head of the Ray cluster at {address} has not answered for {limit:.0f} s; "
-                    "finished runs and saved states are kept: start Ray again and repeat the command to resume",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                # Calls into Ray do not return while its head is unreachable.
-                os._exit(1)
 
 
 def _init(address: str, options: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
 from cluster.run import Halving, StoragePaths, TrialReport
-from cluster.stop_request import request_stop
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -99,9 +98,6 @@ def run_trials(
         except TuneError:
             # Tune wraps an exception of a callback in TuneError as text; raise the specific error again if it was that.
             require_own_node(nodes())
-            raise
-        except KeyboardInterrupt:
-            request_stop()
             raise
 
 

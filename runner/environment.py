@@ -8,12 +8,9 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import AfterValidator
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.distributed.ranks import Ranks
@@ -42,8 +39,6 @@ LIBRARY_DEFAULTS = {
 
 SOURCE_VARIABLE = "PROCAP_SOURCE"
 """The state of a source tree that was submitted to a cluster, as JSON."""
-
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 MOST_DECODERS = 12
 """Upper limit of decoding threads; more do not decode faster in one interpreter."""
@@ -102,39 +97,16 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
 
 
 def available_memory() -> int:
-    """Return the machine's free memory in bytes, at most the limits of control groups, whose use counts file caches."""
+    """Return the free main memory of this machine in bytes."""
     import psutil
 
-    limits = [int(limit) for (limit,) in _read_limits("memory", ("memory.max",), ("memory.limit_in_bytes",))]
-    return min([psutil.virtual_memory().available, *limits])
+    return int(psutil.virtual_memory().available)
 
 
 def available_cores() -> int:
-    """Return the number of usable cores, within the limits of the control groups."""
+    """Return the number of cores that this process may use."""
     # Only Linux has a CPU affinity of processes.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = _read_limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    return max(1, int(min([float(cores), *(quota / period for quota, period in limits)])))
-
-
-def _read_limits(controller: str, v2_names: Sequence[str], v1_names: Sequence[str]) -> Iterator[list[float]]:
-    """Read the numbers in files of the control groups of this process that set a limit.
-
-    v2_names, v1_names: names of the files by the groups' version. "max" and negative numbers are no limits.
-    """
-    with suppress(OSError):
-        for line in OWN_CGROUP.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and controller not in controllers.split(","):
-                continue
-            root = CGROUPS / controller if controllers else CGROUPS
-            own = root / path.lstrip("/")
-            for group in (group for group in (own, *own.parents) if group.is_relative_to(root)):
-                with suppress(OSError, ValueError):
-                    texts = [(group / name).read_text() for name in (v1_names if controllers else v2_names)]
-                    numbers = [float(number) for number in " ".join(texts).split()]
-                    if min(numbers) > 0:
-                        yield numbers
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
@@ -150,29 +122,12 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": None if device is None else str(device),
-        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cpu": {"name": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "git": source_state(),
         "packages": versions,
     }
-
-
-def _check_environment(found: dict[str, Any]) -> dict[str, Any]:
-    cpu, git, packages = (found.get(name) or {} for name in ("cpu", "git", "packages"))
-    if not all(isinstance(own, dict) for own in (cpu, git, packages)):
-        raise ValueError("cpu, git and packages are objects")
-    texts = [found.get(name) for name in ("python", "platform", "device", "cuda", "gpu")]
-    texts += [cpu.get("name"), git.get("commit"), *packages.values()]
-    if not all(isinstance(text, str | None) for text in texts) or (git and not git.keys() >= {"commit", "dirty"}):
-        raise ValueError("a name or a version is missing or no text")
-    if not all(isinstance(cpu.get(name), int | None) for name in ("cores", "threads")):
-        raise ValueError("cpu has cores or threads that are no number")
-    return found
-
-
-Environment = Annotated[dict[str, Any], AfterValidator(_check_environment)]
-"""The result of `environment` in a stored document, of this or an older version."""
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
@@ -189,12 +144,3 @@ def source_state(folder: Path | None = None) -> dict[str, Any] | None:
         return {"commit": state.removesuffix("-dirty"), "dirty": state.endswith("-dirty")}
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
-
-
-def cpu_name() -> str:
-    """Return the model name of the processor."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

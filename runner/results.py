@@ -22,7 +22,6 @@ from procap.methods.plugins import PlugInSource
 from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
-from runner.environment import Environment
 from runner.packed_predictions import unpack_bits, unpack_labels
 from shards.credentials import mask
 from shards.errors import describe_invalid
@@ -126,7 +125,7 @@ class TrainResult(FrozenModel):
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
     backbone_digest: str
-    environment: Environment
+    environment: dict[str, Any]
     resumed: Count = Field(default=0, description="how often the run went on from a saved state")
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
@@ -159,7 +158,7 @@ class Progress(FrozenModel):
     epochs: EpochLogs
     seconds: Amount
     resumed: Count = 0
-    environment: Environment
+    environment: dict[str, Any]
     reason: MaskedText = Field(default="", description="of the failure, in one line")
 
     @model_validator(mode="after")
@@ -249,7 +248,7 @@ class EvalResult(FrozenModel):
     variant: str = Field(default="", description="difference of the target to the published data set; empty if none")
     backbone_digest: str
     checkpoint_sha256: str
-    environment: Environment
+    environment: dict[str, Any]
     correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
     wrong_labels: str | None = Field(default=None, repr=False, description="of the other images, see pack_labels")
 

@@ -16,8 +16,6 @@ from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 
 COLLECTIONS, FILE = "collections", "collection.json"
-SUITE_FILE_VARIABLE = "PROCAP_SUITE_FILE"
-"""The file of the suite that a submitted job runs, on the machine that it was submitted from."""
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Status = Literal["running", "finished", "failed", "interrupted"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,12 +17,11 @@ from benchmarks.suites.cost import CostModel, Machine, find_machine, makespan
 from benchmarks.suites.progress import RunProgress
 from cluster.run import RunSpec, TrialReport
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.environment import cpu_name
 from runner.run_folders import RunFolder
 
 pytestmark = pytest.mark.usefixtures("at_home")
 H200 = Machine("NVIDIA H200", "cuda")
-HERE = Machine(cpu_name(), "cpu")
+HERE = Machine(platform.machine(), "cpu")
 HALVES = ("digits:base:test", "digits:novel:test")
 PLAN = ("bench", "base-to-novel", "--profile", "mini", "--datasets", "digits", "--methods", "maple,coop", "--dry-run")
 

@@ -18,7 +18,7 @@ from benchmarks.studies.chaos.fault_cluster import (
     without_cluster,
 )
 from benchmarks.studies.chaos.nodes import REPOSITORY, find_trials
-from cluster.node_probe import PACKAGES
+from cluster.preflight import PACKAGES
 from runner.remote_results import results_root
 from runner.run_folders import find_runs
 from shards.builtin_sources import builtin_source
@@ -167,9 +167,9 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster, tmp_p
         file.write("\n# A later version.\n")
     cluster.node_on(2).kill()
     for hidden, environment, named in (
-        ([results], {}, "is not the same storage as here"),
+        ([results], {}, "is not the storage that the driver writes to"),
         ([data], {}, "no shards of 'toy'"),
-        ([], {"PYTHONPATH": str(other)}, "program: other content than here"),
+        ([], {"PYTHONPATH": str(other)}, f"procap is imported from {other}"),
     ):
         if hidden and not cluster.nodes.hosts:
             continue
@@ -207,19 +207,16 @@ def test_a_broken_shard_fails_its_runs_alone(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_to_the_driver_saves_every_training_and_leaves_no_process(name, signum, code, cluster, tmp_path):
-    # So many epochs that no run ends while the signal is handled.
-    words = [*COMMANDS[name], "--epochs", "400", *cluster.flags, "--results", str(tmp_path)]
+def test_a_signal_to_the_driver_ends_every_training_and_repeating_resumes(signum, code, cluster, alone, tmp_path):
+    words = [*COMMANDS["suite"], *cluster.flags, "--results", str(tmp_path)]
     command = cluster.procap(*words)
-    trainings = wait_for(lambda: found if len(found := cluster.find_trainings(tmp_path)) > 1 else [])
+    wait_for(lambda: len(cluster.find_trainings(tmp_path)) > 1)
     command.process.send_signal(signum)
     _, err = command.wait(code)
     assert "Traceback" not in err and "to resume" in err.splitlines()[-1], err[-2000:]
     wait_for(lambda: not find_trials(cluster.nodes.alive))
-    for progress in [one.run.progress() for one in trainings]:
-        assert progress is not None and progress.status == "interrupted" and progress.step > 0
-    assert all(any(one.run.state.glob(f"step-*{one.run.progress().step}-*")) for one in trainings)
+    cluster.procap(*words).wait()
+    check_as_alone(tmp_path, alone["suite"])
 
 
 def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster, alone, tmp_path):
@@ -263,8 +260,7 @@ def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(alone, 
         command = lost.procap(*words, *lost.flags)
         wait_for(lambda: lost.find_trainings(results, lost.nodes.nodes[2]))
         lost.nodes.nodes[0].kill()
-        _, err = command.wait(1)
-        assert "GCS" in err
+        command.wait(1)
         wait_for(lambda: not find_trials(lost.nodes.alive))
     with start_cluster(tmp_path / "second") as new:
         new.procap(*words, *new.flags).wait()

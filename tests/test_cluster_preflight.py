@@ -1,19 +1,14 @@
 """Resources of a run, and the checks of every node before the first run."""
 
-import json
 import logging
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from plug_ins import METHOD, install
@@ -21,10 +16,9 @@ from toy_shards import toy_source
 
 from benchmarks.studies.chaos.nodes import Nodes
 from benchmarks.studies.chaos.object_server import object_server
-from cluster import node_probe
+from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
-from cluster.node_probe import ProbeRequest, probe_node
-from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_probe_request
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, collect_facts
 from cluster.ray_cluster import Node, Resources, count_runs, default_resources
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
@@ -39,151 +33,80 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """The arguments of `check_nodes`."""
-
-    data: str
-    results: str
-    datasets: Mapping[str, Collection[str]]
-    backbones: Sequence[tuple[str, str | None]] = ()
-    methods: Sequence[str] = ()
-
-    @property
-    def paths(self) -> StoragePaths:
-        return StoragePaths(self.data, self.results, RuntimeConfig(data=Path(self.data), results=Path(self.results)))
-
-    def check(self, **how):
-        check_nodes(self.paths, self.datasets, self.backbones, **how, methods=self.methods)
-
-    def to_request(self) -> ProbeRequest:
-        return make_probe_request(self.paths, self.datasets, self.backbones, self.methods)
-
-
 @pytest.fixture
-def wants(data, tmp_path) -> Requirements:
-    return Requirements(str(data), str(tmp_path / "results"), {"toy": ("train", "test")})
+def requirements(data, tmp_path, monkeypatch) -> Requirements:
+    """What runs need, with the mark of the driver in place."""
+    monkeypatch.setattr(preflight, "VISIBLE_SECONDS", 0.0)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mark").write_text("mark")
+    return Requirements(str(data), str(tmp_path / "results"), {"toy": ("train", "test")}, (), "mark")
 
 
-class Pair:
-    """The driver and one node, both in this process."""
-
-    def __init__(self, wants: Requirements) -> None:
-        self.request = wants.to_request()
-        self.here, problems = probe_node(self.request)
-        assert not problems
-
-    def reasons(self, facts=(), **request):
-        """The problems of the node if parts of the request or of its facts were others."""
-        found, problems = probe_node(replace(self.request, node="0123", **request))
-        return find_problems(found | dict(facts), problems, self.here)
+def test_a_node_like_the_driver_has_no_problems_and_leaves_no_file(requirements):
+    assert check_node(requirements, collect_facts(requirements)) == []
+    assert os.listdir(requirements.results) == ["mark"]
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(node_probe, "VISIBLE_SECONDS", 0.0)
+def test_another_version_or_program_is_named_with_the_folders_of_its_packages(requirements):
+    facts = collect_facts(requirements)
+    assert check_node(requirements, facts | {"torch": "1.0"}) == [f"torch is {facts['torch']}, on the driver 1.0"]
+    program, *places, remedy = check_node(requirements, facts | {"program": "0.2"})
+    assert program == f"program is {facts['program']}, on the driver 0.2" and remedy.startswith("install the same")
+    assert f"cluster is imported from {Path(preflight.__file__).parent}" in places
 
 
-def test_a_node_like_the_driver_has_no_problems(wants):
-    assert Pair(wants).reasons() == []
+def test_a_copy_without_the_tools_of_a_checkout_is_the_same_program(requirements, tmp_path, monkeypatch):
+    """As in a container, which runs the wheel."""
+    facts = collect_facts(requirements)
+    for package in preflight.PACKAGES:
+        ignored = shutil.ignore_patterns("studies", "__pycache__")
+        shutil.copytree(preflight._folder_of(package), tmp_path / "wheel" / package, ignore=ignored)
+    monkeypatch.setattr(preflight, "_folder_of", lambda package: tmp_path / "wheel" / package)
+    assert check_node(requirements, facts) == []
 
 
-def test_other_versions_and_other_code_are_named(wants):
-    pair = Pair(wants)
-    assert pair.reasons({"torch": "1.0"}) == [f"torch 1.0, here {pair.here['torch']}"]
-    assert pair.reasons({"program": "f" * 16})[0].startswith("program: other content than here; install")
-
-
-def test_a_node_needs_the_plug_ins_of_the_runs_with_the_same_code(wants, tmp_path, monkeypatch):
-    wants = replace(wants, methods=("coop", "theirs"))
-    problem = "method theirs: its package is not installed there; install it, or use `procap submit`, which sends it"
-    assert problem in probe_node(wants.to_request())[1]
+def test_a_node_needs_the_plug_ins_of_the_runs_with_the_same_code(requirements, tmp_path, monkeypatch):
+    wanted = replace(requirements, plugins=("theirs",))
+    bare = collect_facts(wanted)
     install(tmp_path / "lib", {"probed": METHOD}, {"theirs": "probed:Theirs"})
     monkeypatch.syspath_prepend(tmp_path / "lib")
-    pair = Pair(wants)
-    assert pair.reasons() == []
-    assert pair.reasons({"method theirs": "f" * 16})[0].startswith("method theirs: other content than here; install")
+    facts = collect_facts(wanted)
+    assert check_node(wanted, facts) == []
+    digest = facts["method theirs"]
+    assert check_node(wanted, bare) == [f"method theirs is {digest}, on the driver not installed"]
 
 
-def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
-    pair = Pair(wants)
+def test_a_results_folder_that_is_not_shared_or_not_writable_is_named(requirements, tmp_path, monkeypatch):
+    facts = collect_facts(requirements)
     (tmp_path / "own").mkdir()
-    reasons = pair.reasons(results=str(tmp_path / "own"))
-    assert len(reasons) == 1 and "is not the same storage as here" in reasons[0]
-    assert os.listdir(tmp_path / "own") == [], "nothing is left in a folder of another user"
+    [reason] = check_node(replace(requirements, results=str(tmp_path / "own")), facts)
+    assert "is not the storage that the driver writes to" in reason and os.listdir(tmp_path / "own") == []
 
 
-def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
-    pair = Pair(wants)
-    file = Path(wants.results) / f".preflight-{pair.request.nonce}-0123"
-    file.mkdir()
-    (file / "x").touch()
-    [reason] = pair.reasons()
-    assert reason.startswith("results: ") and str(file) in reason
-
-
-def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
-    pair = Pair(wants)
-    assert "no shards of 'toy'" in pair.reasons(data=str(tmp_path / "nowhere"))[0]
-    cut = shutil.copytree(data, tmp_path / "cut")
-    file = cut / "toy" / "test" / "1.tar"
+def test_missing_altered_and_cut_data_are_named(requirements, data, tmp_path):
+    facts = collect_facts(requirements)
+    [reason] = check_node(replace(requirements, data=str(tmp_path / "nowhere")), facts)
+    assert "no shards of 'toy'" in reason
+    cut = replace(requirements, data=str(shutil.copytree(data, tmp_path / "cut")))
+    file = tmp_path / "cut" / "toy" / "test" / "1.tar"
     file.write_bytes(file.read_bytes()[:-512])
-    assert pair.reasons(data=str(cut)) == [f"data toy: {file} is missing, cut short or not readable"]
-    trained_on = Pair(replace(wants, datasets={"toy": TRAINING_SPLITS}))
-    assert trained_on.reasons(data=str(cut)) == [], "a test split that nothing is evaluated on may be absent"
-    other = shutil.copytree(data, tmp_path / "other")
-    manifest = other / "toy" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"template": "a sketch of a {}."}))
-    assert pair.reasons(data=str(other)) == ["data toy: other content than here"]
+    [reason] = check_node(cut, facts)
+    assert str(file) in reason
+    assert check_node(replace(cut, datasets={"toy": TRAINING_SPLITS}), facts) == [], "no test split is read"
+    manifest = shutil.copytree(data, tmp_path / "other") / "toy" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("a photo of a {}", "a sketch of a {}"))
+    [reason] = check_node(replace(requirements, data=str(tmp_path / "other")), facts)
+    assert reason.startswith("data set toy is ") and f"on the driver {facts['data set toy']}" in reason
 
 
-def test_a_built_in_data_set_may_be_missing_where_it_can_be_packed(wants, tmp_path):
-    pair = Pair(wants)
-    new = {"data": str(tmp_path / "new")}
-    assert pair.reasons(datasets={"digits": ["train"]}, **new) == []
-    assert "no shards of 'dtd'" in pair.reasons(datasets={"dtd": ["train"]}, **new)[0]
-
-
-def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
-    file = tmp_path / "clip.pt"
-    file.write_bytes(os.urandom(3_000_000))
-    pair = Pair(replace(wants, backbones=(("ViT-B-16", str(file)), ("mini", None))))
-    assert pair.request.files == [str(file)] and pair.reasons() == []
-    file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
-    assert pair.reasons() == [f"weights {file}: other content than here"]
-    file.unlink()
-    [reason] = pair.reasons()
-    assert reason.startswith(f"weights {file}: ") and "No such file or directory" in reason
-
-
-def test_a_node_without_this_program_can_be_probed(wants):
-    """With the standard library alone."""
-    pair = Pair(wants)
-    request = replace(pair.request, node="bare", files=["/nowhere/clip.pt"])
-    code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(probe_node({request!r})))"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    reasons = find_problems(*json.loads(done.stdout), pair.here)
-    assert any("torch is not installed" in reason for reason in reasons)
-    assert any("the package procap of this program is not installed" in reason for reason in reasons)
-    assert any("weights /nowhere/clip.pt: " in reason and "No such file or directory" in reason for reason in reasons)
-
-
-def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monkeypatch):
-    """A driver on a head without GPUs computes nothing; mini, random weights and files need no tag."""
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
-    assert named.to_request().backbones == [("ViT-B-16", None)]
-    [reason] = Pair(named).reasons()
-    assert reason.startswith("weights: weights 'openai' of ViT-B-16 are not on this machine")
-    (tmp_path / "home/weights").mkdir(parents=True)
-    (tmp_path / "home/weights/ViT-B-16-openai.safetensors").write_bytes(b"weights")
-    assert Pair(named).reasons() == []
+def test_a_generated_data_set_may_be_missing(requirements, tmp_path):
+    missing = replace(requirements, data=str(tmp_path / "new"), datasets={"digits": ["train"]})
+    assert check_node(missing, collect_facts(missing) | {"data set digits": "f" * 16}) == []
 
 
 @pytest.fixture(scope="module")
-def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
-    """A head and another node, each with a cache of its own and both with the driver's data."""
+def nodes(data, tmp_path_factory):
+    """A head and another node, each with its own cache and both with the driver's data."""
     import ray
 
     folder = tmp_path_factory.mktemp("nodes")
@@ -199,82 +122,55 @@ def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
         ray.shutdown()
 
 
-@pytest.mark.slow
-def test_every_real_node_is_probed_and_no_file_is_left(nodes, wants):
-    wants.check()
-    assert os.listdir(wants.results) == []
+def check(data: str, results: str, **how: float) -> None:
+    runtime = RuntimeConfig(data=Path(data), results=Path(results))
+    check_nodes(StoragePaths(data, results, runtime), {"toy": ("train", "test")}, **how)
 
 
 @pytest.mark.slow
-def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, wants, data):
+def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, data, tmp_path):
     from shards.remote import RemoteFolder
 
     there = RemoteFolder(f"s3://{nodes.s3.bucket}/data")
     for file in (data / "toy").rglob("*"):
         if file.is_file():
             there.write(file.relative_to(data).as_posix(), file.read_bytes())
-    replace(wants, data=there.url, results=f"s3://{nodes.s3.bucket}/results").check()
-    assert RemoteFolder(f"s3://{nodes.s3.bucket}/results").list() == {}
+    check(str(data), str(tmp_path))
+    assert os.listdir(tmp_path) == []
+    check(there.url, f"s3://{nodes.s3.bucket}/results")
     with pytest.raises(UserError, match=r"s3://no-such-bucket.* is not there"):
-        replace(wants, results="s3://no-such-bucket/results").check()
+        check(there.url, "s3://no-such-bucket/results")
 
 
 @pytest.mark.slow
-def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, few_digits, tmp_path):
-    from shards.remote import RemoteFolder
-
-    there = RemoteFolder(f"s3://{nodes.s3.bucket}/digits")
-    for file in (few_digits / "digits").rglob("*"):
-        if file.is_file():
-            there.write(file.relative_to(few_digits).as_posix(), file.read_bytes())
-    words = ["bench", "base-to-novel", "--profile", "mini", "--quick", "--datasets", "digits", "--seeds", "1"]
-    words += ["--methods", "zeroshot,coop", "--epochs", "1", "--device", "cpu", "--tracking", "off", "--json"]
-
-    def counts(*more: str) -> list[list[object]]:
-        code = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-        environment = {**os.environ, "PROCAP_HOME": str(tmp_path / "driver"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", code, *words, *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        accuracies, *_ = json.loads(done.stdout.splitlines()[-1])["tables"]
-        return [[line["labels"], line["cells"]] for line in accuracies["rows"]]
-
-    results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
-    spread = counts("--launcher", "ray", "--address", nodes.address, "--data", there.url, "--results", results)
-    assert spread == counts("--data", str(few_digits), "--results", str(tmp_path / "local"))
-    assert sum(name.endswith("/train.json") for name in RemoteFolder(results).list()) == 2
-
-
-@pytest.mark.slow
-def test_a_node_without_the_data_is_named_before_anything_runs(nodes, wants, tmp_path, monkeypatch):
-    monkeypatch.setenv("PROCAP_DATA", wants.data)
+def test_a_node_without_the_data_is_named_before_anything_runs(nodes, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROCAP_DATA", str(data))
     node = nodes.add(PROCAP_DATA=str(tmp_path / "empty"))
     try:
-        message = rf"1 of 3 nodes cannot be used: .*{node.name}\): data toy: no shards of 'toy'"
+        message = rf"1 of 3 nodes cannot be used: .*{node.name}\): DataUsageError: no shards of 'toy'"
         with pytest.raises(UserError, match=message):
-            replace(wants, data="").check()
+            check("", str(tmp_path / "results"))
     finally:
         node.kill()
 
 
 @pytest.mark.slow
-def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, wants):
+def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, data, tmp_path):
+    import ray
+
     node = nodes.add()
     for process in node.processes():
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(UserError, match=rf"{node.name}\): no answer within 3 s") as error:
-            wants.check(timeout=3.0)
+            check(str(data), str(tmp_path), timeout=3.0)
         assert "\n" not in str(error.value)
     finally:
         node.kill()
-    import ray
-
-    deadline = time.monotonic() + 120
-    while sum(each["Alive"] for each in ray.nodes()) > 2 and time.monotonic() < deadline:
+    while sum(each["Alive"] for each in ray.nodes()) > 2:
         time.sleep(0.5)
-    wants.check()
+    check(str(data), str(tmp_path))
 
 
 def count_local_runs(device: str = "auto", **flags: float) -> int:
@@ -336,44 +232,3 @@ def test_runs_of_several_processes_need_several_cores():
     assert count_local_runs(device="cpu", cpus=cores) == 1 == count_local_runs(device="cpu", cpus=4 * cores)
     with pytest.raises(UsageError, match="--cpus 0 without a GPU"):
         count_local_runs(device="cpu", cpus=0)
-
-
-@pytest.mark.parametrize(("cgroup", "file"), [
-    ("0::/slurm/job_7/step_0\n", "slurm/job_7/memory.max"),
-    ("9:cpu,memory:/docker/1f\n0::/\n", "memory/memory.limit_in_bytes"),
-])  # fmt: skip
-def test_concurrent_runs_fit_in_the_memory_limit(cgroup, file, tmp_path, monkeypatch):
-    """cgroup version 2 of a job step, and version 1 inside a container."""
-    monkeypatch.setattr("runner.environment.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.environment.OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
-    (tmp_path / "cgroup").write_text(cgroup)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert count_local_runs(device="cpu") == 5
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
-    assert count_local_runs(device="cpu") == 2
-    monkeypatch.setattr("cluster.launcher.count_gpus", lambda: 8)
-    assert count_local_runs() == 2 and count_local_runs(gpus=0.5) == 2
-
-
-@pytest.mark.parametrize(("cgroup", "files"), [
-    ("0::/slurm/job_7/step_0\n", {"slurm/job_7/cpu.max": "350000 100000\n", "slurm/cpu.max": "max 100000\n"}),
-    ("9:cpu,cpuacct:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
-])  # fmt: skip
-def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(cgroup, files, tmp_path, monkeypatch):
-    """3.5 processors in cgroup version 2, 3 in version 1; -1 is no limit."""
-    monkeypatch.setattr("runner.environment.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.environment.OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
-    (tmp_path / "cgroup").write_text(cgroup)
-    assert count_local_runs(device="cpu") == 64
-    for file, text in files.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(text)
-    assert count_local_runs(device="cpu") == 3
-    for file in files:
-        (tmp_path / file).write_text("-1\n")
-    assert count_local_runs(device="cpu") == 64

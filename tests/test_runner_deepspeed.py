@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import make_runtime, seeded
 from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS
 
+from benchmarks.cli import main
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods import METHODS, build_method
@@ -283,6 +284,18 @@ def test_four_processes_hand_a_state_to_one(tmp_path, clip, tiny_space):
     start(tmp_path, 4, "relay")
     agree(*(found(tmp_path / "results", f"adamw-clipped-{name}") for name in ("alone", "relay")), ROUNDING)
     goes_on_alone(tmp_path / "results", clip, tiny_space)
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "--methods", "coop"], ["train", "--methods", "coop", "--force"],
+    ["bench", "base-to-novel", "--profile", "mini", "--methods", "coop", "--option", "n_ctx=4"],
+    ["sweep", "--methods", "coop", "--param", "lr=0.01,0.02"],
+], ids=" ".join)  # fmt: skip
+def test_commands_plan_runs_of_deepspeed(words, data, short_checkpoint, tmp_path, capsys):
+    engine = ["--engine", "deepspeed", "--zero-stage", "1"]
+    folders = ["--data", str(data), "--results", str(tmp_path), "--backbone", str(short_checkpoint)]
+    code = main([*words, "--datasets", "digits", "--shots", "1", "--epochs", "1", "--dry-run", *engine, *folders])
+    assert code == 0, capsys.readouterr().err
 
 
 def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_space):

@@ -102,5 +102,5 @@ def connect_checked(
         check_weights(backbones)
     with connect(launcher, paths, always_ray=always_ray) as capacity:
         if launcher.kind == "ray":
-            check_nodes(paths, datasets, backbones, methods=methods, autoscale=launcher.autoscale)
+            check_nodes(paths, datasets, methods, autoscale=launcher.autoscale)
         yield capacity

@@ -69,7 +69,7 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes:
         if weights not in backbones:
             backbones[weights] = load_backbone(config, device, acceleration)
         if config.dataset in local:
-            set_up(config, replace(runtime, engine="ddp"), device, ProcessGroup(), backbones[weights])
+            set_up(config, replace(runtime, engine="ddp", zero_stage=None), device, ProcessGroup(), backbones[weights])
         else:
             _build(config, runtime.data, backbones[weights])
 

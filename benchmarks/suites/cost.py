@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 import os
+import platform
 import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -81,7 +82,6 @@ class Machine:
 
 def find_machine(device: str = "auto", nodes: Sequence[Node] = ()) -> Machine:
     """Find the first GPU of `nodes` or of this machine, or else its processor, without importing torch."""
-    from runner.environment import cpu_name
 
     for node in nodes:
         if node.gpus:
@@ -94,7 +94,7 @@ def find_machine(device: str = "auto", nodes: Sequence[Node] = ()) -> Machine:
 
             pynvml.nvmlInit()
             return Machine(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)), "cuda")
-    return Machine(cpu_name(), "cpu")
+    return Machine(platform.machine(), "cpu")
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from cluster.run import RunSpec
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, loading_error, method_paths
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.run_collection import COLLECTIONS, SUITE_FILE_VARIABLE, Collection, find_collections, read_collection
+from runner.run_collection import COLLECTIONS, Collection, find_collections, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
 from shards.catalogue import Dataset
 from shards.default_paths import data_root
@@ -57,7 +57,7 @@ class SuitePlan:
     def collection(self) -> Collection:
         """What is recorded of the suite beside its tables."""
         runs, typed = tuple(dict.fromkeys(run.path for run in self.runs)), self.suite.typed
-        file = os.environ.get(SUITE_FILE_VARIABLE) or str(Path(typed).resolve()) if typed.endswith(".py") else ""
+        file = str(Path(typed).resolve()) if typed.endswith(".py") else ""
         return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json(), file=file)
 
 

@@ -109,19 +109,6 @@ def plugin_source(point: EntryPoint) -> PlugInSource:
     return PlugInSource(package=package, version=version, digest=digest.hexdigest()[:16])
 
 
-def write_package(point: EntryPoint, folder: Path) -> None:
-    """Make the package of a plug-in importable from `folder`: links to its modules, and its entry points."""
-    for root in source_roots(point):
-        if not (folder / root.name).exists():
-            (folder / root.name).symlink_to(root)
-    if point.dist is None or (info := folder / f"{point.dist.name}-{point.dist.version}.dist-info").exists():
-        return
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {point.dist.name}\nVersion: {point.dist.version}\n")
-    for name in ("entry_points.txt", "top_level.txt"):
-        (info / name).write_text(point.dist.read_text(name) or "")
-
-
 def describe_unexpected(error: BaseException) -> str:
     """Describe an error that is no user's: the plug-in, file and line that raised it, else an internal error."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
