@@ -65,7 +65,6 @@ class SweepSettings(FrozenModel):
     recipe: str = "published"
     overrides: dict[str, Any] = Field(default_factory=dict, description="recipe fields of all runs")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by method")
-    few_shot_samples: str = ""
     scheduler: Literal["none", "asha"] = "none"
     grace_period: int = Field(default=1, ge=1, description="epochs before ASHA may stop a configuration")
     reduction_factor: int = Field(default=3, ge=2, description="of so many that reach a rung ASHA continues one")
@@ -229,7 +228,6 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
             classes=classes,
             seed=seed,
             overrides=overrides,
-            picks=settings.few_shot_samples,
             data=data,
             **run,
         )

@@ -61,11 +61,6 @@ class RunConfig(FrozenModel):
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
-    picks: str = Field(
-        default="",
-        pattern=r"^([0-9a-f]{16})?$",
-        description="digest of imported few-shot samples; empty: CoOp's rule draws them",
-    )
 
     @field_validator("method", "dataset", "backbone")
     @classmethod
@@ -93,7 +88,7 @@ class RunConfig(FrozenModel):
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights and no others, so that equal trainings are one run."""
-        plain = self.model_dump(mode="json", exclude={"recipe_name"} | ({"picks"} if not self.picks else set()))
+        plain = self.model_dump(mode="json", exclude={"recipe_name"})
         recipe = plain["recipe"]
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
         if self.recipe.warmup == "none":
@@ -275,7 +270,6 @@ def plan_run(
     task: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    picks: str = "",
     data: Path | None = None,
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError, DataUsageError for the data set.
@@ -284,7 +278,6 @@ def plan_run(
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
-    picks: digest of imported few-shot samples; ignored for a method that trains nothing.
     data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
@@ -322,7 +315,7 @@ def plan_run(
     backbone, pretrained = canonical_name(backbone, pretrained)
     recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe
     fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
-    return _make_config(resolved, {**fields, "picks": picks if resolved.epochs else ""})
+    return _make_config(resolved, fields)
 
 
 def control_options(method: str, recipe: str) -> dict[str, Any]:

@@ -78,7 +78,6 @@ class RankUse(FrozenModel):
 class FewShotRecord(FrozenModel):
     shots: Count
     seed: Count
-    source: Literal["coop-rule", "imported"] = Field(default="coop-rule", description="what chose the images")
     digest: str = Field(description="of the paths of the chosen training images, in order")
     picks: list[str] = Field(description="paths of the chosen training images")
 

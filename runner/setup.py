@@ -29,7 +29,7 @@ from runner.engine import Engine
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
-from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot, load_samples
+from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot
 from shards.loader import TrainStream
 from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
@@ -111,9 +111,8 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
-    samples = load_samples(shards.folder, config.picks) if config.picks else None
     check_classes(shards, config.classes)
-    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
+    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes)
     batch, images = config.recipe.batch_size, len(fewshot.train)
     if config.recipe.batches == "class":
         check_class_sizes(fewshot, batch)

@@ -320,7 +320,7 @@ def _write_result(
         None
         if few is None
         else FewShotRecord(
-            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
+            shots=config.shots, seed=config.seed, digest=few.digest, picks=few.train.paths
         )
     )
     result = TrainResult(

@@ -1,29 +1,21 @@
 """Draw few-shot samples and base / novel halves exactly as CoOp does, so that results compare with the literature.
 
-Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses a
-part of them. Imported samples (`shards.import_samples`) are stored beside the shards, as `few-shot/<digest>.json` in
-the folder of the data set, and are not part of the manifest.
+Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses those
+of its classes.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shards.errors import DataError, DataUsageError, describe_invalid, unknown_name
-from shards.files import read_file, write_file
-from shards.manifest import SAMPLES_FOLDER, lines_digest
-from shards.names import has_control
+from shards.errors import DataUsageError, unknown_name
+from shards.manifest import lines_digest
 from shards.reader import ShardSet, Split
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
@@ -34,53 +26,23 @@ With the development halves a method is chosen by its accuracy on classes it was
 
 CLASS_CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
-DIGEST = re.compile(r"[0-9a-f]{16}")
 
 Labels = Sequence[int] | NDArray[np.int64]
-SamplesSource = Literal["coop-rule", "imported"]
 
 
-class FewShotSamples(BaseModel):
-    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one.
+@dataclass(frozen=True)
+class FewShotSamples:
+    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one."""
 
-    As JSON they are a file, of which all is checked on reading, and unknown fields are refused. digest: the first 16
-    hex digits of SHA-256 over the training paths, one per line, in drawn order.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    few_shot_schema: Literal[1] = 1
-    dataset: str
-    shots: int = Field(ge=1)
-    seed: int = Field(ge=0)
-    source: SamplesSource
-    digest: str = ""
-    train: tuple[str, ...] = Field(min_length=1)
+    train: tuple[str, ...]
     val: tuple[str, ...]
-
-    @model_validator(mode="after")
-    def _check(self) -> FewShotSamples:
-        for paths in (self.train, self.val):
-            if len(set(paths)) != len(paths):
-                raise ValueError("an image is named twice")
-            if any(not path or has_control(path) for path in paths):
-                raise ValueError("a path is empty or holds line breaks")
-        digest = lines_digest(self.train)
-        if self.digest not in ("", digest):
-            raise ValueError(f"it was altered: its paths have digest {digest}, not {self.digest}")
-        object.__setattr__(self, "digest", digest)
-        return self
-
-    def has_images_of(self, other: FewShotSamples) -> bool:
-        """Whether both hold the same images in the same order, whatever their source."""
-        return (self.train, self.val) == (other.train, other.val)
 
 
 @dataclass(frozen=True)
 class FewShot:
     """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
-    digest: that of the training paths in drawn order. seed: that of the samples, which an imported file can set.
+    digest: that of the training paths in drawn order.
     """
 
     train: Split
@@ -88,8 +50,6 @@ class FewShot:
     classnames: tuple[str, ...]
     labels: tuple[int, ...]
     digest: str
-    source: SamplesSource
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -181,14 +141,7 @@ def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
         raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
     (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
     in_train, in_val = draw_positions(train_labels, val_labels, shots, seed)
-    return FewShotSamples(
-        dataset=shards.name,
-        shots=shots,
-        seed=seed,
-        source="coop-rule",
-        train=tuple(train_paths[i] for i in in_train),
-        val=tuple(val_paths[i] for i in in_val),
-    )
+    return FewShotSamples(tuple(train_paths[i] for i in in_train), tuple(val_paths[i] for i in in_val))
 
 
 def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
@@ -198,23 +151,15 @@ def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int6
     return shards.paths(split), shards.labels(split)
 
 
-def load_few_shot(
-    shards: ShardSet, shots: int, seed: int, classes: str = "all", samples: FewShotSamples | None = None
-) -> FewShot:
-    """Select the images a run trains on: drawn by CoOp's rule, or `samples`; `shots` 0 takes all of train and val.
+def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:
+    """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp.
     """
     check_shots(shards, shots, classes)
     train = shards.split("train")
     val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
-    if samples is None:
-        in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
-    elif samples.shots != shots:
-        what = f"the few-shot samples {samples.digest} are of {samples.shots} shots"
-        raise DataUsageError(f"{what}: give --shots {samples.shots}")
-    else:
-        in_train, in_val = _find_positions(train, samples.train, samples), _find_positions(val, samples.val, samples)
+    in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     labels = select_labels(train.labels[in_train], classes)
     chosen = select_images(train, in_train, labels)
     return FewShot(
@@ -223,20 +168,7 @@ def load_few_shot(
         classnames=tuple(shards.classnames[label] for label in labels),
         labels=tuple(labels),
         digest=lines_digest(chosen.paths),
-        source=samples.source if samples else "coop-rule",
-        seed=samples.seed if samples else seed,
     )
-
-
-def _find_positions(split: Split, paths: Sequence[str], samples: FewShotSamples) -> list[int]:
-    positions = {path: position for position, path in enumerate(split.paths)}
-    missing = [path for path in paths if path not in positions]
-    if missing:
-        raise DataError(
-            f"the few-shot samples {samples.digest} of '{samples.dataset}' name {len(missing)} of {len(paths)} images "
-            f"that are not in the packed set, first {missing[0]!r}: import them for the set that is packed now"
-        )
-    return [positions[path] for path in paths]
 
 
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
@@ -265,49 +197,3 @@ def select_images(split: Split, positions: Iterable[int], labels: Sequence[int])
     """Select the images at `positions` with one of `labels`, relabelled by the position of the label in it."""
     relabel = {label: new for new, label in enumerate(labels)}
     return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
-
-
-def write_samples(file: Path, samples: FewShotSamples) -> None:
-    """Write few-shot samples as JSON, the whole file or nothing. Raises DataError when it cannot be written."""
-    try:
-        write_file(file, json.dumps(samples.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise DataError(f"cannot write {file}: {error.strerror or error}") from None
-
-
-def read_samples(file: Path) -> FewShotSamples:
-    """Read what `write_samples` wrote. Raises DataError for anything else, altered content included."""
-    try:
-        return FewShotSamples.model_validate_json(read_file(file))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValidationError as error:
-        what = f"no few-shot samples as `procap data few-shot --out` writes them ({describe_invalid(error)})"
-        raise DataError(f"{file} holds {what}") from None
-
-
-def store_samples(folder: Path, samples: FewShotSamples) -> Path:
-    """Store samples beside the shards in `folder` in place of those with the same images, and return the file."""
-    file = folder / SAMPLES_FOLDER / f"{samples.digest}.json"
-    stored = read_samples(file) if file.exists() else None
-    if stored and not samples.has_images_of(stored):
-        raise DataError(f"{file} holds the same training images and other validation images: remove it first")
-    if stored != samples:
-        write_samples(file, samples)
-    return file
-
-
-def load_samples(folder: Path, digest: str) -> FewShotSamples:
-    """Load samples that are stored beside the shards in `folder`. Raises DataError if they are absent or altered."""
-    file = folder / SAMPLES_FOLDER / f"{digest}.json"
-    if not DIGEST.fullmatch(digest) or not file.is_file():
-        stored = sorted(other.stem for other in (folder / SAMPLES_FOLDER).glob("*.json"))
-        has = ", ".join(stored) or "none"
-        raise DataError(
-            f"no few-shot samples {digest} of '{folder.name}' in {file.parent} (it holds: {has}); "
-            f"import them: procap data few-shot {folder.name} --import FILE --data {shlex.quote(str(folder.parent))}"
-        )
-    samples = read_samples(file)
-    if samples.digest != digest:
-        raise DataError(f"{file} was renamed: it holds the few-shot samples {samples.digest}")
-    return samples

@@ -19,8 +19,6 @@ from shards.names import NAME, unfit_texts
 SCHEMA: Final = 2
 FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
-# Imported few-shot samples, which stay when a data set is packed again.
-SAMPLES_FOLDER = "few-shot"
 # Bytes; the manifest of a set with a million shards is this long.
 MANIFEST_LIMIT = 2**28
 

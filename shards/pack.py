@@ -24,7 +24,7 @@ from shards.builtin_sources import builtin_source
 from shards.check_source import Reporter, SplitProgress, check_source, find_duplicates, raise_problems
 from shards.errors import DataError, DataUsageError
 from shards.files import file_lock, write_file
-from shards.manifest import FILE, SAMPLES_FOLDER, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
+from shards.manifest import FILE, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.mirror import refuse_packing
 from shards.names import NAME, unfit_texts
@@ -111,10 +111,8 @@ def pack_source(
 
 
 def _replace(complete: Path, folder: Path) -> None:
-    """Rename a complete data set to its final folder, with the imported few-shot samples of the old one."""
+    """Rename a complete data set to its final folder."""
     old = folder.with_name(f".{folder.name}.old")
-    if (folder / SAMPLES_FOLDER).is_dir():
-        shutil.copytree(folder / SAMPLES_FOLDER, complete / SAMPLES_FOLDER, dirs_exist_ok=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
         if folder.exists():

@@ -262,7 +262,7 @@ def test_a_plan_names_the_options_of_a_method_that_differ_from_the_published_one
 
 
 def test_the_flags_of_a_run_select_it(capsys, tmp_path):
-    recipe = RecipeFlags(epochs=3, recipe_field=["weight_decay=0.5"], few_shot_samples="0" * 16)
+    recipe = RecipeFlags(epochs=3, recipe_field=["weight_decay=0.5"])
     for config in (
         *selected_runs(SelectionFlags("mma,coop", "dtd", "2", "full", precision="bf16", classes="all"), recipe),
         *selected_runs(SelectionFlags("maple", "shapes", shots="4"), RecipeFlags(recipe="procap")),

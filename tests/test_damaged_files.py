@@ -304,17 +304,6 @@ def test_in_a_packed_data_set(name, tmp_path, capsys):
                 assert split.paths
 
 
-@pytest.mark.usefixtures("time_limit")
-def test_among_stored_few_shot_samples(tmp_path):
-    pack.pack_source(toy_source(), tmp_path)
-    samples = fewshot.draw_samples(reader.open_dataset(tmp_path, "toy"), shots=1, seed=1)
-    replace_by_pipe(tmp_path / "toy" / "few-shot" / f"{samples.digest}.json")
-    with pytest.raises(DataError, match=samples.digest):
-        fewshot.store_samples(tmp_path / "toy", samples)
-    with pytest.raises(DataError, match=samples.digest):
-        fewshot.load_samples(tmp_path / "toy", samples.digest)
-
-
 def put_class_folders(folder: Path) -> None:
     for name in ("cat", "dog"):
         for number in range(6):

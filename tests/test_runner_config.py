@@ -159,14 +159,6 @@ def test_a_derived_set_takes_what_was_published_for_its_base():
     assert imagenet.recipe == plan_run(method="coop", dataset="imagenet", classes="all").recipe
 
 
-def test_picks_are_a_digest_and_mean_nothing_to_a_method_that_learns_nothing():
-    first, picked = (plan_run(method="zeroshot", dataset="shapes", picks=picks) for picks in ("", "0" * 16))
-    assert first == picked
-    assert FIXED.model_copy(update={"picks": ""}).identity() == FIXED.identity() and "picks" not in FIXED.identity()
-    with pytest.raises(UsageError, match=r"picks = '\.\./x'"):
-        plan_run(method="coop", dataset="shapes", picks="../x")
-
-
 @pytest.mark.parametrize("text", ["", "shapes:", "shapes:novel:test:x", "shapes:some", "shapes:all:trian", "shap3s"])
 def test_a_wrong_target_is_refused_in_one_line(text):
     with pytest.raises((UserError, DataUsageError)) as caught:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
@@ -228,3 +229,13 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
         evaluation_split(shards, "base")
     with pytest.raises(errors.DataUsageError, match="no images to train on"):
         load_few_shot(shards, 16, 1)
+
+
+def test_the_command_lists_and_writes_what_a_run_trains_on(tmp_path, capsys):
+    pack.pack_source(toy_source(), tmp_path / "data")
+    shards, out = reader.open_dataset(tmp_path / "data", "toy"), tmp_path / "samples.json"
+    code, text, _ = run(capsys, "data", "few-shot", "toy", "--data", shards.folder.parent, "--shots", 2, "--out", out)
+    expected, written = load_few_shot(shards, 2, 1), json.loads(out.read_text())
+    assert code == 0 and written["train_digest"] == expected.digest
+    assert [image["path"] for image in written["train"]] == expected.train.paths
+    assert all(f" {path}\n" in text for path in expected.train.paths)

@@ -65,8 +65,8 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
 DATA_COMMANDS: Commands = {
     "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
     "check": ("benchmarks.cli.data_check:check", "Check packed shards or raw folders."),
-    "show": ("benchmarks.cli.data_show:show", "Write a contact sheet of a packed data set."),
-    "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List, write or import the few-shot training images."),
+    "show": ("benchmarks.cli.data_show:show", "Show the classes and images of a packed data set."),
+    "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List or write the few-shot training images."),
 }
 COMMANDS: Commands = {
     "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),

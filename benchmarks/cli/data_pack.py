@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets
@@ -16,7 +15,7 @@ from benchmarks.cli.dry_run import data_states
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
-from benchmarks.console.packing import pack_one
+from benchmarks.console.packing import format_classes, pack_one
 from procap.errors import UsageError
 from runner.environment import available_cores
 from shards.catalogue import PUBLISHED
@@ -26,11 +25,9 @@ from shards.errors import DataError
 from shards.files import write_file
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
-from shards.reader import ShardSet, open_dataset
+from shards.reader import open_dataset
 from shards.resolve import is_packed
 from shards.urls import redact
-
-CLASSES_SHOWN = 40
 
 
 @command(
@@ -130,20 +127,6 @@ def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> s
         f"{now.digest}; changed: {' and '.join(changed) or 'the list of images'}; {refused}; "
         f"{drawn if splits and is_random else ''}to keep both, pack under another `name:`"
     )
-
-
-def format_classes(shards: ShardSet) -> str:
-    """Format the images of each class and split, of the first classes of many."""
-    counts = {
-        split: np.bincount(shards.labels(split), minlength=len(shards.classnames)) for split in shards.manifest.splits
-    }
-    rows: list[tuple[object, ...]] = [
-        (name, *(int(count[label]) for count in counts.values()))
-        for label, name in enumerate(shards.classnames[:CLASSES_SHOWN])
-    ]
-    if more := len(shards.classnames) - CLASSES_SHOWN:
-        rows += [(f"and {more} more", *("" for _ in counts))] if more > 0 else []
-    return columns(("class", *counts), rows)
 
 
 def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:

@@ -1,39 +1,35 @@
-"""`procap data show`: a contact sheet of a packed data set."""
+"""`procap data show`: the classes and images of a packed data set."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, command, flag
+from benchmarks.cli.flags import Data, OutputFlags, command
+from benchmarks.console.output import columns, show_json
 from benchmarks.console.output import show as show_text
-from benchmarks.console.output import show_json
-from procap.errors import UsageError
-from shards.contact_sheet import contact_sheet
+from benchmarks.console.packing import count_images, format_classes
 from shards.default_paths import data_root
+from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
 
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
-
-@command("procap data show petals --out petals.png", "procap data show shapes --split train")
+@command("procap data show petals", "procap data show shapes --json")
 def show(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Data = "",
-    split: Annotated[str, flag("NAME", "train, val or test")] = "test",
-    out: Annotated[Path | None, flag("FILE", "picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:
-    """Write a contact sheet: a few images of every class."""
+    """Show what a packed data set holds: its prompt, its classes, and the images of each class and split."""
     root = data_root(data)
-    dataset = resolve_dataset(name, root).name
-    out = out or Path(f"{dataset}-{split}.png")
-    if out.suffix.lower() not in PICTURES:
-        raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
-    contact_sheet(root, dataset, split, out)
-    show_text(str(out))
+    shards = open_dataset(root, resolve_dataset(name, root).name)
+    manifest = shards.manifest
+    facts = (("data set", shards.name), ("source", manifest.source), ("template", manifest.template))
+    show_text(columns(("", ""), [*facts, ("digest", manifest.digest)]) + "\n")
+    show_text(format_classes(shards))
     if output.json:
-        show_json({"dataset": dataset, "split": split, "picture": str(out)})
+        counts = {split: count.tolist() for split, count in count_images(shards).items()}
+        document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": shards.classnames}
+        show_json(document | {"images": counts})
     return 0

@@ -114,7 +114,6 @@ class RecipeFlags:
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
     option: MethodOptions = None
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
-    few_shot_samples: Annotated[str, flag("DIGEST", "train on these, see `procap data few-shot --import`")] = ""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def selected_runs(
         classes = parse_classes(selection.classes or "base")
         find_unpacked((name for name in datasets if not (results / classes / name).exists()), data)
         is_trained = any(name in METHODS and name != "zeroshot" for name in methods)
-        if len(datasets) == 1 and is_trained and not recipe.few_shot_samples:
+        if len(datasets) == 1 and is_trained:
             check_images(datasets[0], classes, shots, data)
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
@@ -110,7 +110,6 @@ def selected_runs(
             task=task,
             overrides=recipe_changes(recipe),
             options={**control_options(method, recipe.recipe), **options[method]},
-            picks=recipe.few_shot_samples,
             data=data,
         )
         for dataset in datasets
@@ -262,7 +261,6 @@ def run_flags(config: RunConfig) -> str:
         **{name: fields.pop(name) for name in ("epochs", "batch_size", "lr") if name in fields},
         option=assignments(options),
         recipe_field=assignments(fields),
-        few_shot_samples=config.picks,
     )
     return command_line(selection, recipe)
 

@@ -75,7 +75,6 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_changes(recipe),
         "options": parse_options(recipe.option or (), methods),
-        "few_shot_samples": recipe.few_shot_samples,
     }
     try:
         settings = SweepSettings.model_validate(fields)
@@ -172,7 +171,6 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
         recipe=chosen["recipe"],
         option=assignments(options),
         recipe_field=assignments(changes),
-        few_shot_samples=settings.few_shot_samples,
         **flags,
     )
     chosen_flags = command_line(selection, training, place)

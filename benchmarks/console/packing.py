@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.console.output import is_first_rank, note, plural, quote
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.console.output import columns, is_first_rank, note, plural, quote
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.builtin_sources import builtin_source
@@ -18,9 +21,12 @@ from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
 from shards.pack import pack_source
 from shards.pools import map_in_order
+from shards.reader import ShardSet
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.urls import redact
+
+CLASSES_SHOWN = 40
 
 
 def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
@@ -81,3 +87,21 @@ def parts_progress(
             display.update(sum(done.values()), part=part)
 
         yield progress
+
+
+def count_images(shards: ShardSet) -> dict[str, NDArray[np.int64]]:
+    """Count the images of each class, by split."""
+    names = shards.classnames
+    return {split: np.bincount(shards.labels(split), minlength=len(names)) for split in shards.manifest.splits}
+
+
+def format_classes(shards: ShardSet) -> str:
+    """Format the images of each class and split, of the first classes of many."""
+    counts = count_images(shards)
+    rows: list[tuple[object, ...]] = [
+        (name, *(int(count[label]) for count in counts.values()))
+        for label, name in enumerate(shards.classnames[:CLASSES_SHOWN])
+    ]
+    if (more := len(shards.classnames) - CLASSES_SHOWN) > 0:
+        rows.append((f"and {more} more", *("" for _ in counts)))
+    return columns(("class", *counts), rows)

@@ -201,7 +201,7 @@ def make_records(
 FEW_STEPS = 20
 """Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 MOST_NAMED = 2
-USUAL = {"pretrained": "default", "recipe": "published", "picks": "drawn", "evaluation": "default"}
+USUAL = {"pretrained": "default", "recipe": "published", "evaluation": "default"}
 """Values of settings of all methods that are not named in titles with many settings."""
 
 COLUMNS = (
@@ -270,7 +270,6 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
-        settings["picks"] = "imported" if config.picks else "drawn"
         if config.recipe_name == "custom":
             fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
             settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}

@@ -59,7 +59,7 @@ def check_setup(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes:
     device = resolve_device(runtime.device)
     acceleration = Acceleration.parse(runtime.accelerate, device)
     local = {one.dataset for one in configs if is_packed(runtime.data, one.dataset) and not is_mirror(runtime.data)}
-    images = {(one.dataset, one.classes, one.shots, one.picks, one.recipe): one for one in configs}
+    images = {(one.dataset, one.classes, one.shots, one.recipe): one for one in configs}
     for config in images.values():
         if config.dataset in local:
             load_training_images(config, open_dataset(runtime.data, config.dataset), processes)
@@ -118,9 +118,7 @@ def _build(config: RunConfig, data: Path, clip: CLIP) -> None:
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     """Apply `check_images` to every data set that is trained on."""
     trained = [config for config in configs if config.recipe.epochs]
-    for dataset, classes, shots in dict.fromkeys(
-        (one.dataset, one.classes, one.shots) for one in trained if not one.picks
-    ):
+    for dataset, classes, shots in dict.fromkeys((one.dataset, one.classes, one.shots) for one in trained):
         check_images(dataset, classes, shots, data)
 
 
@@ -159,7 +157,7 @@ def note_warning(reasons: Iterable[tuple[str, str]]) -> None:
 
 def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
     """Note how many classes of packed data sets have fewer images than a run draws from each, so that it takes all."""
-    drawn = [one for one in configs if one.recipe.epochs and not one.picks and is_packed(data, one.dataset)]
+    drawn = [one for one in configs if one.recipe.epochs and is_packed(data, one.dataset)]
     for dataset, classes, shots in dict.fromkeys((one.dataset, one.classes, one.shots) for one in drawn):
         counts = _count_by_class(dataset, classes, data)
         if short := int((counts < shots).sum()):

@@ -144,8 +144,6 @@ def note_settings(settings: Iterable[Mapping[str, str]]) -> list[str]:
         parts.append(f"weights {shared['pretrained']}")
     if "shots" in shared:
         parts.append(f"{shared['shots']} shot{'s' * (shared['shots'] != '1')}")
-    if shared.get("picks") == "imported":
-        parts.append("imported few-shot samples")
     if "precision" in shared:
         parts.append(shared["precision"])
     if shared.get("recipe") == "published":
