@@ -53,7 +53,7 @@ def check_nodes(
     """Check all nodes that can execute runs, at the same time; generated data sets are packed here first.
 
     datasets: the splits to read of each. autoscale: nodes that start later are not checked.
-    Raises UserError that names each unusable node with its reasons, DataError for the data of this machine.
+    Raises UserError that names each unusable node with its reasons, UserError for the data of this machine.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -108,7 +108,7 @@ def _read_answer(task: Any, timeout: float) -> list[str]:
 
 
 def collect_facts(requirements: Requirements) -> Facts:
-    """Collect the versions and digests of this machine. Raises DataError for data that is missing or cut short."""
+    """Collect the versions and digests of this machine. Raises UserError for data that is missing or cut short."""
     facts = {"python": platform.python_version(), "torch": version("torch").partition("+")[0]}
     facts["program"] = f"{version('procap-bench')} with the code {_digest_program()}"
     for name in requirements.plugins:

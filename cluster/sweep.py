@@ -32,7 +32,6 @@ from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from shards.errors import DataError
 from shards.rng import stream_seed
 
 NO_RESULTS = "its results were not found on this machine: is the folder of results the same for all nodes?"
@@ -60,7 +59,7 @@ class Sweep:
         try:
             runs = make_runs(self.settings, one.values, self.runtime.data)
             is_there = all(final_score(run, self.runtime) is not None for run in runs)
-        except (UserError, DataError):
+        except UserError:
             is_there = False
         return one if is_there else one.model_copy(update={"state": "running", "score": None, "scores": {}})
 
@@ -146,7 +145,7 @@ class Sweep:
         if before is None or before.state in ("stopped", "failed"):
             runs: list[RunSpec] = []
             # Invalid values are reported when the trial itself fails on them.
-            with suppress(UserError, DataError):
+            with suppress(UserError):
                 runs = make_runs(self.settings, values, self.runtime.data)
             self.configurations[key] = Configuration(
                 number=before.number if before else len(self.configurations),
@@ -171,7 +170,7 @@ class Sweep:
         error = report.why if report.state == "failed" else ""
         try:
             scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime), report)
-        except (UserError, DataError) as unreadable:
+        except UserError as unreadable:
             error = error or str(unreadable)
         paths = [path for path in before.runs if SEED not in config or seed_of(path) == str(config[SEED])]
         missing = [path for path in paths if path not in scores]

@@ -202,7 +202,7 @@ class SweepFolder:
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
     """Build the runs of a configuration, seeds innermost: the same runs that `procap train` makes of these values.
 
-    Raises UsageError or DataUsageError for invalid values.
+    Raises UsageError for invalid values.
     """
     run: dict[str, Any] = settings.model_dump(include={"shots", "backbone", "pretrained", "precision", "recipe"})
     run["method"] = settings.methods[0]

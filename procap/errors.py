@@ -1,9 +1,18 @@
-"""Errors that a user can act on: one line that says what is wrong, where, and what would work."""
+"""Errors that a user can act on, for all packages: one line that says what is wrong, where, and what would work.
+
+`shards` imports nothing else of this package.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+import reprlib
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 SYNONYMS = {"learning_rate": "lr"}
 """Names that other programs use, and ours."""
@@ -23,18 +32,59 @@ class UsageError(UserError):
     exit_code = 2
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> UsageError:
-    """Make a `UsageError` for `name` with the nearest of `choices`, or else all of them; `listing` is always added."""
+class Unreachable(UserError):
+    """A server did not answer, or not to the end: trying again may help."""
+
+
+class NotFound(UserError):
+    """A file that does not exist, or one that a server refuses; some servers answer both alike."""
+
+
+def unknown_name(
+    noun: str, name: str, choices: Iterable[str], *, known: Iterable[str] = (), listing: str = ""
+) -> UsageError:
+    """Make a `UsageError` for an unknown `noun` with the nearest of `choices`, or else all `known` names.
+
+    known: names to list when none is near; default: `choices`.
+    listing: a hint that is always added, in place of the names.
+    """
     by_lower = {choice.lower(): choice for choice in sorted(choices)}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     near = near or [ours for ours in (SYNONYMS.get(name),) if ours in by_lower]
     hints = [f"did you mean {' or '.join(near)}?"] if near else []
-    hints += [listing] if listing else [] if near else [f"known: {', '.join(by_lower.values())}"]
-    return UsageError(f"unknown {kind} '{name}': {' '.join(hints)}")
+    hints += [listing] if listing else [] if near else [f"known: {', '.join(known or by_lower.values())}"]
+    return UsageError(f"unknown {noun} '{name}': {' '.join(hints)}")
 
 
-def check_names(kind: str, names: Iterable[str], choices: Collection[str]) -> None:
+def check_names(noun: str, names: Iterable[str], choices: Collection[str]) -> None:
     """Raise `UsageError` for the first of `names` that is not among `choices`."""
     for name in names:
         if name not in choices:
-            raise unknown_name(kind, name, choices)
+            raise unknown_name(noun, name, choices)
+
+
+def describe_invalid(error: ValidationError, root: str = "the file") -> str:
+    """Describe the first problem of a document in one line: its field, the value there, and the reason.
+
+    root: printed in place of the field for a problem of the whole document.
+    """
+    first = error.errors()[0]
+    # For a field with a union type, pydantic adds the type that it tried, such as "tuple[str, ...]".
+    parts = [str(part) for part in first["loc"] if not re.match(r"[\w-]+\[", str(part))]
+    # Keys of a file can have any character, and any number of them.
+    field = ".".join(part if part.isprintable() else repr(part) for part in parts)[:200] or root
+    message = first["msg"].removeprefix("Value error, ")
+    value = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
+    return f"{field}{value}{': ' * bool(field)}{message[:1].lower()}{message[1:]}"
+
+
+def explain_invalid(error: ValidationError, owner: str, fields: Collection[str], noun: str = "field") -> UsageError:
+    """Make a `UsageError` of a pydantic error: the first wrong field of `owner`, its value, the nearest of `fields`."""
+    first, *others = error.errors()
+    path = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        return UsageError(f"{unknown_name(f'{noun} of {owner}', path, fields)}{more}")
+    if first["type"] == "missing":
+        return UsageError(f"{owner}: {path} is missing{more}")
+    return UsageError(f"{owner}: {describe_invalid(error, root='')}{more}")

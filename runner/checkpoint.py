@@ -19,12 +19,11 @@ from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
 from procap.clip import describe_differences
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 from procap.recipe import Recipe
 from runner.config import Amount, Count, FrozenModel
 from runner.meters import MeterState
 from runner.results import SCHEMA, CheckpointCard, EpochLog, describe_no_checkpoint, read_description, write_bytes
-from shards.errors import describe_invalid
 from shards.files import read_file
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from procap.errors import UsageError, unknown_name
+from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.methods import ADDED_OPTIONS
 from procap.recipe import ADDED_FIELDS, Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
-from shards.errors import describe_invalid
 from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
 
@@ -272,7 +271,7 @@ def plan_run(
     options: Mapping[str, Any] | None = None,
     data: Path | None = None,
 ) -> RunConfig:
-    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError, DataUsageError for the data set.
+    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
@@ -361,30 +360,18 @@ def check_recipe(changes: Mapping[str, Any]) -> None:
         Recipe.model_validate({"lr": 1, "epochs": 1, "batch_size": 1, **changes})
     except ValidationError as error:
         if error.errors()[0]["loc"]:
-            raise explain_validation_error(error, Recipe, "recipe") from error
+            raise explain_invalid(error, "recipe", Recipe.model_fields) from error
 
 
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(fields)
     except ValidationError as error:
-        raise explain_validation_error(error, Recipe, "recipe") from error
+        raise explain_invalid(error, "recipe", Recipe.model_fields) from error
 
 
 def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig(recipe=recipe, **fields)
     except ValidationError as error:
-        raise explain_validation_error(error, RunConfig, "run") from error
-
-
-def explain_validation_error(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
-    """Format a pydantic error on one line: the first wrong field, its value, and the nearest known name."""
-    first, *others = error.errors()
-    path = [str(part) for part in first["loc"]]
-    more = f" (and {len(others)} more)" if others else ""
-    if first["type"] == "extra_forbidden":
-        return UsageError(f"{unknown_name(f'{what} field', path[-1], model.model_fields)}{more}")
-    if first["type"] == "missing":
-        return UsageError(f"{what}: {'.'.join(path)} is missing{more}")
-    return UsageError(f"{what}: {describe_invalid(error, root='')}{more}")
+        raise explain_invalid(error, "run", RunConfig.model_fields) from error

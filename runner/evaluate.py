@@ -94,7 +94,7 @@ def evaluate(
     trained: the loaded run, to evaluate several targets without loading it again.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when a data set has changed, and when a limited result would replace
-    a whole one; DataError for an image or shard that cannot be read.
+    a whole one; UserError for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)

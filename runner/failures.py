@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from procap.errors import UserError
 from procap.methods.plugins import describe_unexpected
-from shards.errors import DataError
 
-EXPECTED = (UserError, DataError, OSError)
+EXPECTED = (UserError, OSError)
 """Errors of the user or the environment, which are no fault of the program."""
 
 

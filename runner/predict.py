@@ -70,7 +70,7 @@ class ImageClassifier:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order.
 
-        on_error: called for an image that cannot be read, which is then left out; by default raises DataUsageError.
+        on_error: called for an image that cannot be read, which is then left out; by default raises UsageError.
         """
         device = self.run.clip.device
         batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device), on_error)

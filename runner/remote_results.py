@@ -29,12 +29,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from procap.errors import UsageError, UserError
+from procap.errors import NotFound, UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes, write_json
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import refuse_system_folder
-from shards.errors import DataError, NotFound
 from shards.files import file_lock
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
@@ -57,7 +56,7 @@ Stamp = list[int]
 def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
     """Return the local folder for `--results`, and the URL that it stands for; None for a folder or a file:// URL.
 
-    Raises UsageError for a URL that cannot be written to, DataError if a package is missing.
+    Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
     url = canonical(given) if is_url(given) else ""
     folder = local_path(url) if url else Path(given).expanduser()
@@ -76,7 +75,7 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
 class RemoteResults:
     """The results at `url` and their local folder; without a URL every method does nothing.
 
-    Every method raises DataError when the URL cannot be reached, or its bucket or a permission is missing.
+    Every method raises UserError when the URL cannot be reached, or its bucket or a permission is missing.
     """
 
     url: str | None
@@ -156,7 +155,7 @@ class RemoteResults:
         """Call `push_all` after another error: a failure is logged, so that the first error stays visible."""
         try:
             self.push_all(below)
-        except (UserError, DataError, OSError) as error:
+        except (UserError, OSError) as error:
             logger.warning("%s; what is new is only in %s", error, self.local / below)
 
     def delete_run(self, run: str) -> None:
@@ -350,7 +349,7 @@ class CheckpointUploader:
         """Upload what has changed; a failure is logged, because the state is on the local disk as well."""
         try:
             self.store.push_run(self.run)
-        except (UserError, DataError, OSError) as error:
+        except (UserError, OSError) as error:
             logger.warning("%s; the state of %s is uploaded later", error, self.run)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError, model_validator
 from pydantic_core import from_json
 
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
 from procap.methods.plugins import PlugInSource
 from procap.text import LabelSpace
@@ -24,7 +24,6 @@ from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from runner.packed_predictions import unpack_bits, unpack_labels
 from shards.credentials import mask
-from shards.errors import describe_invalid
 from shards.files import read_file, require_regular, write_file
 from shards.names import has_control
 from shards.resolve import base_name

@@ -319,9 +319,7 @@ def _write_result(
     few_shot = (
         None
         if few is None
-        else FewShotRecord(
-            shots=config.shots, seed=config.seed, digest=few.digest, picks=few.train.paths
-        )
+        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, picks=few.train.paths)
     )
     result = TrainResult(
         config_hash=config.hash,

@@ -13,7 +13,7 @@ def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebD
 
     root: folder or URL of packed data sets (default: `$PROCAP_DATA`, else `data` in the cache). Samples are undecoded;
     shards are dealt to the processes of torch.distributed and the workers of a DataLoader, and each is verified when it
-    was read: one that is not what was packed raises DataError.
+    was read: one that is not what was packed raises UserError.
 
         for image, label in pipeline("shapes", "test").decode("pil").to_tuple("webp;png;jpg", "cls"):
             ...

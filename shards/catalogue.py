@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from shards.errors import DataUsageError, unknown_name
+from procap.errors import UsageError, unknown_name
 from shards.world.distortions import tuples_for_lists
 from shards.world.generate import CLASSNAMES
 
@@ -124,7 +124,7 @@ def find_or_none(name: str) -> Dataset | None:
     """Find a data set as `find` does; None for a name that is not of the catalogue."""
     try:
         return find(name)
-    except DataUsageError:
+    except UsageError:
         return None
 
 
@@ -145,22 +145,20 @@ def derive_dataset(
 ) -> Dataset:
     """Derive a set from a published one, under another name: with another split, fewer images, or smaller ones.
 
-    Raises DataUsageError if that cannot be made.
+    Raises UsageError if that cannot be made.
     """
     if random_split is None and not subset and resize is None:
         return dataset
     if dataset.source != "folder" or dataset.variant:
-        raise DataUsageError(
-            f"'{dataset.name}' is packed as it is: random splits, subsets and sizes are for raw folders"
-        )
+        raise UsageError(f"'{dataset.name}' is packed as it is: random splits, subsets and sizes are for raw folders")
     if random_split is not None and subset:
-        raise DataUsageError("--random-split takes the images that are there: leave out --subset")
+        raise UsageError("--random-split takes the images that are there: leave out --subset")
     if random_split is not None and not (dataset.raw and dataset.raw.random_split):
-        raise DataUsageError(
+        raise UsageError(
             f"'{dataset.name}' has no class folders, or an official split in them: no random split is made"
         )
     if resize is not None and resize < 16:
-        raise DataUsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
+        raise UsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
     changes: dict[str, str] = {}
     if random_split is not None:
         changes[f"-split{random_split}"] = f"random split, seed {random_split}"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from procap.errors import UserError
 from shards.check_source import SplitProgress
-from shards.errors import DataError
 from shards.files import read_regular
 from shards.manifest import Shard, convention_texts
 from shards.manifest_checks import list_problem, path_problem, read_paths, shard_problem
@@ -59,7 +59,7 @@ def check_dataset(
     folder = data_root / name
     try:
         shards = open_dataset(data_root, name)
-    except DataError as error:
+    except UserError as error:
         return DatasetReport((), (str(error),))
     entries, tasks = shards.manifest.splits, list[Task]()
     reports: dict[str, SplitReport] = {}
@@ -72,7 +72,7 @@ def check_dataset(
             wrong = list_problem(folder, shards.manifest, split, text, opened.labels), path_problem(text)
             report.problems += [f"'{name}' {split}: {problem}" for problem in wrong if problem]
             images, paths = opened, text.split(b"\n")[:-1]
-        except DataError as error:
+        except UserError as error:
             report.problems.append(str(error))
         start = 0
         for shard in entry.shards:
@@ -117,7 +117,7 @@ def _check_shard(task: Task) -> tuple[str | None, int, list[str]]:
     for i in range(len(images)):
         try:
             images.image(i)
-        except DataError as error:
+        except UserError as error:
             errors.append(str(error))
     return problem, len(images) - len(errors), errors
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.names import Finding
 from shards.pools import map_in_order
 from shards.records import Part, Source
@@ -104,14 +104,14 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequ
 
 
 def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
-    """Raise DataError for problems, if there are any; several are reported one by one, the first MAX_LISTED of them."""
+    """Raise UserError for problems, if there are any; several are reported one by one, the first MAX_LISTED of them."""
     if not problems:
         return
     if len(problems) == 1 or report is None:
-        raise DataError(f"'{name}' {'; '.join(problems[:MAX_LISTED])}")
+        raise UserError(f"'{name}' {'; '.join(problems[:MAX_LISTED])}")
     for problem in problems[:MAX_LISTED]:
         report(f"problem: {problem}")
     more = f" (the first {MAX_LISTED} are listed)" if len(problems) > MAX_LISTED else ""
-    raise DataError(
+    raise UserError(
         f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; fix them and pack again"
     )

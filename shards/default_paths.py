@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shards.errors import DataUsageError
+from procap.errors import UsageError
 from shards.urls import is_url
 
 # Folders of the operating system, and places in them that hold other data.
@@ -32,14 +32,14 @@ def data_root(given: str = "") -> Path:
     else:
         folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise DataUsageError(f"{option} {folder} is a file; name a folder")
+        raise UsageError(f"{option} {folder} is a file; name a folder")
     refuse_system_folder(option, folder)
     return folder
 
 
 def refuse_system_folder(option: str, folder: Path) -> None:
-    """Raise DataUsageError if a folder of the operating system would be written to with the rights of root."""
+    """Raise UsageError if a folder of the operating system would be written to with the rights of root."""
     real = Path(os.path.realpath(folder))
     inside = any(map(real.is_relative_to, SYSTEM_FOLDERS)) and not any(map(real.is_relative_to, OTHER_FOLDERS))
     if os.geteuid() == 0 and (inside or real == Path("/")):
-        raise DataUsageError(f"{option} {folder} is a folder of the system, and this is root; name another folder")
+        raise UsageError(f"{option} {folder} is a folder of the system, and this is root; name another folder")

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataUsageError, unknown_name
+from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, Split
 
@@ -62,7 +62,7 @@ class Selection:
 
 
 def parse_classes(name: str) -> Classes:
-    """Parse a choice of classes, one of `CLASS_CHOICES`, or CoOp's word `new`. Raises DataUsageError otherwise."""
+    """Parse a choice of classes, one of `CLASS_CHOICES`, or CoOp's word `new`. Raises UsageError otherwise."""
     choices: dict[str, Classes] = {choice: choice for choice in CLASS_CHOICES} | {"new": "novel"}
     if name not in choices:
         raise unknown_name("choice of classes", name, choices, CLASS_CHOICES)
@@ -106,39 +106,39 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
 
 
 def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
-    """Raise DataUsageError for a test-only set, a negative number, or more shots than each chosen class has."""
+    """Raise UsageError for a test-only set, a negative number, or more shots than each chosen class has."""
     if shots < 0:
-        raise DataUsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
+        raise UsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
     counts = np.bincount(_training_labels(shards))
     largest = max((int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)), default=shots)
     if shots > largest:
         kind = "class" if classes == "all" else f"{classes} class"
         has = f"the largest {kind} of '{shards.name}' has {largest} training images"
-        raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
+        raise UsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
 def _training_labels(shards: ShardSet) -> NDArray[np.int64]:
     if "train" not in shards.manifest.splits:
-        raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
+        raise UsageError(f"'{shards.name}' is a test set: it has no images to train on")
     return shards.labels("train")
 
 
 def check_classes(shards: ShardSet, classes: str) -> None:
-    """Raise DataUsageError unless training on the chosen classes has at least two to tell apart."""
+    """Raise UsageError unless training on the chosen classes has at least two to tell apart."""
     labels = select_labels(_training_labels(shards), classes)
     if len(labels) >= 2:
         return
     has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
     if len(shards.classnames) < 2:
-        raise DataUsageError(f"'{shards.name}' has {has}: there is nothing to tell apart, so nothing can be trained")
-    raise DataUsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
+        raise UsageError(f"'{shards.name}' has {has}: there is nothing to tell apart, so nothing can be trained")
+    raise UsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
 
 
 def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
     """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image; refuses `shots` 0."""
     check_shots(shards, shots)
     if shots == 0:
-        raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
+        raise UsageError("--shots 0 takes every image: there are no samples to draw")
     (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
     in_train, in_val = draw_positions(train_labels, val_labels, shots, seed)
     return FewShotSamples(tuple(train_paths[i] for i in in_train), tuple(val_paths[i] for i in in_val))
@@ -174,12 +174,12 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all")
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
     """Select all images of the chosen classes of a split, in list order.
 
-    Raises DataUsageError for half of a test-only set, and where there is no image of these classes.
+    Raises UsageError for half of a test-only set, and where there is no image of these classes.
     """
     images = shards.split(split)
     labels = evaluation_labels(shards, classes)
     if not np.isin(images.labels, labels).any():
-        raise DataUsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
+        raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
     classnames = tuple(shards.classnames[label] for label in labels)
     return Selection(select_images(images, range(len(images)), labels), classnames, tuple(labels))
 
@@ -189,7 +189,7 @@ def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
     if "train" in shards.manifest.splits:
         return select_labels(shards.labels("train").tolist(), classes)
     if parse_classes(classes) != "all":
-        raise DataUsageError(f"'{shards.name}' is a test set without halves: evaluate it on all classes")
+        raise UsageError(f"'{shards.name}' is a test set without halves: evaluate it on all classes")
     return list(range(len(shards.classnames)))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shards.errors import DataError
+from procap.errors import UserError
 
 # A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
 ABANDONED_SECONDS = 3600.0
@@ -98,7 +98,7 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class LockHeld(DataError):
+class LockHeld(UserError):
     """Another process or thread holds a lock; `owner` is its process and machine, or "unknown"."""
 
     def __init__(self, file: Path, owner: str) -> None:

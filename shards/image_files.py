@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shards.errors import DataUsageError
+from procap.errors import UsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
@@ -27,19 +27,19 @@ OnError = Callable[[str, str], None]
 
 
 def raise_error(name: str, reason: str) -> None:
-    """Raise DataUsageError for what cannot be read, the default of an `OnError`."""
-    raise DataUsageError(f"{name} {reason}")
+    """Raise UsageError for what cannot be read, the default of an `OnError`."""
+    raise UsageError(f"{name} {reason}")
 
 
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
     """Iterate over named files, then images of folders by name, and of tar files in their order; others are left out.
 
     on_error: called for a path without images, a file of an unknown kind in a folder, a broken tar file, a name with
-    control characters. Raises DataUsageError for paths that do not exist, when it is called.
+    control characters. Raises UsageError for paths that do not exist, when it is called.
     """
     if missing := [str(path) for path in paths if not path.exists()]:
         verb = "does" if len(missing) == 1 else "do"
-        raise DataUsageError(f"{', '.join(missing)} {verb} not exist: name images, folders of images, or tar files")
+        raise UsageError(f"{', '.join(missing)} {verb} not exist: name images, folders of images, or tar files")
     return _read_images(paths, on_error)
 
 

@@ -20,7 +20,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from shards.errors import DataUsageError
+from procap.errors import UsageError
 from shards.pools import prefetch, thread_pool
 from shards.reader import Split
 from shards.rng import generator, stream_seed
@@ -91,7 +91,7 @@ class TrainStream:
         one_class: bool = False,
     ) -> None:
         if not len(split):
-            raise DataUsageError("there are no training images of these classes")
+            raise UsageError("there are no training images of these classes")
         self.split, self.batch_size, self.augment, self.drop_last = split, batch_size, augment, drop_last
         self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
         self.labels = torch.from_numpy(split.labels)

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shards.errors import DataError, describe_invalid
+from procap.errors import UserError, describe_invalid
 from shards.files import read_regular
 from shards.names import NAME, unfit_texts
 
@@ -151,25 +151,25 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
         pack = _pack_command(folder.with_name(wanted))
-        raise DataError(f"no shards of '{wanted}' in {folder} ({state}); pack them: {pack}") from None
+        raise UserError(f"no shards of '{wanted}' in {folder} ({state}); pack them: {pack}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{folder / FILE} cannot be read ({reason}); {mend}") from None
+        raise UserError(f"{folder / FILE} cannot be read ({reason}); {mend}") from None
     return parse_manifest(text, str(folder / FILE), wanted, mend)
 
 
 def parse_manifest(text: str, file: str, wanted: str, mend: str) -> Manifest:
-    """Parse the manifest in `text`, of the data set `wanted`. Raises DataError naming `file` and a remedy."""
+    """Parse the manifest in `text`, of the data set `wanted`. Raises UserError naming `file` and a remedy."""
     try:
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != SCHEMA:
-            raise DataError(f"{file} has schema {version!r:.40}, this version reads schema {SCHEMA}; {mend}")
+            raise UserError(f"{file} has schema {version!r:.40}, this version reads schema {SCHEMA}; {mend}")
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise DataError(f"{file} is damaged ({describe_invalid(error, root='')}); {mend}") from None
+        raise UserError(f"{file} is damaged ({describe_invalid(error, root='')}); {mend}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is damaged ({error}); {mend}") from None
+        raise UserError(f"{file} is damaged ({error}); {mend}") from None
     if manifest.dataset != wanted:
-        raise DataError(f"{file} holds the data set '{manifest.dataset}', not '{wanted}'; rename its folder, or {mend}")
+        raise UserError(f"{file} holds the data set '{manifest.dataset}', not '{wanted}'; rename its folder, or {mend}")
     return manifest

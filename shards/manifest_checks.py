@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.files import open_regular, read_regular
 from shards.hash_cache import HashCache
 from shards.manifest import FILE, Manifest, Shard, repack_hint
@@ -44,7 +44,7 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
         problem = next(iter(problems.values()))
         readable = sum(shard.count for shard in entry.shards if shard.file not in problems)
         found = f"{readable} of {entry.count} images readable"
-        raise DataError(f"'{manifest.dataset}' {split}: {problem}; {found}; {repack_hint(folder)}")
+        raise UserError(f"'{manifest.dataset}' {split}: {problem}; {found}; {repack_hint(folder)}")
 
 
 def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str | None:
@@ -81,12 +81,12 @@ def check_split(folder: Path, manifest: Manifest, split: str, labels: NDArray[np
                 continue
             if problem := shard_problem(folder, shard, hashed=True):
                 total = f"the split has {entry.count} images"
-                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
+                raise UserError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
             if cache:
                 cache.add_shard(shard)
         if not (cache and cache.verified.get(split) == list_facts):
             if problem := list_problem(folder, manifest, split, read_paths(folder, manifest, split), labels):
-                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
+                raise UserError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
             if cache:
                 cache.verified[split] = list_facts
     finally:
@@ -130,7 +130,7 @@ def index_bytes(rows: NDArray[np.void]) -> bytes:
 
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
-    """Read the index [N] of a split; raises DataError if it differs from the manifest."""
+    """Read the index [N] of a split; raises UserError if it differs from the manifest."""
     entry = manifest.splits[split]
     with _usable(folder, manifest, split, INDEX_FILE):
         limit = HEADER + INDEX.itemsize * entry.count
@@ -150,7 +150,7 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
-    """Read the paths of a split, one per line; raises DataError if they differ from the manifest."""
+    """Read the paths of a split, one per line; raises UserError if they differ from the manifest."""
     entry = manifest.splits[split]
     with _usable(folder, manifest, split, PATHS_FILE):
         text = _read_verified(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256, LONGEST_PATH * entry.count)
@@ -178,6 +178,6 @@ def _usable(folder: Path, manifest: Manifest, split: str, name: str) -> Iterator
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         file = folder / split / name
-        raise DataError(
+        raise UserError(
             f"'{manifest.dataset}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}"
         ) from None

@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, open_regular, read_regular, write_file
 from shards.hash_cache import HashCache
 from shards.manifest import FILE, MANIFEST_LIMIT, MIRROR_FILE, Shard, convention_texts, is_mirror, parse_manifest
@@ -50,12 +50,12 @@ def mirror_root(url: str, cache: Path) -> Path:
         write_file(root / MIRROR_FILE, content)
     except OSError as error:
         reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
-        raise DataError(f"{root} cannot be written {reason}") from error
+        raise UserError(f"{root} cannot be written {reason}") from error
     return root
 
 
 def mirrored_url(root: Path) -> str:
-    """Return the URL that a mirror stands for. Raises DataError for a broken mirror.json or an unknown password."""
+    """Return the URL that a mirror stands for. Raises UserError for a broken mirror.json or an unknown password."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
         url = content["url"]
@@ -64,10 +64,10 @@ def mirrored_url(root: Path) -> str:
                 return url
             if known := os.environ.get(_variable(root)):
                 return known
-            raise DataError(
+            raise UserError(
                 f"{root} mirrors {redact(url)} with a password or signature: name the whole URL with --data"
             )
-    raise DataError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}")
+    raise UserError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}")
 
 
 def _variable(root: Path) -> str:
@@ -76,9 +76,9 @@ def _variable(root: Path) -> str:
 
 
 def refuse_packing(root: Path) -> None:
-    """Raise DataUsageError for a mirror: what is packed there would not reach the server."""
+    """Raise UsageError for a mirror: what is packed there would not reach the server."""
     if is_mirror(root):
-        raise DataUsageError(f"{redact(mirrored_url(root))} can only be read; pack into a folder and upload that")
+        raise UsageError(f"{redact(mirrored_url(root))} can only be read; pack into a folder and upload that")
 
 
 def refresh(root: Path, name: str) -> None:
@@ -89,7 +89,7 @@ def refresh(root: Path, name: str) -> None:
     if not is_mirror(root):
         return
     if not NAME.fullmatch(name):
-        raise DataUsageError(f"'{name}' cannot be the name of a data set")
+        raise UsageError(f"'{name}' cannot be the name of a data set")
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
     # A copy on a read-only disk has no writers to wait for.
     with file_lock(root / f".{name}.lock", required=False):
@@ -116,7 +116,7 @@ def refresh(root: Path, name: str) -> None:
                         write_file(folder / file, content)
                     write_file(folder / FILE, text)
                 except OSError as error:
-                    raise DataError(f"{folder} cannot be written ({error.strerror or error})") from error
+                    raise UserError(f"{folder} cannot be written ({error.strerror or error})") from error
         with suppress(OSError):
             (folder / CHECKED_FILE).touch()
 
@@ -144,5 +144,5 @@ def open_shard(folder: Path, shard: Shard) -> int:
     if not cache.has_shard(shard, os.fstat(descriptor)):
         os.close(descriptor)
         reason = "changed while it was opened, because its data set was packed again; try again"
-        raise DataError(f"{folder / shard.file} {reason}")
+        raise UserError(f"{folder / shard.file} {reason}")
     return descriptor

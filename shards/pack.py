@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
 from shards.check_source import Reporter, SplitProgress, check_source, find_duplicates, raise_problems
-from shards.errors import DataError, DataUsageError
 from shards.files import file_lock, write_file
 from shards.manifest import FILE, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
 from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
@@ -63,17 +63,17 @@ def pack_source(
     Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
     stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
     shards whose raw files have not changed. force: start again from the beginning. on_note: called with notes of the
-    source and with duplicate images. Raises DataError when all images were read, for all problems together.
+    source and with duplicate images. Raises UserError when all images were read, for all problems together.
     """
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
     if not NAME.fullmatch(source.name):
-        raise DataUsageError(
+        raise UsageError(
             f"{source.name!r:.120} is no name of a data set: letters, digits, '.', '_' and '-' are allowed"
         )
     if not source.counts:
-        raise DataError(f"'{source.name}' has no images")
+        raise UserError(f"'{source.name}' has no images")
     if reason := next(unfit_texts(source.classnames, (source.template, *source.templates), (source.origin,)), ""):
-        raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
+        raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     refuse_packing(data_root)
     if source.problems:
         source = check_source(source, workers=workers, on_progress=on_progress)
@@ -94,7 +94,7 @@ def pack_source(
                 return valid
             if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
                 hint = "move it away or choose another --data folder"
-                raise DataError(f"{folder} exists but holds no packed data set; {hint}")
+                raise UserError(f"{folder} exists but holds no packed data set; {hint}")
             try:
                 manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
                 _replace(partial / "set", folder)
@@ -106,7 +106,7 @@ def pack_source(
     except OSError as error:
         room = f" ({_bytes(shutil.disk_usage(data_root).free)} free)" if error.errno == errno.ENOSPC else ""
         reason = f"{error.strerror or error}{room}; choose another --data folder"
-        raise DataError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
+        raise UserError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
     return manifest
 
 
@@ -137,7 +137,7 @@ def _find_valid(source: Source, data_root: Path) -> Manifest | None:
         return None
     try:
         found = open_dataset(data_root, source.name, whole=True).manifest
-    except DataError:
+    except UserError:
         return None
     packed = (found.source, found.classnames, found.template, found.templates, found.variant, found.resize)
     today = (source.origin, source.classnames, source.template, source.templates, source.variant, source.resize)
@@ -235,7 +235,7 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Fin
     text = "".join(f"{image.path}\n" for _, image in images).encode()
     # Few-shot samples and results name images by their paths.
     if problem := path_problem(text):
-        raise DataError(f"'{source.name}' {split}: {problem}")
+        raise UserError(f"'{source.name}' {split}: {problem}")
     index = index_bytes(rows)
     write_file(folder / split / INDEX_FILE, index)
     write_file(folder / split / PATHS_FILE, text)

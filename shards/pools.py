@@ -17,7 +17,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from shards.errors import DataError
+from procap.errors import UserError
 
 LEAVE_SECONDS = 1.0
 
@@ -72,7 +72,7 @@ def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], wor
     With one worker everything runs in this process. Several workers are spawned processes: `function` must be defined
     in a module, and tasks and results must be picklable. An error of a task is raised at its turn. The processes end
     after an error, when the iterator is closed, on an interrupt, and when this process ends or is killed. Raises
-    DataError when one of them is killed.
+    UserError when one of them is killed.
     """
     if workers <= 1:
         yield from map(function, tasks)
@@ -97,7 +97,7 @@ def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], wor
             yield future.result()
     except BrokenProcessPool:
         hint = "was there too little memory? Fewer workers need less"
-        raise DataError(f"a worker process was killed; {hint}; what is finished is kept, so start again") from None
+        raise UserError(f"a worker process was killed; {hint}; what is finished is kept, so start again") from None
     finally:
         writer.close()
         pool.shutdown(cancel_futures=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataError, DataUsageError
+from procap.errors import UsageError, UserError
 from shards.files import open_regular
 from shards.manifest import Manifest, read_manifest
 from shards.manifest_checks import check_files, check_split, read_index, read_paths
@@ -77,15 +77,15 @@ class SplitFiles:
         return [(join(root, f"{self.folder.name}/{shard.file}"), shard) for shard in self.shards]
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Read `size` bytes at `offset` of a shard; raises DataError when they are not there."""
+        """Read `size` bytes at `offset` of a shard; raises UserError when they are not there."""
         try:
             file = self._open.get(number) or self._open_file(number)
             data = os.pread(file.descriptor, size, offset)
         except OSError as error:
-            raise DataError(f"'{self.folder.name}': {self.path(number)} cannot be read ({error.strerror})") from error
+            raise UserError(f"'{self.folder.name}': {self.path(number)} cannot be read ({error.strerror})") from error
         if len(data) != size:
             found = f"{len(data)} of {size} bytes at {offset}"
-            raise DataError(f"'{self.folder.name}': {self.path(number)} was cut short while in use ({found})")
+            raise UserError(f"'{self.folder.name}': {self.path(number)} was cut short while in use ({found})")
         return data
 
     def _open_file(self, number: int) -> _OpenFile:
@@ -121,7 +121,7 @@ class Split:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The path of each image inside its data set; raises DataError when they are not those that were packed."""
+        """The path of each image inside its data set; raises UserError when they are not those that were packed."""
         every = self._files.paths
         return [every[position].decode() for position in self.positions.tolist()]
 
@@ -135,7 +135,7 @@ class Split:
         return stream_images(self._files.locations(), self.rows, self.positions, order)
 
     def image(self, i: int) -> Image:
-        """Read and decode image `i` to RGB; raises DataError naming shard, member and path if it is undecodable."""
+        """Read and decode image `i` to RGB; raises UserError naming shard, member and path if it is undecodable."""
         return self.decode(i, self.read(i))
 
     def decode(self, i: int, data: bytes) -> Image:
@@ -149,7 +149,7 @@ class Split:
             shard = self._files.path(int(self.rows[i]["shard"]))
             member = f"member {sample_key(position)} ({self._files.paths[position].decode()})"
             place = f"image {position + 1} of {len(self._files.paths)}"
-            raise DataError(
+            raise UserError(
                 f"'{self._files.folder.name}': {shard}: {member} is undecodable ({error}); {place}"
             ) from error
 
@@ -212,7 +212,7 @@ class ShardSet:
     def _named(self, name: str) -> None:
         if name not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
-            raise DataUsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
+            raise UsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
 
     def _index(self, name: str) -> NDArray[np.void]:
         self._named(name)

@@ -2,7 +2,7 @@
 
 A location is a URL (http(s)://, s3://, gs://, abfs://, hf://, and whatever else fsspec opens), a file:// URL or a path.
 Object stores take credentials from the environment and the configuration files that their own tools read. Every
-failure is a DataError of one line that names the URL without its secrets.
+failure is a UserError of one line that names the URL without its secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end, require_regular
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
@@ -51,7 +51,7 @@ def filesystem(location: str) -> tuple[Any, str]:
     if path is not None:
         return fsspec.filesystem("file"), str(path)
     if name not in fsspec.available_protocols():
-        raise DataUsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
+        raise UsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
     if name in ("http", "https"):
         import aiohttp
 
@@ -62,14 +62,14 @@ def filesystem(location: str) -> tuple[Any, str]:
         return fsspec.filesystem("http", client_kwargs=client), url
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
-        raise DataUsageError(f"{redact(url)}: {reason} instead")
+        raise UsageError(f"{redact(url)}: {reason} instead")
     if name in PACKAGES and not re.match(r"[^/]+://[^/]", url):
-        raise DataUsageError(f"{redact(url)} names no bucket; for example {name}://bucket/folder")
+        raise UsageError(f"{redact(url)} names no bucket; for example {name}://bucket/folder")
     try:
         files, inner = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         hint = f"pip install {PACKAGES[name]}" if name in PACKAGES else _first_line(error)
-        raise DataError(f"{redact(url)} needs a package that is not installed here: {hint}") from error
+        raise UserError(f"{redact(url)} needs a package that is not installed here: {hint}") from error
     return files, inner.rstrip("/")
 
 
@@ -93,11 +93,11 @@ def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
 
 
 def read_bytes(location: str, limit: int, *, retry: bool = True) -> bytes:
-    """Read a small file. Raises DataError, also when it is longer than `limit` bytes."""
+    """Read a small file. Raises UserError, also when it is longer than `limit` bytes."""
     with translate_errors(location), open_stream(location, retry=retry) as stream, reach(location):
         data = stream.read(limit + 1)
     if len(data) > limit:
-        raise DataError(f"{redact(location)} is too long ({limit} bytes are the limit)")
+        raise UserError(f"{redact(location)} is too long ({limit} bytes are the limit)")
     return data
 
 
@@ -115,7 +115,7 @@ def download(
         def report(total: int | None, value: int, **_: Any) -> None:
             alive()
             if size is not None and max(value, total or 0) > size:
-                raise DataError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
+                raise UserError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
 
         files, path = filesystem(location)
         files.get_file(path, str(temporary), callback=Callback(hooks={"report": report}))
@@ -130,11 +130,11 @@ def download(
             with replace_at_end(target) as temporary:
                 _attempt(location, receive)
                 if problem := _find_problem(temporary, sha256, size):
-                    raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
+                    raise UserError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
             return target.stat()
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
+        raise UserError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
 def _find_valid(file: Path, sha256: str | None, size: int | None) -> os.stat_result | None:
@@ -280,17 +280,17 @@ def warn_of_stall(location: str, what: str = "") -> Iterator[Callable[..., None]
 
 @contextmanager
 def translate_errors(location: str) -> Iterator[None]:
-    """Turn every error inside into a DataError that names the location."""
+    """Turn every error inside into a UserError that names the location."""
     try:
         yield
-    except DataError:
+    except UserError:
         raise
     # Any class: the clients of the stores have none in common.
     except Exception as error:
         raise _translate(location, error) from error
 
 
-def _translate(location: str, error: Exception) -> DataError:
+def _translate(location: str, error: Exception) -> UserError:
     """Describe in one line what a file system raised; Unreachable if trying again may help."""
     name, kind, reason = redact(location), type(error).__name__, _first_line(error)
     # aiohttp's errors carry the status; their text would repeat the URL with its secrets.
@@ -298,22 +298,22 @@ def _translate(location: str, error: Exception) -> DataError:
     if status:
         reason = f"the server answers {status} {getattr(error, 'message', '')}".strip()
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return DataError(
+        return UserError(
             f"{name} does not fit on the disk ({error.strerror}); free some space or choose another folder"
         )
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
         return NotFound(f"{name} is not there{'; check the address' if is_url(location) else ''}")
     if not is_url(location):
-        return DataError(f"{name} cannot be read ({getattr(error, 'strerror', None) or reason})")
+        return UserError(f"{name} cannot be read ({getattr(error, 'strerror', None) or reason})")
     if isinstance(error, PermissionError) or status in (401, 403, 407):
         return NotFound(f"{name} is not open to this machine ({reason}); check the credentials")
     if re.search("Credential|Profile|Token|Auth", kind):
-        return DataError(f"{name} needs credentials, and this machine has none that work ({kind})")
+        return UserError(f"{name} needs credentials, and this machine has none that work ({kind})")
     # The text of errors of addresses is the URL with its secrets.
     if re.search("Redirect|url|URL", kind):
-        return DataError(f"{name} is no usable http(s):// address, or redirects too often ({kind})")
+        return UserError(f"{name} is no usable http(s):// address, or redirects too often ({kind})")
     if "Certificate" in kind or (status and status != 429 and status < 500):
-        return DataError(f"{name} cannot be read ({reason})")
+        return UserError(f"{name} cannot be read ({reason})")
     if isinstance(error, TimeoutError):
         reason = "no answer in time"
     elif kind == "ClientPayloadError":

@@ -8,8 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
+from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none, parse_name
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.manifest import FILE, read_manifest
 from shards.mirror import is_mirror, refresh
 from shards.names import OWN_NAME
@@ -22,12 +22,12 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """
     try:
         dataset = find(name)
-    except DataUsageError as error:
+    except UsageError as error:
         own = name.strip().lower()
         if os.sep in name:
             stem = Path(name).stem
             pack = "" if data_root and is_packed(data_root, stem) else f", once packed: procap data pack {quote(name)}"
-            raise DataUsageError(f"unknown data set '{name}': give its name, not a path: {stem}{pack}") from None
+            raise UsageError(f"unknown data set '{name}': give its name, not a path: {stem}{pack}") from None
         if data_root is not None and OWN_NAME.fullmatch(own) and is_packed(data_root, own):
             manifest = read_manifest(data_root / own, own)
             return Dataset(
@@ -45,17 +45,17 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
         if data_root is None or find_or_none(parse_name(name)[0]):
             raise
         if OWN_NAME.fullmatch(own) and Path(name).is_dir():
-            raise DataUsageError(
+            raise UsageError(
                 f"unknown data set '{name}': pack the folder here first: procap data pack {name}"
             ) from None
         if not data_root.is_dir():
-            raise DataUsageError(f"there is no folder {data_root}; {error}") from None
+            raise UsageError(f"there is no folder {data_root}; {error}") from None
         dataset = find(name, [each for each in packed_names(data_root) if each not in CATALOGUE])
     if data_root is None or not is_packed(data_root, dataset.name):
         return dataset
     try:
         manifest = read_manifest(data_root / dataset.name, dataset.name)
-    except DataError:
+    except UserError:
         # The name and the prompts are those of the catalogue; the error is reported when images are read.
         return dataset
     counts = {split: entry.count for split, entry in manifest.splits.items()}
@@ -69,11 +69,11 @@ def is_packed(data_root: Path, name: str) -> bool:
         return (data_root / name / FILE).is_file()
     try:
         refresh(data_root, name)
-    except (NotFound, DataUsageError):
+    except (NotFound, UsageError):
         return False
     except Unreachable:
         raise
-    except DataError:
+    except UserError:
         # A broken data set.
         pass
     return True

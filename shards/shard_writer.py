@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from procap.errors import UserError
 from shards.check_source import CheckedImage, content_digest, describe_unreadable
-from shards.errors import DataError
 from shards.files import file_sha256, replace_at_end, write_file
 from shards.images import ImageError, decode, shrink
 from shards.manifest import Shard
@@ -56,7 +56,7 @@ class ShardTask:
 def pack_shard(task: ShardTask) -> tuple[FinishedShard, list[str]]:
     """Write a shard unless it is finished, and return its content, and a problem for each image that does not decode.
 
-    A shard with problems is not kept. Raises DataError for a file that cannot be read.
+    A shard with problems is not kept. Raises UserError for a file that cannot be read.
     """
     record = task.partial / "finished" / task.split / f"{task.number}.json"
     stamp = task.part.stamp()
@@ -89,7 +89,7 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for count, record in enumerate(islice(task.part.records(), wanted + 1), 1):
             if count > wanted:
-                raise DataError(f"{where}: its source gave more images, its list says {wanted} {from_image}")
+                raise UserError(f"{where}: its source gave more images, its list says {wanted} {from_image}")
             try:
                 data, extension = _check_image(task, record)
             except ImageError as error:
@@ -99,12 +99,12 @@ def _write(task: ShardTask, stamp: str, file: Path, problems: list[str]) -> Fini
                 key = sample_key(task.start + count - 1)
                 sample = tar_sample(key, record.path, record.label, data, extension)
             except ValueError as error:
-                raise DataError(f"{where}: {record.path!r} cannot be packed: {error}") from None
+                raise UserError(f"{where}: {record.path!r} cannot be packed: {error}") from None
             offset = image_offset(sample, extension, writer.tarstream.offset)
             images.append(CheckedImage(record.path, record.label, content_digest(record.data), offset, len(data)))
             writer.write(sample)
     if count < wanted:
-        raise DataError(f"{where}: its source gave {count} images, its list says {wanted} {from_image}")
+        raise UserError(f"{where}: its source gave {count} images, its list says {wanted} {from_image}")
     name = f"{task.split}/{task.number}.tar"
     shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=count)
     return FinishedShard(stamp=stamp, shard=shard, images=tuple(images))
@@ -114,7 +114,7 @@ def _check_image(task: ShardTask, record: ImageRecord) -> tuple[bytes, str]:
     """Check image and label and return the bytes to store, resized if the task does so. Raises ImageError."""
     if not 0 <= record.label < task.classes:
         where = f"'{task.dataset}' {task.split}"
-        raise DataError(f"{where}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
+        raise UserError(f"{where}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
     smaller = shrink(record.data, task.resize) if task.resize else None
     if smaller is None:
         decode(record.data)

@@ -3,7 +3,7 @@
 This is the way for nodes with small disks and for sets of terabytes; few-shot samples, resuming and evaluation of local
 shards use the index over the same tars (`shards.reader`), because webdataset 1.0.2 has no indexed reader. webdataset
 drops the rest of a truncated tar silently, so every shard is compared with its size and SHA-256 in the manifest while
-it is read; one that differs raises DataError with its name.
+it is read; one that differs raises UserError with its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.manifest import Shard
 from shards.pools import prefetch, thread_pool
 from shards.remote import open_stream, reach, translate_errors
@@ -35,7 +35,7 @@ SHARDS_AHEAD = 2
 BLOCK = 2**20
 
 
-class ShardStreamError(DataError):
+class ShardStreamError(UserError):
     """A shard that is cut short, altered or unreadable; its text survives webdataset, which appends to `args`."""
 
     def __init__(self, message: str) -> None:
@@ -158,8 +158,8 @@ class _VerifiedStream(io.RawIOBase):
 
 
 def _raise_data_error(error: Exception) -> bool:
-    """Raise an error of a pipeline stage as it is if it is a DataError, else as one."""
-    if isinstance(error, DataError):
+    """Raise an error of a pipeline stage as it is if it is a UserError, else as one."""
+    if isinstance(error, UserError):
         raise error
     place = next((redact(arg) for arg in error.args[1:] if isinstance(arg, str)), "a shard")
     reason = error.args[0] if error.args else type(error).__name__

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from shards.errors import DataUsageError
+from procap.errors import UsageError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -29,7 +29,7 @@ def canonical(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise DataUsageError(f"{redact(url)} is not a usable URL") from None
+        raise UsageError(f"{redact(url)} is not a usable URL") from None
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), parts.query, ""))
 
 
@@ -67,5 +67,5 @@ def local_path(url: str) -> Path | None:
         return None
     host, slash, path = url[len("file://") :].partition("/")
     if host not in ("", "localhost"):
-        raise DataUsageError(f"{url} names another machine; a file:// URL has three slashes: file:///path")
+        raise UsageError(f"{url} names another machine; a file:// URL has three slashes: file:///path")
     return Path(unquote(slash + path))

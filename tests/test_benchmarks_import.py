@@ -243,7 +243,7 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
 
 
 def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
-    with pytest.raises(errors.DataUsageError, match="missing does not exist"):
+    with pytest.raises(errors.UsageError, match="missing does not exist"):
         image_files.find_images([tmp_path / "missing"])
 
 

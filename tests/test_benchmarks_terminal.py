@@ -40,7 +40,6 @@ from runner.config import RunConfig, plan_run
 from runner.run_collection import Collection, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
-from shards.errors import DataUsageError
 from shards.image_files import find_images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,7 +151,7 @@ def test_a_configuration_from_outside_cannot_leave_the_results(field, name):
 @pytest.mark.parametrize("name", ["a\nb.png", "a\x1b[2J.png", "caf\udce9.png"])
 def test_an_image_whose_name_controls_the_terminal_is_refused(name, tmp_path):
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataUsageError, match="has a control character or is not UTF-8: rename it") as caught:
+    with pytest.raises(UsageError, match="has a control character or is not UTF-8: rename it") as caught:
         list(find_images([tmp_path]))
     assert str(caught.value).isascii()
 

@@ -25,7 +25,6 @@ from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig, plan_run
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from shards.errors import DataError
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "ctx_init=an_old_grey_dog", "--recipe-field", "warmup=none"]
@@ -303,7 +302,7 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
     shutil.copytree(few_digits / "digits", tmp_path / "data" / "digits")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     place = make_runtime(tmp_path / "data", tmp_path / "results")
-    with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
+    with pytest.raises(UserError, match=r"'digits' test: .*0\.tar is missing"):
         executor.RunExecutor([spec(run())], place, lambda report: None).execute()
     assert not (tmp_path / "results").exists()
 

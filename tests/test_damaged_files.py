@@ -36,7 +36,6 @@ from runner.results import Progress, ValidationCount, ValidationHistory, write_j
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards import fewshot, manifest, pack, reader, records
-from shards.errors import DataError
 from shards.files import write_file
 from shards.mirror import mirrored_url
 from shards.raw.description import read_description
@@ -263,7 +262,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(kind, examples, files):
     def check(content: bytes) -> None:
         try:
             read(content)
-        except (UserError, DataError) as error:
+        except UserError as error:
             text = str(error)
             assert text and "\n" not in text and "internal error" not in text, text
 
@@ -299,7 +298,7 @@ def test_in_a_packed_data_set(name, tmp_path, capsys):
     assert named in "".join(capsys.readouterr())
     for stream in (False, True):
         if name != "classnames.txt":
-            with pytest.raises(DataError, match=name):
+            with pytest.raises(UserError, match=name):
                 split = reader.open_dataset(tmp_path, "toy", stream=stream).split("test")
                 assert split.paths
 

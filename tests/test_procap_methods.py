@@ -286,7 +286,7 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
 
 @pytest.mark.parametrize("name, options, message", [
     ("mapel", {}, "unknown method 'mapel': did you mean maple"),
-    ("maple", {"n_ctx": 0}, "option n_ctx = 0: input should be greater than or equal to 1"),
+    ("maple", {"n_ctx": 0}, "n_ctx = 0: input should be greater than or equal to 1"),
     ("maple", {"depht": 3}, "unknown option of maple 'depht': did you mean depth"),
     ("maple", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
     ("coprompt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
@@ -302,12 +302,12 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
     ("2sfs", {"first_text_block": 13}, "first_text_block = 13, but tiny has 12 vision and 12 text blocks"),
     ("maple", {"ctx_init": "photo"}, "has 1 tokens, fewer than n_ctx = 2"),
     ("procap", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
-    ("procap", {"depth": "deep"}, "option depth = 'deep'"),
+    ("procap", {"depth": "deep"}, "depth = 'deep'"),
     ("procap", {"class_prompt": "mapel"}, "should be 'phrase', 'maple' or 'template'"),
     ("procap", {"init_templates": "a {} and a {}"}, "needs words and one {}"),
     ("procap", {"init_templates": "a photo of a {} ||"}, "needs words and one {}"),
     ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),
-    ("procap", {"nce_temperature": 0}, "option nce_temperature = 0"),
+    ("procap", {"nce_temperature": 0}, "nce_temperature = 0"),
     ("coop", {"n_ctx": 16}, "has 4 words but n_ctx = 16"),
     ("coop", {"ctx_init": "the centrifuges", "n_ctx": 2}, "use words of one token each"),
     ("cocoop", {"n_ctx": 2}, "has 4 words but n_ctx = 2"),

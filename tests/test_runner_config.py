@@ -22,7 +22,6 @@ from runner.config import EvalSettings, RunConfig, Target, plan_run
 from runner.environment import library_defaults, resolve_device, source_state
 from runner.results import EpochLog, Progress, read_document, write_bytes, write_json
 from runner.run_folders import RunFolder, find_runs
-from shards.errors import DataUsageError
 
 RECIPE = Recipe(lr=0.0035, epochs=5, batch_size=4)
 
@@ -129,7 +128,7 @@ def test_a_method_that_learns_nothing_keeps_zero_epochs():
     ({"task": "base-to-new"}, ["base-to-new", "base-to-novel"]),
 ])  # fmt: skip
 def test_a_wrong_field_is_answered_in_one_line_that_helps(more, words):
-    with pytest.raises((UsageError, DataUsageError)) as caught:
+    with pytest.raises(UsageError) as caught:
         plan_run(**{"method": "coop", "dataset": "shapes", **more})
     message = str(caught.value)
     assert "\n" not in message
@@ -161,7 +160,7 @@ def test_a_derived_set_takes_what_was_published_for_its_base():
 
 @pytest.mark.parametrize("text", ["", "shapes:", "shapes:novel:test:x", "shapes:some", "shapes:all:trian", "shap3s"])
 def test_a_wrong_target_is_refused_in_one_line(text):
-    with pytest.raises((UserError, DataUsageError)) as caught:
+    with pytest.raises((UserError, UsageError)) as caught:
         Target.parse(text)
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 

@@ -21,12 +21,11 @@ from small_runs import make_runtime, only_run
 
 from benchmarks.cli import main
 from benchmarks.studies.chaos.ports import free_port
-from procap.errors import UserError
+from procap.errors import Unreachable, UserError
 from procap.methods import METHODS
 from runner import checkpoint, checkpointer, evaluate, remote_results, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.results import Progress, write_json
-from shards.errors import Unreachable
 from shards.remote import RemoteFolder
 
 STEPS, STEPS_PER_EPOCH = 12, 4

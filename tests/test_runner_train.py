@@ -174,7 +174,7 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     first = train(config, runtime)
     evaluate.evaluate(config, BASE, runtime)
     written = folder.train_file.stat().st_mtime_ns
-    with pytest.raises((UserError, errors.DataError)):
+    with pytest.raises((UserError, errors.UserError)):
         train(config, dataclasses.replace(runtime, data=runtime.results / "nothing"), force=True)
     assert train(config, runtime) == first, "a set-up that fails deletes nothing"
     again = train(config, runtime, force=True)
@@ -355,7 +355,7 @@ def test_other_content_of_another_target_is_counted_again_only_with_force(finish
 
 
 def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
-    with pytest.raises(errors.DataError, match="procap data pack digits"):
+    with pytest.raises(errors.UserError, match="procap data pack digits"):
         train(plan(), make_runtime(tmp_path / "none", tmp_path))
     assert not list(Path(tmp_path).rglob("*.json"))
 

@@ -12,10 +12,9 @@ from toy_shards import CLASSNAMES, toy_source
 
 from benchmarks.cli import main
 from benchmarks.console.parse import parse_datasets
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.config import Target, plan_run
 from shards.catalogue import CATALOGUE, PUBLISHED, find
-from shards.errors import DataError, DataUsageError
 from shards.manifest import FILE, lines_digest
 from shards.mirror import mirror_root
 from shards.pack import pack_source
@@ -200,7 +199,7 @@ def test_a_set_is_found_by_the_names_of_coop_of_the_paper_and_of_its_folder(name
 
 
 def test_a_misspelt_set_is_answered_with_the_nearest_name():
-    with pytest.raises(DataUsageError, match=r"did you mean .*imagenet-sketch"):
+    with pytest.raises(UsageError, match=r"did you mean .*imagenet-sketch"):
         find("imagenet-skech")
 
 
@@ -249,22 +248,22 @@ def test_a_packed_set_is_told_as_it_is_packed_and_an_absent_one_as_published(dat
 
 
 def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data, tmp_path, monkeypatch):
-    with pytest.raises(DataUsageError, match=r"did you mean my-birds\.v2\?$"):
+    with pytest.raises(UsageError, match=r"did you mean my-birds\.v2\?$"):
         resolve_dataset("my-brids.v2", data)
-    with pytest.raises(DataUsageError, match=r"known: .*shapes.*, broken.*, my-birds\.v2"):
+    with pytest.raises(UsageError, match=r"known: .*shapes.*, broken.*, my-birds\.v2"):
         resolve_dataset("qqq", data)
-    with pytest.raises(DataUsageError, match=r"^there is no folder .*/absent; unknown data set 'qqq'"):
+    with pytest.raises(UsageError, match=r"^there is no folder .*/absent; unknown data set 'qqq'"):
         resolve_dataset("qqq", data / "absent")
-    with pytest.raises(DataUsageError, match=r"'\./birds': .* birds, once packed: procap data pack \./birds$"):
+    with pytest.raises(UsageError, match=r"'\./birds': .* birds, once packed: procap data pack \./birds$"):
         resolve_dataset("./birds", data)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "birds").mkdir()
-    with pytest.raises(DataUsageError, match=r"'birds': pack the folder here first: procap data pack birds$"):
+    with pytest.raises(UsageError, match=r"'birds': pack the folder here first: procap data pack birds$"):
         resolve_dataset("birds", data)
-    with pytest.raises(DataUsageError, match="did you mean shapes") as caught:
+    with pytest.raises(UsageError, match="did you mean shapes") as caught:
         resolve_dataset("shaeps", None)
     assert "my-birds" not in str(caught.value)
-    with pytest.raises(DataUsageError, match="has no class folders"):
+    with pytest.raises(UsageError, match="has no class folders"):
         resolve_dataset("imagenet-split3", data)
 
 
@@ -273,12 +272,12 @@ LONG = pytest.param("dtd-split" + "9" * 5000, id="long")
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../data", "a/b", "my-birds.v2/", "not a name", "nothing", LONG])
 def test_a_name_is_never_followed_as_a_path(data, name):
-    with pytest.raises(DataUsageError, match="unknown data set"):
+    with pytest.raises(UsageError, match="unknown data set"):
         resolve_dataset(name, data)
 
 
 def test_a_set_whose_manifest_is_broken_is_refused_unless_the_catalogue_knows_it(data, tmp_path):
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         resolve_dataset("broken", data)
     (tmp_path / "dtd").mkdir()
     (tmp_path / "dtd" / FILE).write_text("{")
@@ -291,7 +290,7 @@ def test_runs_and_targets_take_names_of_packed_sets(data):
     assert Target.parse("my-birds.v2:novel", data) == Target("my-birds.v2", "novel", "test")
     with pytest.raises(UsageError, match=r"unknown split of stanford-cars 'train'"):
         Target.parse("stanford-cars:all:train", data)
-    with pytest.raises(DataUsageError, match=r"unknown data set 'my-birds\.v2'"):
+    with pytest.raises(UsageError, match=r"unknown data set 'my-birds\.v2'"):
         plan_run(method="coop", dataset="my-birds.v2")
 
 
@@ -310,7 +309,7 @@ def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys
         root = mirror_root(server.url, tmp_path)
         assert resolve_dataset("my-birds.v2", root).counts["val"] == 21 and resolve_dataset("cars", root).test_only
         assert not is_packed(root, "shapes") and resolve_dataset("shapes", root) == CATALOGUE["shapes"]
-        with pytest.raises(DataUsageError, match="unknown data set 'mine'"):
+        with pytest.raises(UsageError, match="unknown data set 'mine'"):
             resolve_dataset("mine", root)
         assert main(["ls", "datasets", "--data", server.url, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])

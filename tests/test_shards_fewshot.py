@@ -183,7 +183,7 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
     pack.pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
     shards = reader.open_dataset(tmp_path, "toy")
     assert len(evaluation_split(shards, "dev-base").images) == 2
-    with pytest.raises(errors.DataUsageError, match="'toy' has no image of dev-novel classes in its test split"):
+    with pytest.raises(errors.UsageError, match="'toy' has no image of dev-novel classes in its test split"):
         evaluation_split(shards, "dev-novel")
 
 
@@ -206,7 +206,7 @@ def test_zero_shots_means_every_image_in_list_order(toy):
     (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel.*\?$"),
 ])  # fmt: skip
 def test_impossible_requests_are_answered(toy, shots, classes, message):
-    with pytest.raises(errors.DataUsageError, match=message):
+    with pytest.raises(errors.UsageError, match=message):
         load_few_shot(toy, shots, 1, classes)
 
 
@@ -225,9 +225,9 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     pack.pack_source(toy_source(counts={"test": 17}), tmp_path)
     shards = reader.open_dataset(tmp_path, "toy")
     assert len(evaluation_split(shards).images) == 17
-    with pytest.raises(errors.DataUsageError, match="test set without halves"):
+    with pytest.raises(errors.UsageError, match="test set without halves"):
         evaluation_split(shards, "base")
-    with pytest.raises(errors.DataUsageError, match="no images to train on"):
+    with pytest.raises(errors.UsageError, match="no images to train on"):
         load_few_shot(shards, 16, 1)
 
 

@@ -17,9 +17,9 @@ from local_server import LocalServer
 from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 
 from benchmarks.cli import main
+from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards import mirror, remote
 from shards.check_dataset import check_dataset
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.fewshot import load_few_shot
 from shards.mirror import is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
@@ -144,7 +144,7 @@ def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
     file.write_bytes(data)
     split = open_dataset(root, "toy").split("test")
     assert np.array_equal(np.asarray(split.image(0)), pixels("test", 0))
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         split.image(6)
     assert f"{server.url}/toy/test/1.tar is not the expected file: its SHA-256 is" in str(error.value)
     assert cached_tars(root) == ["toy/test/0.tar"]
@@ -153,9 +153,9 @@ def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
 def test_an_altered_index_on_the_server_is_refused_by_name(server, root):
     for name in ("index.npy", "paths.txt"):
         (server.folder / "toy" / "test" / name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"test/index\.npy is not the expected file"):
+    with pytest.raises(UserError, match=r"test/index\.npy is not the expected file"):
         open_dataset(root, "toy").split("test")
-    with pytest.raises(DataError, match=r"val/paths\.txt is not there"):
+    with pytest.raises(UserError, match=r"val/paths\.txt is not there"):
         (server.folder / "toy" / "val" / "paths.txt").unlink()
         open_dataset(root, "toy").split("val")
 
@@ -189,7 +189,7 @@ def test_only_changed_shards_of_a_repacked_set_are_downloaded(server, root):
     assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
     assert server.paths(".tar") == ["/toy/test/3.tar"]
     stale = pickle.loads(pickle.dumps(before))
-    with pytest.raises(DataError, match=r"test/3\.tar is not the expected file"):
+    with pytest.raises(UserError, match=r"test/3\.tar is not the expected file"):
         stale.image(16)
 
 
@@ -201,7 +201,7 @@ def test_only_changed_shards_of_a_repacked_set_are_downloaded(server, root):
 ])  # fmt: skip
 def test_a_manifest_is_not_trusted(server, root, change):
     change_manifest(server, change)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         open_dataset(root, "toy")
     assert "\n" not in str(error.value) and f"{server.url}/toy/manifest.json" in str(error.value)
     assert not list(root.parents[2].rglob("*escaped*")) and not (root / "toy" / "manifest.json").exists()
@@ -211,7 +211,7 @@ def test_a_manifest_is_not_trusted(server, root, change):
 def test_an_invalid_manifest_is_one_line_and_the_last_one_stays(server, root, text):
     open_dataset(root, "toy")
     (server.folder / "toy" / "manifest.json").write_bytes(text)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         open_dataset(root, "toy")
     assert "\n" not in str(error.value) and server.url in str(error.value)
     assert json.loads((root / "toy" / "manifest.json").read_text())["dataset"] == "toy"
@@ -220,7 +220,7 @@ def test_an_invalid_manifest_is_one_line_and_the_last_one_stays(server, root, te
 @pytest.mark.parametrize("name", ["../toy", "/etc", "toy/../toy", ".hidden", "a b"])
 def test_names_of_data_sets_cannot_leave_the_root(server, root, name):
     assert not is_packed(root, name)
-    with pytest.raises(DataUsageError, match="cannot be the name"):
+    with pytest.raises(UsageError, match="cannot be the name"):
         open_dataset(root, name)
     assert not server.asked
 
@@ -267,7 +267,7 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
 
 def test_names_of_data_sets_are_looked_up_on_the_server(server, root):
     assert resolve_dataset("toy", root).counts == COUNTS and resolve_dataset("toy", root).source == "packed"
-    with pytest.raises(DataUsageError, match="unknown data set 'tox'"):
+    with pytest.raises(UsageError, match="unknown data set 'tox'"):
         resolve_dataset("tox", root)
     assert is_packed(root, "toy") and not is_packed(root, "eurosat")
     (server.folder / "eurosat").mkdir()
@@ -288,14 +288,14 @@ def test_secrets_in_a_url_are_sent_and_never_printed_or_stored(server, tmp_path,
     assert "hush" not in (root / "mirror.json").read_text()
     assert open_dataset(root, "toy").name == "toy" and "Authorization" in server.headers
     for call in (lambda: open_dataset(root, "nothing"), lambda: refuse_packing(root)):
-        with pytest.raises(DataError) as error:
+        with pytest.raises(UserError) as error:
             call()
         assert "hush" not in str(error.value)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(mirrored_url, [root]) == mirrored_url(root), "a process that this one starts knows the secret"
     for name in [name for name in os.environ if name.startswith("PROCAP_MIRROR_")]:
         monkeypatch.delenv(name)
-    with pytest.raises(DataError, match="name the whole URL with --data") as error:
+    with pytest.raises(UserError, match="name the whole URL with --data") as error:
         open_dataset(root, "toy")
     assert "hush" not in str(error.value)
 
@@ -305,10 +305,10 @@ def test_a_mirror_is_a_folder_of_its_own_for_each_url(server, root, packed, tmp_
     assert root.parent == tmp_path / "cache" / "mirrors" and root.name.startswith("127.0.0.1-")
     assert len({mirror_root(f"{server.url}{path}", tmp_path) for path in ("", "/", "/a", "/a/", "/b", "/a?v=1")}) == 4
     assert mirror_root(f"file://{packed}", tmp_path / "cache") == packed
-    with pytest.raises(DataUsageError, match="can only be read"):
+    with pytest.raises(UsageError, match="can only be read"):
         pack_source(toy_source(), root)
     (root / "mirror.json").write_text("[]")
-    with pytest.raises(DataError, match="does not name the URL"):
+    with pytest.raises(UserError, match="does not name the URL"):
         open_dataset(root, "toy")
 
 

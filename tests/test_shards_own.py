@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from own_images import CLASSES, put, put_classes
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.pack import pack_source
 from shards.raw.description import Description
 from shards.raw.user_dataset import user_source
@@ -181,7 +181,7 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
     put_classes(tmp_path / "images", each=4)
     text, words, head = (*MISTAKES[kind], HEAD)[:3]
     file = sheet(tmp_path, text, head)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         user_source(file)
     message = str(caught.value)
     assert message.startswith(str(file)) and "\n" not in message and len(message) < 700
@@ -226,7 +226,7 @@ def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
     (tmp_path / f"birds.{extension}").write_text(text, errors="surrogateescape")
     says = "split" in text
     file = sheet(tmp_path, f"table: birds.{extension}\n" + ("" if says else "split: test\n"))
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         pack_source(user_source(file), tmp_path / "data")
     assert str(caught.value).startswith((str(file), "'my-birds' ")) and "\n" not in str(caught.value)
 
@@ -241,14 +241,14 @@ def test_numeric_labels_must_fit_the_listed_classes(tmp_path):
         ((0, 1, 1), "{x: a, 1: b}", "classes: not listed: 0; listed without images: 'x'"),
     ):
         put_table(tmp_path, [(f"{i}.png", label) for i, label in enumerate(labels)], ("path", "label"))
-        with pytest.raises(DataError, match=re.escape(words)):
+        with pytest.raises(UserError, match=re.escape(words)):
             user_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
 
 
 def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
     for split in ("train", "test"):
         put_classes(tmp_path / "images" / split, each=1)
-    with pytest.raises(DataError, match="the data define their own splits"):
+    with pytest.raises(UserError, match="the data define their own splits"):
         user_source(sheet(tmp_path, IN_FOLDERS))
 
 
@@ -262,7 +262,7 @@ def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
 def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, change, words):
     put_classes(tmp_path / "images")
     change(tmp_path / "images")
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         pack_source(user_source(sheet(tmp_path, IN_FOLDERS)), tmp_path / "data")
     assert "\n" not in str(caught.value)
 
@@ -274,7 +274,7 @@ def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, change, words):
 def test_folders_of_splits_that_do_not_fit_are_named_in_one_line(tmp_path, tested, words):
     put_classes(tmp_path / "images" / "train", each=1)
     put_classes(tmp_path / "images" / "test", tested, each=1)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         pack_source(user_source(sheet(tmp_path, "folder: images\n")), tmp_path / "data")
     assert "\n" not in str(caught.value)
 
@@ -283,15 +283,15 @@ def test_folders_of_splits_that_do_not_fit_are_named_in_one_line(tmp_path, teste
 def test_a_file_that_is_no_sheet_is_refused(tmp_path, content):
     file = tmp_path / "birds.yaml"
     file.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(str(file))):
+    with pytest.raises(UserError, match=re.escape(str(file))):
         user_source(file)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         user_source(tmp_path / "nowhere.yaml")
 
 
 def test_a_nested_folder_and_wrong_labels_of_a_table_are_named(tmp_path):
     put_classes(tmp_path / "images" / "deep" / "more", each=2)
-    with pytest.raises(DataError, match=r"did you mean folder: images/deep/more\?"):
+    with pytest.raises(UserError, match=r"did you mean folder: images/deep/more\?"):
         user_source(sheet(tmp_path, IN_FOLDERS))
     put_classes(tmp_path / "pictures")
     wrong = ("Ara", 3)

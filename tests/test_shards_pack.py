@@ -191,14 +191,14 @@ def test_a_folder_of_raw_images_is_never_replaced(tmp_path):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/cat.jpg").write_bytes(b"mine")
     for force in (False, True):
-        with pytest.raises(errors.DataError, match="holds no packed data set"):
+        with pytest.raises(errors.UserError, match="holds no packed data set"):
             pack_source(toy_source(), tmp_path, force=force)
     assert (tmp_path / "toy/cat.jpg").read_bytes() == b"mine"
 
 
 def test_an_unwritable_root_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(errors.DataError) as error:
+    with pytest.raises(errors.UserError) as error:
         pack_source(toy_source(), tmp_path / "file")
     assert "\n" not in str(error.value) and "--data" in str(error.value)
 
@@ -212,9 +212,9 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
         yield from islice(toy_records(split), COUNTS[split] - 1)
         yield broken
 
-    with pytest.raises(errors.DataError, match=message):
+    with pytest.raises(errors.UserError, match=message):
         pack_source(toy_source(records), tmp_path)
-    with pytest.raises(errors.DataError, match="no shards of 'toy'"):
+    with pytest.raises(errors.UserError, match="no shards of 'toy'"):
         reader.open_dataset(tmp_path, "toy")
 
 
@@ -226,7 +226,7 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
 def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
     data = next(toy_records("test")).data
     source = toy_source(lambda split: iter([ImageRecord(path, 0, data)]), counts={"test": 1})
-    with pytest.raises(errors.DataError, match=message) as error:
+    with pytest.raises(errors.UserError, match=message) as error:
         pack_source(source, tmp_path)
     assert "\n" not in str(error.value)
 
@@ -241,7 +241,7 @@ def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, mes
     ({"name": "../toy"}, "is no name of a data set"),
 ])  # fmt: skip
 def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, changes, message):
-    with pytest.raises(errors.DataError, match=message):
+    with pytest.raises(errors.UserError, match=message):
         pack_source(toy_source(**changes), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -258,7 +258,7 @@ def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
         records = list(toy_records(split))
         yield from (*records[:-1], records[4])
 
-    with pytest.raises(errors.DataError, match=r"image 23 of paths.txt, 'train/.*/4\.png', is listed twice"):
+    with pytest.raises(errors.UserError, match=r"image 23 of paths.txt, 'train/.*/4\.png', is listed twice"):
         pack_source(toy_source(twice), tmp_path, per_shard=5)
 
 
@@ -299,7 +299,7 @@ def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
 
 
 def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
-    with pytest.raises(errors.DataError, match="gave 23 images, its list says 24"):
+    with pytest.raises(errors.UserError, match="gave 23 images, its list says 24"):
         pack_source(toy_source(counts={"train": 24}), tmp_path)
 
 

@@ -8,9 +8,9 @@ import shutil
 import pytest
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
 
+from procap.errors import UsageError, UserError
 from shards.catalogue import derive_dataset, find
 from shards.check_source import check_source
-from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.published import find_folder, imagenet_wnids, published_classnames, raw_source
@@ -61,7 +61,7 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_miniature_is_not_packed_as_the_published_set(name, roots):
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         raw_source(find(name), roots)
     text = str(error.value)
     assert text.startswith(f"'{name}': ") and "published" in text and "get " in text and "\n" not in text
@@ -179,7 +179,7 @@ def test_stray_folders_and_files_of_classes_are_refused_by_name(name, stray, nam
     if not named:
         assert listed(subset(name, tmp_path)) == listed(subset(name, roots))
         return
-    with pytest.raises(DataError, match=f"{images} holds '{named}', neither class folders nor images"):
+    with pytest.raises(UserError, match=f"{images} holds '{named}', neither class folders nor images"):
         subset(name, tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, t
     file = tmp_path / "dtd" / "split_zhou_DescribableTextures.json"
     file.unlink()
     for asked_for_a_part in (False, True):
-        with pytest.raises(DataError) as error:
+        with pytest.raises(UserError) as error:
             raw_source(derive_dataset(find("dtd"), subset=asked_for_a_part), tmp_path)
         text = str(error.value)
         assert f"the official split file {file} is missing" in text and "--random-split SEED" in text
@@ -197,10 +197,10 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, t
 
 
 def test_a_random_split_needs_enough_images_of_every_class(roots):
-    with pytest.raises(DataError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
+    with pytest.raises(UserError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
         raw_source(derive_dataset(find("dtd"), random_split=1), roots)
     for name in ("imagenet", "oxford-pets"):
-        with pytest.raises(DataUsageError, match=r"no random split"):
+        with pytest.raises(UsageError, match=r"no random split"):
             raw_source(derive_dataset(find(name), random_split=1), roots)
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
     source = subset("dtd", tmp_path / "raw")
     path, _ = listed(source)["val"][0]
     (tmp_path / "raw" / "dtd" / "images" / path).unlink()
-    with pytest.raises(DataError, match=f"{path} cannot be read"):
+    with pytest.raises(UserError, match=f"{path} cannot be read"):
         pack_source(source, tmp_path / "data")
 
 
@@ -262,7 +262,7 @@ def test_broken_roots_are_refused(tmp_path):
         folder.symlink_to(folder)
         for root in (empty, file, absent, loop):
             assert find_folder(find(name), root) is None
-            with pytest.raises(DataError, match=str(root)):
+            with pytest.raises(UserError, match=str(root)):
                 raw_source(find(name), root)
 
 
@@ -270,7 +270,7 @@ def test_folders_that_cannot_be_read_are_reported(roots, tmp_path):
     folder = copied("dtd", roots, tmp_path) / "images" / "banded"
     shutil.rmtree(folder)
     folder.symlink_to(folder)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         subset("dtd", tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_trimaps_are_not_taken_for_the_images_of_pets(tmp_path):
     trimaps = tmp_path / "oxford_pets" / "annotations" / "trimaps"
     trimaps.mkdir(parents=True)
     (trimaps / "Abyssinian_1.png").touch()
-    with pytest.raises(DataError, match=r"no folder .*/oxford_pets/images; get images.tar.gz"):
+    with pytest.raises(UserError, match=r"no folder .*/oxford_pets/images; get images.tar.gz"):
         raw_source(find("oxford-pets"), tmp_path)
 
 

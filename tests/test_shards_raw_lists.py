@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from miniature_roots import build
 
+from procap.errors import UserError
 from shards.catalogue import derive_dataset, find
-from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.names import unsafe_path
 from shards.raw.published import imagenet_wnids, published_classnames, raw_source
@@ -58,7 +58,7 @@ def test_a_split_file_that_is_none_is_refused_in_one_line(document, dtd):
     file = dtd / "dtd" / "split_zhou_DescribableTextures.json"
     text = document if isinstance(document, str | bytes) else json.dumps(document)
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(DataError, match=BROKEN_FILE) as error:
+    with pytest.raises(UserError, match=BROKEN_FILE) as error:
         raw_source(derive_dataset(find("dtd"), subset=True), dtd)
     assert str(file) in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
 
@@ -68,7 +68,7 @@ def test_a_broken_entry_is_named_by_file_split_and_number(row, dtd):
     file = dtd / "dtd" / "split_zhou_DescribableTextures.json"
     rows = {"train": [["a/0.jpg", 0, "a"]], "val": [["a/1.jpg", 0, "a"], row], "test": [["a/2.jpg", 0, "a"]]}
     file.write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=BROKEN_FILE) as error:
+    with pytest.raises(UserError, match=BROKEN_FILE) as error:
         raw_source(derive_dataset(find("dtd"), subset=True), dtd)
     text = str(error.value)
     named = (f"{file}: val entry 2", f"{file}: val.1.", f"{file}: the file: invalid JSON", "no image has label 1")
@@ -101,7 +101,7 @@ def test_broken_variant_lists_are_refused(file, content, message, tmp_path):
     target.unlink()
     if content is not None:
         target.write_bytes(content)
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         raw_source(derive_dataset(find("fgvc-aircraft"), subset=True), tmp_path)
     assert str(target) in str(error.value) and "\n" not in str(error.value)
 
@@ -125,7 +125,7 @@ def test_lists_of_the_published_sizes_are_held_to_the_class_names(name, tmp_path
             for split, images in rows.items():
                 lines = [f"{path.removesuffix('.jpg')} {classname}" for path, _, classname in images]
                 (folder / f"images_variant_{split}.txt").write_text("\n".join(lines))
-        with pytest.raises(DataError, match=refused):
+        with pytest.raises(UserError, match=refused):
             raw_source(dataset, tmp_path)
 
 
@@ -237,7 +237,7 @@ def rename(rows):
 ])  # fmt: skip
 def test_a_private_split_under_the_official_name_is_refused(tmp_path, change):
     altered("oxford-pets", tmp_path, change, 1)
-    with pytest.raises(DataError, match=r"split_zhou_OxfordPets.json is not the published split") as error:
+    with pytest.raises(UserError, match=r"split_zhou_OxfordPets.json is not the published split") as error:
         raw_source(find("oxford-pets"), tmp_path)
     text = str(error.value)
     assert "CoOp writes a private one under that name when it is missing" in text and "\n" not in text
@@ -251,7 +251,7 @@ def test_missing_images_are_counted_and_a_subset_packs_the_rest_with_the_same_la
     for path in gone:
         (images / path).unlink()
     dataset = find("oxford-pets")
-    with pytest.raises(DataError, match=r"train: 59 of 2,944 images are missing: .* and 56 more; get .*--subset"):
+    with pytest.raises(UserError, match=r"train: 59 of 2,944 images are missing: .* and 56 more; get .*--subset"):
         raw_source(dataset, tmp_path)
     source = raw_source(derive_dataset(dataset, subset=True), tmp_path)
     assert source.name == "oxford-pets-subset" and source.variant == f"subset: {7349 - len(gone):,} of 7,349 images"

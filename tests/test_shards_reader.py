@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from toy_shards import CLASSNAMES, COUNTS, label, let_time_pass, pixels, toy_source
 
+from procap.errors import UsageError, UserError
 from shards import manifest_checks
 from shards.check_dataset import check_dataset
-from shards.errors import DataError, DataUsageError
 from shards.files import file_sha256
 from shards.manifest_checks import INDEX, index_bytes
 from shards.pack import pack_source
@@ -116,7 +116,7 @@ DAMAGE = {
 def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     damage, verdict = DAMAGE[kind]
     damage(root / "toy/test/1.tar")
-    with pytest.raises(DataError, match=rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images.* 17 images") as error:
+    with pytest.raises(UserError, match=rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images.* 17 images") as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value) and "procap data pack FOLDER-OR-YAML-FILE --force --data" in str(error.value)
     report = check_dataset(root, "toy")
@@ -172,7 +172,7 @@ def edit(file: Path, place: str, value: object) -> None:
 ])  # fmt: skip
 def test_a_wrong_manifest_is_refused_in_one_line(root, place, value, message):
     edit(root / "toy/manifest.json", place, value)
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value) and str(root / "toy") in str(error.value)
     assert not check_dataset(root, "toy").ok
@@ -214,7 +214,7 @@ def test_files_are_read_only_when_they_are_the_packed_ones_in_the_folder(root, m
     if message is None:
         assert len(open_dataset(root, "toy").split("test")) == 17
         return
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value)
     assert not check_dataset(root, "toy").ok
@@ -293,7 +293,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
     renew_hashes(file.parent)
     split = open_dataset(root, "toy").split("test")
     split.image(5)
-    with pytest.raises(DataError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
+    with pytest.raises(UserError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
         split.image(6)
     report = check_dataset(root, "toy")
     assert [split.readable for split in report.splits] == [23, 21, 16]
@@ -302,7 +302,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
 def test_a_shard_cut_while_it_is_being_read_is_refused(root):
     split = open_dataset(root, "toy").split("test")
     os.truncate(root / "toy/test/1.tar", 1000)
-    with pytest.raises(DataError, match=r"1\.tar was cut short while in use"):
+    with pytest.raises(UserError, match=r"1\.tar was cut short while in use"):
         split.image(7)
 
 
@@ -323,22 +323,22 @@ def test_a_split_that_is_kept_away_is_missed_by_those_alone_who_ask_for_it(root,
     shards = open_dataset(root, "toy")
     assert [len(shards.split(name)) for name in ("train", "val")] == [23, 21]
     message = r"'toy' test: .*test/0\.tar is missing \(5 images\); \d+ of 17 images readable; "
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UserError, match=message):
         shards.split("test")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UserError, match=message):
         open_dataset(root, "toy", whole=True)
     report = check_dataset(root, "toy")
     assert [split.readable for split in report.splits[:2]] == [23, 21] and not report.ok
     flip_pixel_byte(root / "toy/val/1.tar")
-    with pytest.raises(DataError, match=r"'toy' val: .*val/1\.tar is altered"):
+    with pytest.raises(UserError, match=r"'toy' val: .*val/1\.tar is altered"):
         shards.split("val")
     os.truncate(root / "toy/train/1.tar", 1000)
-    with pytest.raises(DataError, match=r"'toy' train: .*train/1\.tar is truncated"):
+    with pytest.raises(UserError, match=r"'toy' train: .*train/1\.tar is truncated"):
         shards.split("train")
 
 
 def test_an_unknown_split_names_those_there_are(packed):
-    with pytest.raises(DataUsageError, match="no split 'dev'; it has: train, val, test"):
+    with pytest.raises(UsageError, match="no split 'dev'; it has: train, val, test"):
         open_dataset(packed, "toy").split("dev")
 
 
@@ -353,10 +353,10 @@ def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatc
         open_dataset(root, "toy").split("test")
     let_time_pass(root)
     flip_pixel_byte(root / "toy/test/2.tar")
-    with pytest.raises(DataError, match=r"2\.tar is altered"):
+    with pytest.raises(UserError, match=r"2\.tar is altered"):
         open_dataset(root, "toy").split("test")
     edit(root / "toy/manifest.json", "classnames", list(CLASSNAMES[::-1]))
-    with pytest.raises(DataError, match="class names have digest"):
+    with pytest.raises(UserError, match="class names have digest"):
         open_dataset(root, "toy").split("val")
 
 
@@ -382,7 +382,7 @@ def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column,
     rows[column][3] = value
     file.write_bytes(index_bytes(rows))
     edit(root / "toy/manifest.json", "splits/test/index_sha256", file_sha256(file))
-    with pytest.raises(DataError, match=r"index\.npy is not usable \(it (names|has)"):
+    with pytest.raises(UserError, match=r"index\.npy is not usable \(it (names|has)"):
         open_dataset(root, "toy").split("test")
 
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from local_server import Answer, LocalServer
 
+from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards import remote
 from shards.credentials import has_secret, is_secret_option, mask
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.remote import RemoteFolder, download, open_stream, read_bytes
 from shards.urls import canonical, is_url, join
 
@@ -62,10 +62,10 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
     assert target.read_bytes() == BYTES
     with pytest.raises(NotFound, match=r"nothing\.tar is not there"):
         open_stream(str(tmp_path / "nothing.tar"))
-    with pytest.raises(DataUsageError, match="another machine"):
+    with pytest.raises(UsageError, match="another machine"):
         open_stream("file://elsewhere/a.tar")
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", lambda *_: os.mkdir("/proc/x"))
-    with pytest.raises(DataError):
+    with pytest.raises(UserError):
         RemoteFolder(f"file://{tmp_path}/files").write("a", b"content")
     assert names(tmp_path / "files") == [], "no hidden file is left"
 
@@ -74,7 +74,7 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
 def test_another_file_than_the_expected_one_is_refused_and_not_kept(server, target, wrong):
     target.parent.mkdir()
     target.write_bytes(b"older")
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         download(f"{server.url}/a.tar", target, **wrong)
     assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", str(next(iter(wrong.values()))))
     assert names(target.parent) == ["a.tar"] and target.read_bytes() == b"older"
@@ -103,7 +103,7 @@ def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
 ])  # fmt: skip
 def test_an_answer_that_refuses_is_one_line(server, target, status, words, attempts):
     server.always["/a.tar"] = Answer(status)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         download(f"{server.url}/a.tar", target)
     assert is_one_line(error.value, f"{server.url}/a.tar", words)
     assert len(server.asked) == attempts and names(target.parent) == []
@@ -137,14 +137,14 @@ def test_redirects_are_followed_to_http_only(server, tmp_path):
     (tmp_path / "secret").write_text("secret")
     for to in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/a.tar"):
         server.always["/b.tar"] = Answer(302, to=to)
-        with pytest.raises(DataError) as error:
+        with pytest.raises(UserError) as error:
             open_stream(f"{server.url}/b.tar")
         assert is_one_line(error.value, f"{server.url}/b.tar", "no usable http(s)://")
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/a.tar")
     with open_stream(f"{server.url}/b.tar") as stream:
         assert stream.read() == BYTES
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/b.tar")
-    with pytest.raises(DataError, match="redirects too often"):
+    with pytest.raises(UserError, match="redirects too often"):
         open_stream(f"{server.url}/b.tar")
 
 
@@ -157,10 +157,10 @@ def test_passwords_and_signatures_are_sent_but_never_printed(server):
     open_stream(f"{url}/b.tar").close()
     assert "Authorization" not in server.headers, "the password is not for the server of the redirect"
     for path in ("/nothing.tar?token=hush", "/a b\x00.tar?token=hush", ":hush"):
-        with pytest.raises(DataError) as error:
+        with pytest.raises(UserError) as error:
             open_stream(url + path)
         assert "hush" not in str(error.value).replace(f"{server.host}:hush", "")
-    with pytest.raises(DataUsageError, match="put credentials into the environment") as error:
+    with pytest.raises(UsageError, match="put credentials into the environment") as error:
         open_stream("s3://key:hush@bucket/a.tar")
     assert "hush" not in str(error.value)
 
@@ -169,10 +169,10 @@ def test_an_address_that_cannot_be_opened_is_one_line(monkeypatch):
     monkeypatch.setattr(remote, "RETRY_WAITS", ())
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     for url in ("nothing://bucket/a.tar", "pipe:cat a.tar"):
-        with pytest.raises(DataError, match=f"{url.partition('//')[0]}"):
+        with pytest.raises(UserError, match=f"{url.partition('//')[0]}"):
             open_stream(url)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(DataError, match=r"gs://bucket/a\.tar needs a package .*: pip install gcsfs"):
+    with pytest.raises(UserError, match=r"gs://bucket/a\.tar needs a package .*: pip install gcsfs"):
         open_stream("gs://bucket/a.tar")
 
 
@@ -181,13 +181,13 @@ def test_a_full_disk_is_one_line_and_nothing_is_kept(server, target):
     # A limit on file sizes stands for a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
     try:
-        with pytest.raises(DataError, match=r"/a\.tar does not fit on the disk \(.*\); free some space"):
+        with pytest.raises(UserError, match=r"/a\.tar does not fit on the disk \(.*\); free some space"):
             download(f"{server.url}/a.tar", target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(target.parent) == []
     (target.parent / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         download(f"{server.url}/a.tar", target.parent / "file" / "a.tar")
 
 
@@ -272,7 +272,7 @@ def test_urls_are_recognized_and_normalized():
     assert not is_url("data/x") and not is_url("/x:y/z") and not is_url("C:\\data")
     assert join("https://x/y/?sig=1", "test/0 .tar") == "https://x/y/test/0%20.tar?sig=1"
     assert join("gs://x/y/", "test/0.tar") == "gs://x/y/test/0.tar"
-    with pytest.raises(DataUsageError, match="not a usable URL"):
+    with pytest.raises(UsageError, match="not a usable URL"):
         canonical("http://[::1/x")
 
 

@@ -13,8 +13,8 @@ from child_process import start_process
 from command_line import read_files
 from toy_shards import COUNTS, SAME_PATH, BrokenPart, LoggedPart, toy_source
 
+from procap.errors import UserError
 from shards.check_dataset import check_dataset
-from shards.errors import DataError
 from shards.pack import pack_source
 from shards.reader import open_dataset
 
@@ -96,7 +96,7 @@ def test_a_killed_packing_looks_unfinished_leaves_no_process_and_goes_on(tmp_pat
         process.wait()
         wait_for(lambda: not any(map(is_running, crew)))
 
-    with pytest.raises(DataError, match="no shards of 'toy'"):
+    with pytest.raises(UserError, match="no shards of 'toy'"):
         open_dataset(root, "toy")
     assert not list(root.glob("*/manifest.json"))
     kept = finished(root)
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_all_workers_quickly_and_quietly(tmp_path):
 
 def stopped(tmp_path: Path) -> Path:
     """A packing of which everything but the second half of val and all of test is finished."""
-    with pytest.raises(DataError):
+    with pytest.raises(UserError):
         pack_source(toy_source(part=BrokenPart), tmp_path / "data", per_shard=5)
     return tmp_path / "data"
 
@@ -144,7 +144,7 @@ def stopped(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_broken_image_is_named_alike_by_any_workers_and_repaired_the_rest_is_packed(tmp_path, whole, workers):
     root = tmp_path / "data"
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UserError) as error:
         pack_source(toy_source(part=BrokenPart), root, per_shard=5, workers=workers)
     assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
     kept = finished(root)

@@ -19,6 +19,7 @@ from small_runs import make_runtime
 from toy_shards import toy_source
 
 from benchmarks.cli import main
+from procap.errors import UserError
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -26,7 +27,6 @@ from runner.evaluate import evaluate
 from runner.train import train
 from shards import loader, pipeline, remote
 from shards.builtin_sources import builtin_source
-from shards.errors import DataError
 from shards.loader import DecodedImages, TrainStream, evaluation_batches
 from shards.mirror import mirror_root
 from shards.pack import pack_source
@@ -159,7 +159,7 @@ def test_an_unreadable_image_stops_the_evaluation(tmp_path, workers):
     pack_source(toy_source(), tmp_path, per_shard=5)
     split = open_dataset(tmp_path, "toy").split("test")
     (tmp_path / "toy/test/2.tar").write_bytes(b"")
-    with pytest.raises(DataError, match=r"2\.tar was cut short"):
+    with pytest.raises(UserError, match=r"2\.tar was cut short"):
         list(evaluation_batches(split, TRANSFORM, 4, workers))
 
 
@@ -352,14 +352,14 @@ def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
         lambda: list(evaluation_batches(streamed, TEST_TRANSFORM, 3)),
         lambda: list(pipeline("toy", "test", root=server.url)),
     ):
-        with pytest.raises(DataError, match=words) as error:
+        with pytest.raises(UserError, match=words) as error:
             read()
         assert "test/1.tar" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_connection_that_ends_early_is_refused(server, mirrored):
     server.always["/toy/test/0.tar"] = Answer(cut=2000)
-    with pytest.raises(DataError, match=r"test/0\.tar"):
+    with pytest.raises(UserError, match=r"test/0\.tar"):
         list(evaluation_batches(open_dataset(mirrored, "toy", stream=True).split("test"), TEST_TRANSFORM, 3))
 
 
@@ -369,7 +369,7 @@ def test_a_server_that_stalls_in_the_middle_of_a_stream_is_named_before_the_time
     server.always["/toy/test/0.tar"] = Answer(cut=2000, stall=1.0)
     split = open_dataset(mirrored, "toy", stream=True).split("test")
     url = f"{server.url}/toy/test/0.tar"
-    with pytest.warns(UserWarning, match=f"^waiting for {url}$"), pytest.raises(DataError, match="no answer in time"):
+    with pytest.warns(UserWarning, match=f"^waiting for {url}$"), pytest.raises(UserError, match="no answer in time"):
         list(evaluation_batches(split, TEST_TRANSFORM, 3))
 
 

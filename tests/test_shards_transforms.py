@@ -304,7 +304,7 @@ def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, work
     plain = loader.TrainStream(split, 1, AUGMENT, seed=1)
     messages = []
     for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, workers, device=torch.device("cpu"))):
-        with pytest.raises(errors.DataError, match=r"2\.tar was cut short") as raised:
+        with pytest.raises(errors.UserError, match=r"2\.tar was cut short") as raised:
             list(stream.epoch(0))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]

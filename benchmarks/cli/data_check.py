@@ -14,13 +14,12 @@ from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command,
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.environment import available_cores
 from shards.catalogue import PUBLISHED, find
 from shards.check_dataset import check_dataset
 from shards.check_source import check_source
 from shards.default_paths import data_root
-from shards.errors import DataError, DataUsageError
 from shards.manifest import repack_hint
 from shards.names import Finding
 from shards.raw.published import find_folder, raw_source
@@ -90,7 +89,7 @@ def _whole(line: str) -> str:
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
     wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
-        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quote(root)}")
+        raise UserError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quote(root)}")
     rows: list[tuple[object, ...]] = []
     problems: dict[str, list[str]] = {}
     for name in dict.fromkeys(wanted):
@@ -131,7 +130,7 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
     for dataset in {dataset.name: dataset for dataset in wanted}.values():
         if dataset.source != "folder" or dataset.variant:
             raw = ", ".join(each.name for each in PUBLISHED)
-            raise DataUsageError(f"'{dataset.name}' has no raw folder of its own; raw: {raw}")
+            raise UsageError(f"'{dataset.name}' has no raw folder of its own; raw: {raw}")
         counts: Mapping[str, int] = {}
         try:
             source = raw_source(dataset, root, whole=False)
@@ -139,7 +138,7 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
             if decode:
                 with parts_progress(f"checking {dataset.name}", counts) as progress:
                     problems[dataset.name] = [*check_source(source, workers=workers, on_progress=progress).problems]
-        except DataError as error:
+        except UserError as error:
             problems[dataset.name] = [str(error)]
             if find_folder(dataset, root) is None:
                 absent.append(dataset.name)

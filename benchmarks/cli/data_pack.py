@@ -16,12 +16,11 @@ from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, com
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.packing import format_classes, pack_one
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.environment import available_cores
 from shards.catalogue import PUBLISHED
 from shards.check_source import raise_problems
 from shards.default_paths import data_root
-from shards.errors import DataError
 from shards.files import write_file
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
@@ -72,7 +71,7 @@ def pack(
     failed: dict[str, str] = {}
     for one in wanted:
         before = None
-        with suppress(DataError):
+        with suppress(UserError):
             before = read_manifest(root / one.name)
         try:
             packed[one.name] = now = pack_one(
@@ -89,7 +88,7 @@ def pack(
             if one.guessed:
                 write_file(Path(one.location), one.guessed)
                 note(f"wrote {one.location}")
-        except DataError as error:
+        except UserError as error:
             if one.guessed:
                 note(f"procap: note: {one.location} was not written; to change the guess, write it yourself")
             if len(wanted) == 1:
@@ -142,7 +141,7 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             counts = format_counts(source.counts)
             size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
             states[one.name] = states[one.name] if is_packed(root, one.name) else "to be packed"
-        except DataError as error:
+        except UserError as error:
             failed[one.name] = str(error)
             states[one.name] = "cannot be packed"
         rows.append((one.name, states[one.name], counts, size))

@@ -16,7 +16,6 @@ from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
-from shards.errors import DataUsageError
 from shards.raw.class_folders import TABLES, find_split_folders
 from shards.raw.description import SplitRule, parse_description, read_description
 from shards.raw.folders import is_image_name
@@ -87,7 +86,7 @@ def is_own_folder(name: str) -> bool:
         return False
     try:
         return os.sep in name or name in (".", "..") or not (name in GROUPS or find(name))
-    except DataUsageError:
+    except UsageError:
         return True
 
 
@@ -124,7 +123,7 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         return dataset_from_file(Path(name).expanduser(), packing)
     try:
         dataset = resolve_dataset(name, data_root)
-    except DataUsageError as error:
+    except UsageError as error:
         if (file := Path(name).expanduser()).is_file():
             # An image lies in the folder of its class.
             folder = file.parent.parent if is_image_name(file.name) else file.parent
@@ -163,7 +162,7 @@ def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> Dataset
 def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Take a published data set from its raw folder, changed as its name or the flags say."""
     if dataset.variant and packing.changes:
-        raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
+        raise UsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
     derived = derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     root = packing.raw_root()
     if root is None:

@@ -19,7 +19,6 @@ from procap.recipe import format_value
 from runner.config import RunConfig, RuntimeConfig, Target, changed_settings
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder
-from shards.errors import DataError, DataUsageError
 from shards.manifest import read_manifest
 from shards.resolve import is_packed, resolve_dataset
 
@@ -40,10 +39,10 @@ def show_checked_plan(
     force: repeat finished runs. evaluate_again: repeat only evaluations.
     forecast: lines about the time that this will take. tasks: of runs whose published options are not the usual ones.
     """
-    stops: UserError | DataError | None = None
+    stops: UserError | None = None
     try:
         check()
-    except (UserError, DataError) as error:
+    except UserError as error:
         if error.exit_code == UsageError.exit_code:
             raise
         stops = error
@@ -127,9 +126,9 @@ def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
                 states[name] = plural(sum(len(split.shards) for split in splits), "shard")
             else:
                 states[name] = "missing" if resolve_dataset(name, data_root).source == "folder" else "to be packed"
-        except DataUsageError:
+        except UsageError:
             states[name] = "missing"
-        except DataError as error:
+        except UserError as error:
             states[name] = f"broken: {error}"
     return states
 

@@ -28,7 +28,6 @@ from runner.run_collection import COLLECTIONS
 from runner.run_folders import OtherContent, RunFolder, check_training_content
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
-from shards.errors import DataError
 from shards.mirror import is_mirror
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
@@ -122,14 +121,14 @@ def _datasets(root: Path) -> Listing:
     try:
         # The server of a mirror cannot list its data sets: look for known names.
         packed = sorted({*packed, *(name for name in CATALOGUE if is_mirror(root) and is_packed(root, name))})
-    except DataError as error:
+    except UserError as error:
         note(f"procap: {error}")
     rows: list[dict[str, Any]] = []
     shown: list[tuple[object, ...]] = []
     for name in dict.fromkeys((*CATALOGUE, *packed)):
         try:
             dataset = resolve_dataset(name, root) if name in packed else CATALOGUE[name]
-        except DataError as error:
+        except UserError as error:
             note(f"procap: {error}")
             continue
         whole = name not in CATALOGUE or dict(CATALOGUE[name].counts) == dict(dataset.counts)
@@ -211,7 +210,7 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
                 check_training_content(config, training, data)
             except OtherContent as error:
                 state, row["reason"] = "other data", str(error).removeprefix(f"{config.path} ")
-            except DataError:
+            except UserError:
                 # `procap ls datasets` shows what is wrong with the data set.
                 pass
         for result in folder.evaluations():

@@ -35,7 +35,7 @@ from benchmarks.console.parse import (
 from benchmarks.results.frame import sort_methods
 from benchmarks.results.published.tables import table1_methods
 from benchmarks.suites.checks import check_images
-from procap.errors import UsageError, check_names
+from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHODS, method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import (
@@ -47,7 +47,6 @@ from runner.config import (
     changed_settings,
     check_recipe,
     control_options,
-    explain_validation_error,
     nearest_recipe,
     plan_run,
 )
@@ -55,7 +54,6 @@ from runner.remote_results import results_root
 from runner.tracking.store import check_uri
 from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
-from shards.errors import DataUsageError
 from shards.fewshot import parse_classes, select_labels
 from shards.resolve import resolve_dataset
 
@@ -184,7 +182,7 @@ def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
     """
     try:
         count = resolve_dataset(name, data).classes
-    except DataUsageError:
+    except UsageError:
         return 0, ["base", "novel"]
     return count, [half for half in ("base", "novel") if len(select_labels(range(count), half)) > 1] or ["all"]
 
@@ -206,7 +204,7 @@ def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
     try:
         return EvalSettings.model_validate({name: value for name, value in given.items() if value})
     except ValidationError as error:
-        raise explain_validation_error(error, EvalSettings, "evaluation") from error
+        raise explain_invalid(error, "evaluation", EvalSettings.model_fields) from error
 
 
 def runtime_config(

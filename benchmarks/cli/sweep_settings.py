@@ -28,8 +28,7 @@ from benchmarks.console.parse import (
 from benchmarks.results.published.tables import table1_methods
 from cluster.space import Domain, Values, parse_param
 from cluster.sweep_record import SweepSettings
-from procap.errors import UsageError
-from runner.config import explain_validation_error
+from procap.errors import UsageError, explain_invalid
 from shards.resolve import resolve_dataset
 
 MOST_LISTED = 100_000
@@ -40,7 +39,7 @@ OPTIONAL = ("metric", "direction", "search_seed", "scheduler", "grace_period", "
 
 
 def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFlags, data: Path) -> SweepSettings:
-    """Make the settings. Raises UsageError for what cannot be searched, DataUsageError for an unknown data set."""
+    """Make the settings. Raises UsageError for what cannot be searched."""
     from pydantic import ValidationError
 
     params = [(text.partition("=")[0].strip(), text) for text in flags.param or ()]
@@ -79,7 +78,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     try:
         settings = SweepSettings.model_validate(fields)
     except ValidationError as error:
-        raise explain_validation_error(error, SweepSettings, "sweep") from error
+        raise explain_invalid(error, "sweep", SweepSettings.model_fields) from error
     _check(settings, flags)
     return settings
 

@@ -38,7 +38,6 @@ from procap.errors import UsageError, UserError, unknown_name
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import find_runs
 from shards.default_paths import data_root
-from shards.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +181,7 @@ def _suite_tables(
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {*done.paths}
     # A data set of earlier runs may not be here any more.
-    with suppress(UserError, DataError):
+    with suppress(UserError):
         whole = replace(options, datasets=recorded.datasets, methods=recorded.methods)
         planned.update(run.path for run in SuitePlan.make(suite, whole).runs)
     if collection and (further := find_other_runs(collection, root, planned)):

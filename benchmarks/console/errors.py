@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from procap.errors import UserError
-from shards.errors import DataError
 
 # Click's UsageError, wherever this version of typer keeps it.
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -19,7 +18,7 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):
         # Click expects EOFError from prompts alone.
         error = error.__cause__
-    if isinstance(error, UserError | DataError):
+    if isinstance(error, UserError):
         kind = "" if error.exit_code > 128 else "error: "
         text = one_line(str(error))
         return f"{kind}{_explain_value(text) if error.exit_code == 2 else text}", error.exit_code

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.console.output import columns, is_first_rank, note, plural, quote
+from procap.errors import UserError
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.builtin_sources import builtin_source
 from shards.catalogue import Dataset
-from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
 from shards.pack import pack_source
@@ -30,18 +30,18 @@ CLASSES_SHOWN = 40
 
 
 def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
-    """List the generated and bundled data sets that are missing; DataError for sets that are packed from raw files."""
+    """List the generated and bundled data sets that are missing; UserError for sets that are packed from raw files."""
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.source == "folder"]
     if missing and is_mirror(data_root):
         absent = ", ".join(f"'{dataset.name}'" for dataset in missing)
-        raise DataError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
+        raise UserError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
     if raw:
         folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
         command = f"procap data pack {' '.join(raw)}{folder} --data {quote(data_root)}"
         absent = ", ".join(f"'{name}'" for name in raw)
-        raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
+        raise UserError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
     return missing
 
 

@@ -115,7 +115,7 @@ def parse_datasets(text: str, data: Path | None = None, *, test_only: bool = Fal
     """Parse the data sets to train on, without duplicates.
 
     Names are those of `dataset_groups`, of the catalogue, and of what is packed in `data`.
-    Raises UsageError or DataUsageError for an unknown name, and, unless `test_only`, for a set of test images alone.
+    Raises UsageError for an unknown name, and, unless `test_only`, for a set of test images alone.
     """
     from shards.resolve import resolve_dataset
 

@@ -20,7 +20,6 @@ from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import unpack_bits
-from shards.errors import DataError
 from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _list_images(
     counted = f"{plural(len(images), 'image')} of {frame.total.max():,}"
     try:
         found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.to_dict())
-    except (UserError, DataError, OSError) as error:
+    except (UserError, OSError) as error:
         return [], f"{counted} classified wrongly, not shown: {error}."
     titles = list(dict.fromkeys(frame.title))
     shown = []
@@ -205,7 +204,7 @@ def _read_images(
 ) -> dict[int, tuple[str, bytes]]:
     """Read path and thumbnail of images by position in the target. labels: by position, compared with the data set's.
 
-    Raises UserError or DataError if the packed data set is not at hand, or another one.
+    Raises UserError if the packed data set is not at hand, or another one.
     """
     from PIL import Image
 

@@ -29,7 +29,6 @@ from runner.config import RunConfig
 from runner.results import read_document
 from runner.run_collection import Collection, find_collections, read_collection
 from runner.run_folders import RunFolder
-from shards.errors import DataError
 
 STATES = ("failed", "broken", "not evaluated", "unfinished", "not started")
 """States of a planned run without all of its results, the worst first."""
@@ -90,7 +89,7 @@ def find_started_suites(
             suites.append(_read_suite(folder, chosen.get(name, name), results, data))
             if missing := describe_unusable(suites[-1].collection):
                 problems.append((name, missing))
-        except (UserError, DataError) as error:
+        except UserError as error:
             problems.append((name, str(error)))
     started = {one.collection.name for one in suites} | {name for name, _ in problems}
     problems += [(name, "was not started here") for name in chosen if name not in started]

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.results.frame import TITLES
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 from runner.config import Amount, Count
-from shards.errors import describe_invalid
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""

@@ -15,10 +15,10 @@ from benchmarks.results.frame import title_method
 from benchmarks.results.profiles import Profile, find_profile
 from benchmarks.results.published.tables import COMPONENTS
 from cluster.run import RunSpec
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 from procap.methods import METHODS
 from procap.recipe import format_value
-from runner.config import EvalSettings, RunConfig, Target, control_options, describe_invalid, plan_run
+from runner.config import EvalSettings, RunConfig, Target, control_options, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""

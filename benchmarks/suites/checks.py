@@ -15,13 +15,12 @@ from benchmarks.console.output import note, plural
 from benchmarks.console.packing import find_unpacked
 from benchmarks.suites.planning import count_images
 from cluster.run import RunSpec
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from procap.methods import METHODS
 from procap.recipe import warmup_warning
 from runner.acceleration import Acceleration
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_folders import RunFolder
-from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_classes, check_shots, select_labels
 from shards.mirror import is_mirror
 from shards.reader import open_dataset
@@ -123,17 +122,17 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
 
 
 def check_images(dataset: str, classes: str, shots: int, data: Path) -> None:
-    """Raise DataUsageError if a data set has too few classes or images for a run, as far as its images are known."""
+    """Raise UsageError if a data set has too few classes or images for a run, as far as its images are known."""
     if is_packed(data, dataset):
         shards = open_dataset(data, dataset)
         check_classes(shards, classes)
         check_shots(shards, shots, classes)
     elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
-        raise DataUsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
+        raise UsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
 
 
 def check_targets(targets: Iterable[Target], data: Path) -> None:
-    """Raise DataError for a target whose data set is not packed here, or whose shards are missing or altered."""
+    """Raise UserError for a target whose data set is not packed here, or whose shards are missing or altered."""
     wanted = dict.fromkeys(targets)
     find_unpacked((target.dataset for target in wanted), data)
     for target in wanted:
@@ -167,7 +166,7 @@ def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
 def count_training_images(config: RunConfig, data: Path) -> int:
     """Count the images that a run draws; an estimate by the size of the data set unless it is packed here."""
     if is_packed(data, config.dataset) and not is_mirror(data):
-        with suppress(DataError):
+        with suppress(UserError):
             counts = _count_by_class(config.dataset, config.classes, data)
             return int(np.minimum(counts, config.shots or counts).sum())
     return round(count_images(config.dataset, config.classes, "train", data, most=config.shots)[2])

@@ -30,7 +30,6 @@ from procap.weights.architectures import geometry_from_config, model_configs
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import format_duration
 from runner.run_folders import RunFolder, find_runs
-from shards.errors import DataError
 
 MINI_OPERATIONS = 1.9e8, 7.2e6
 """As `tower_operations` counts them; the sizes of `mini` are stored only in its weight file."""
@@ -121,7 +120,7 @@ class CostModel:
         finished.sort(key=lambda folder: folder.train_file.stat().st_mtime, reverse=True)
         for folder in finished[:MAX_FINISHED_RUNS]:
             # Skip unreadable runs here; the command that needs such a run reports the error.
-            with suppress(UserError, DataError, KeyError, TypeError):
+            with suppress(UserError, KeyError, TypeError):
                 self._learn_from(folder)
 
     def seconds(self, run: RunSpec) -> float:
@@ -134,7 +133,7 @@ class CostModel:
                 return 0.0
         try:
             return self.work(run.config, targets, trained=trained) * self.ratio(run.config)[0]
-        except DataError:
+        except UserError:
             return math.inf
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:

@@ -25,7 +25,6 @@ from runner.run_collection import COLLECTIONS, Collection, find_collections, rea
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content, find_runs
 from shards.catalogue import Dataset
 from shards.default_paths import data_root
-from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_shots, select_labels
 from shards.reader import open_dataset
 from shards.resolve import is_packed, kind_of_name, resolve_dataset
@@ -46,7 +45,7 @@ class SuitePlan:
         """Plan the runs. An error in the file of a user's own suite becomes a UsageError."""
         try:
             return cls(suite, options, suite.plan(options))
-        except (UserError, DataError):
+        except UserError:
             raise
         except Exception as error:
             if suite.name in SUITES:
@@ -160,7 +159,7 @@ def count_images(name: str, classes: str, split: str, data: Path, *, most: int =
     chosen = len(labels)
     images = dataset.counts.get(split, 0) * chosen / dataset.classes
     if chosen < dataset.classes and not most and is_packed(data, dataset.name):
-        with suppress(DataError):
+        with suppress(UserError):
             images = float(np.isin(open_dataset(data, dataset.name).labels(split), labels).sum())
     return dataset, chosen, min(images, most * chosen) if most else images
 
@@ -179,7 +178,7 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
         if not suite.trains:
             try:
                 check_shots(open_dataset(data_root("") if options.data is None else options.data, name), SHOTS)
-            except DataUsageError as error:
+            except UsageError as error:
                 reason = str(error).partition(": ")[2].partition(";")[0]
                 return f"it always trains on {SHOTS} images per class: {reason}"
             continue
@@ -257,7 +256,7 @@ def describe_other_runs(plan: SuitePlan, others: Sequence[str], shown: str) -> s
     wider = replace(plan.options, datasets=datasets, methods=methods)
     numbers = sorted({int(path.rpartition("/seed")[2].partition("-")[0]) for path in others})
     # A data set of earlier runs may not be here any more. Without training the seed of a run is always the same.
-    with suppress(UserError, DataError):
+    with suppress(UserError):
         known = {*others, *(run.path for run in plan.runs)}
         for run in plan.suite.plan(replace(wider, seeds=tuple(numbers))):
             if run.path in known and run.spec.config.recipe.epochs:
@@ -297,7 +296,7 @@ def join_recorded(plan: SuitePlan, results: Path) -> SuitePlan:
             methods=sort_methods(_join(options.methods, earlier.methods, {run.variant.method for run in finished})),
         )
         return SuitePlan.make(suite, joined)
-    except (UserError, DataError):
+    except UserError:
         # The plan or the method of an earlier command is not here any more.
         return plan
 

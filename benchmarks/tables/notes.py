@@ -19,7 +19,6 @@ from procap.methods import METHODS, loading_error, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig, changed_settings, nearest_recipe, recipe_settings
 from runner.run_folders import packed_digest
-from shards.errors import DataError
 from shards.mirror import is_mirror
 from shards.names import join_first
 
@@ -240,7 +239,7 @@ def note_other_content(frame: pd.DataFrame, data: Path | None) -> list[str]:
     found = []
     for name in sorted({name for name, _, _ in used}, key=dataset_order):
         # `procap ls datasets` shows what is wrong with a data set.
-        with suppress(DataError):
+        with suppress(UserError):
             packed = packed_digest(data, name)
             if others := {path for one, digest, path in used if packed and one == name and digest != packed}:
                 found.append(f"{plural(len(others), 'run')} used other content of {name} than is packed now.")

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from procap.errors import UsageError, UserError, unknown_name
+from procap.errors import UsageError, UserError, explain_invalid, unknown_name
 from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugin_source
 
 if TYPE_CHECKING:
     import torch
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
     from torch import Tensor
 
     from procap.clip import CLIP
@@ -156,7 +156,7 @@ def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     try:
         return options_class(name)(**options)
     except ValidationError as error:
-        raise _explain(name, error) from error
+        raise explain_invalid(error, name, options_class(name).model_fields, "option") from error
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -167,17 +167,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         options_class(name)(**options)
     except ValidationError as error:
         if error.errors()[0]["loc"]:
-            raise _explain(name, error) from error
-
-
-def _explain(name: str, error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return unknown_name(f"option of {name}", field, options_class(name).model_fields)
-    message = first["msg"].removeprefix("Value error, ")
-    given = f"option {field} = {first['input']!r}: " if field else ""
-    return UsageError(f"{name}: {given}{message[:1].lower()}{message[1:]}")
+            raise explain_invalid(error, name, options_class(name).model_fields, "option") from error
 
 
 def build_method(

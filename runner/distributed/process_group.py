@@ -26,7 +26,6 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.error_store import ERROR_WAIT_SECONDS, INTERRUPTED, ErrorStore
 from runner.distributed.ranks import Ranks
 from runner.stop_signals import StopRequest
-from shards.errors import DataError
 
 TIMEOUT_SECONDS = 300.0
 
@@ -202,7 +201,7 @@ def _is_communication_error(error: BaseException) -> bool:
 def _describe(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    known = isinstance(error, UserError | DataError)
+    known = isinstance(error, UserError)
     return str(error) if known else f"{type(error).__name__}: {_torch_message(error)}"
 
 

@@ -21,7 +21,6 @@ from runner.remote_results import RemoteResults
 from runner.run_collection import COLLECTIONS, Collection, Status, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore, format_error
-from shards.errors import DataError
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
@@ -104,7 +103,7 @@ class BackgroundExporter:
                     self._remote.push_run(path)
                 else:
                     self._remote.pull_run(path, weights=self._log_checkpoints)
-            except (UserError, DataError, OSError) as error:
+            except (UserError, OSError) as error:
                 self.report(f"{error}; what is new is only in {self._remote.local} so far")
         if self.store is None:
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.names import Finding, first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
 from shards.raw.published import SPLITS
@@ -140,21 +140,21 @@ def scan_folders(
     """
     if not root.is_dir():
         state = "a file" if root.exists() else "not there"
-        raise DataError(f"folder: {root} is {state}; name the folder of the images")
+        raise UserError(f"folder: {root} is {state}; name the folder of the images")
     folders = list_class_folders(root)
     if not folders:
-        raise DataError(f"folder: {root} holds no class folders: it needs one folder of images per class")
+        raise UserError(f"folder: {root} holds no class folders: it needs one folder of images per class")
     items: list[ListedImage] = []
     problems: list[str] = []
     if not splits:
         present = {split: split for split in SPLITS if split in folders}
         splits = present if any(list_class_folders(root / split) for split in present) else {"": ""}
     elif absent := [name for name in splits.values() if not (root / name).is_dir()]:
-        raise DataError(f"splits: {root} has no folder {first_few(absent)}; it has {first_few(folders)}")
+        raise UserError(f"splits: {root} has no folder {first_few(absent)}; it has {first_few(folders)}")
     if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
         beside = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
         rename = "; splits: {train: ..., test: ...} names the folders of splits"
-        raise DataError(f"folder: {root} holds {beside}: nothing may lie beside the folders of splits{rename}")
+        raise UserError(f"folder: {root} holds {beside}: nothing may lie beside the folders of splits{rename}")
     left_out: LeftOut = {}
     strays: list[str] = []
     for split, prefix in splits.items():
@@ -172,7 +172,7 @@ def scan_folders(
         _scan_beside(root, folder, left_out)
     if not items and (roots := find_class_roots(root)):
         choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
-        raise DataError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
+        raise UserError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
     if strays:
         end = f", {len(strays):,} in all, no images of a known kind, or folders: move them away"
         problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))

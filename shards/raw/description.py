@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from procap.errors import UserError, describe_invalid, unknown_name
 from shards.catalogue import GROUPS, find_or_none, parse_name
-from shards.errors import DataError, describe_invalid, unknown_name
 from shards.files import read_file
 from shards.names import OWN_NAME, unfit_texts
 
@@ -116,13 +116,13 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def read_description(file: Path) -> Description:
-    """Read the YAML file of a user's data set. Raises DataError, on one line, with the key or line that is wrong."""
+    """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
     try:
         text = read_file(file).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is no YAML that can be read ({error})") from None
+        raise UserError(f"{file} is no YAML that can be read ({error})") from None
     return parse_description(text, file)
 
 
@@ -131,15 +131,15 @@ def parse_description(text: str, file: Path) -> Description:
     try:
         content = yaml.load(text, StrictLoader)  # a SafeLoader
         if not isinstance(content, dict):
-            raise DataError(f"{file} holds no keys like name: and folder:")
+            raise UserError(f"{file} holds no keys like name: and folder:")
         for key in content:
             if key not in Description.model_fields:
-                raise DataError(f"{file}: {unknown_name('key', str(key), Description.model_fields)}")
+                raise UserError(f"{file}: {unknown_name('key', str(key), Description.model_fields)}")
         return Description.model_validate(content)
     except ValidationError as error:
-        raise DataError(f"{file}: {describe_invalid(error, root='')}") from None
+        raise UserError(f"{file}: {describe_invalid(error, root='')}") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise DataError(f"{file}{line}: {' '.join((error.problem or 'it is no YAML').split())}") from None
+        raise UserError(f"{file}{line}: {' '.join((error.problem or 'it is no YAML').split())}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None

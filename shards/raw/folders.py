@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from shards.errors import DataError
+from procap.errors import UserError
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -79,12 +79,12 @@ class FolderPart:
     labels: tuple[int, ...]
 
     def records(self) -> Iterator[ImageRecord]:
-        """Read the files. Raises DataError naming a file that cannot be read."""
+        """Read the files. Raises UserError naming a file that cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
             file = self.root / path
             try:
                 if file.stat().st_size > FILE_LIMIT:
-                    raise DataError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
+                    raise UserError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
                 data = file.read_bytes()
             except OSError as error:
                 raise _unreadable(error) from error
@@ -102,8 +102,8 @@ class FolderPart:
         return digest.hexdigest()[:16]
 
 
-def _unreadable(error: OSError) -> DataError:
-    return DataError(f"{error.filename} cannot be read ({error.strerror}): put it back, or pack a subset without it")
+def _unreadable(error: OSError) -> UserError:
+    return UserError(f"{error.filename} cannot be read ({error.strerror}): put it back, or pack a subset without it")
 
 
 def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:
@@ -113,7 +113,7 @@ def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:
             entries = [entry for entry in found if hidden or not entry.name.startswith(".")]
             return {entry.name: _kind(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
     except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error.strerror or error}): it must be a readable folder") from error
+        raise UserError(f"{folder} cannot be read ({error.strerror or error}): it must be a readable folder") from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -147,7 +147,7 @@ def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
-    """List the bytes of each file. Raises DataError for a file that was deleted after it was listed."""
+    """List the bytes of each file. Raises UserError for a file that was deleted after it was listed."""
     try:
         return [os.stat(root / path).st_size for path in paths]
     except OSError as error:

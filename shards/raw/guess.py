@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from shards.errors import DataError, DataUsageError
+from procap.errors import UsageError, UserError
 from shards.names import first_few
 from shards.raw.class_folders import (
     TABLES,
@@ -40,18 +40,18 @@ SEED = 1
 def find_description(folder: Path) -> tuple[Path, str]:
     """Return the YAML file beside a folder, and its guessed content, "" if the file exists and describes the folder.
 
-    Raises DataUsageError for a file that describes other images, DataError if no layout fits.
+    Raises UsageError for a file that describes other images, UserError if no layout fits.
     """
     folder = folder.resolve()
     if not folder.name:
-        raise DataUsageError(f"{folder} is no folder of images")
+        raise UsageError(f"{folder} is no folder of images")
     file = folder.with_name(f"{folder.name}.yaml")
     if file.exists():
         own = read_description(file)
         images = (file.parent / text for text in (own.folder, own.images, own.table) if text)
         if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
-            raise DataUsageError(f"{file} is there already and describes other images than {folder}; {hint}")
+            raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
         return file, ""
     keys, what = guess_keys(folder)
     keys = {"name": _name_set(folder.name), "template": "a photo of a {}."} | keys
@@ -70,13 +70,13 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     if len(tables) == 1:
         return _guess_table(folder, tables[0])
     if tables:
-        raise DataError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
+        raise UserError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
     if wrong := [name for name in files if name.lower() in ("labels.csv", "labels.tsv")]:
         read_table(folder / wrong[0])
     if nested := find_nested_folders(folder):
         command = f"procap data pack {shlex.quote(str(folder / nested[0]))}"
         what = f"{folder} holds folders of images, and class folders in {first_few(nested)}"
-        raise DataError(f"{what}: if {nested[0]!a} is a data set itself, pack it alone: {command}")
+        raise UserError(f"{what}: if {nested[0]!a} is a data set itself, pack it alone: {command}")
     roots = [""] if has_class_folders(folder) else find_class_roots(folder)
     if len(roots) == 1:
         root = folder / roots[0]
@@ -97,9 +97,9 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         return keys | _guess_split(items), f"{count} class folder{'s' * (count != 1)}, split at random{without}"
     if roots:
         choices = ", ".join(f"{base}/{root}" for root in roots[:3])
-        raise DataError(f"{folder} holds class folders in several places: pack one alone ({choices})")
+        raise UserError(f"{folder} holds class folders in several places: pack one alone ({choices})")
     needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-    raise DataError(f"{folder} holds no class folders with images: {needed}")
+    raise UserError(f"{folder} holds no class folders with images: {needed}")
 
 
 def _guess_split(items: Iterable[ListedImage]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _is_table(file: Path) -> bool:
             return bool(read_table(file))
         with file.open(encoding="utf-8-sig", errors="replace") as stream:
             return {*parse_header(stream.readline(10_000))[1]} >= {"path", "label"}
-    except (DataError, OSError, ValueError):
+    except (UserError, OSError, ValueError):
         return False
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from procap.errors import UserError, describe_invalid
 from shards.catalogue import Dataset, RawLayout
-from shards.errors import DataError, describe_invalid
 from shards.files import read_file
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
@@ -99,17 +99,17 @@ def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
 
 
 def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
-    """Find the images of a data set. Raises DataError with the place where they belong."""
+    """Find the images of a data set. Raises UserError with the place where they belong."""
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
     # Report a folder without read permission, which otherwise looks empty.
     list_folder(folder or raw_root)
     place = (folder or raw_root / raw.folders[0]) / raw.images[0]
     if folder is None:
         what = f"there is no folder {raw.folders[0]} in {raw_root}"
-        raise DataError(f"{what}; get {raw.get}; the images belong in {place}")
+        raise UserError(f"{what}; get {raw.get}; the images belong in {place}")
     images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
     if images is None:
-        raise DataError(f"there is no folder {place}; get {raw.get}; the images belong there")
+        raise UserError(f"there is no folder {place}; get {raw.get}; the images belong there")
     folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
     return RawLocation(dataset, raw, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
 
@@ -127,7 +127,7 @@ def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def read_published(location: RawLocation) -> Listing:
-    """Read the lists or class folders of a data set. Raises DataError if a list is missing or broken."""
+    """Read the lists or class folders of a data set. Raises UserError if a list is missing or broken."""
     layout = location.raw.layout
     if layout == "split-file":
         return _read_split_file(location)
@@ -151,7 +151,7 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
     names = published_classnames(location.dataset)
     images, problems = _scan_class_folders(location)
     if small := small_classes(images, names, FRACTIONS):
-        raise DataError(f"no random split can be made: {small[0]}")
+        raise UserError(f"no random split can be made: {small[0]}")
     splits = split_classes(images, FRACTIONS, seed)
     origin = f"random split of the class folders, seed {seed}"
     return Listing(location.images, names, splits, origin, True, tuple(problems))
@@ -209,12 +209,12 @@ def _read_split_file(location: RawLocation) -> Listing:
             raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")
     except FileNotFoundError:
         own = "; or split the images yourself with --random-split SEED" if location.raw.random_split else ""
-        raise DataError(f"the official split file {file} is missing; get {location.raw.get}{own}") from None
+        raise UserError(f"the official split file {file} is missing; get {location.raw.get}{own}") from None
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
+        raise UserError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
     except ValueError as error:
         reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"{file}: {reason[:300]}; {UNCHANGED}") from error
+        raise UserError(f"{file}: {reason[:300]}; {UNCHANGED}") from error
     splits = {split: [(path, label) for path, label, _ in rows] for split, rows in document.items()}
     classnames = tuple(names[label] for label in range(len(names)))
     return Listing(location.images, classnames, splits, f"CoOp split {location.raw.split_file}")
@@ -225,7 +225,7 @@ def _read_variant_lists(location: RawLocation) -> Listing:
     classnames = tuple(name for _, _, name in _read_lines(location, "variants.txt"))
     labels = {name: label for label, name in enumerate(classnames)}
     if len(labels) != len(classnames):
-        raise DataError(f"{location.find_list('variants.txt')} names a variant twice; {UNCHANGED}")
+        raise UserError(f"{location.find_list('variants.txt')} names a variant twice; {UNCHANGED}")
     splits: dict[str, Images] = {split: [] for split in SPLITS}
     listed: set[str] = set()
     for split, images in splits.items():
@@ -235,7 +235,7 @@ def _read_variant_lists(location: RawLocation) -> Listing:
             reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
             reason = reason or ("" if name in labels else f"is of no class, but of {name[:80]!a}")
             if reason:
-                raise DataError(f"{file}, line {number}: {path[:80]!a} {reason}; {UNCHANGED}")
+                raise UserError(f"{file}, line {number}: {path[:80]!a} {reason}; {UNCHANGED}")
             listed.add(path)
             images.append((path, labels[name]))
     return Listing(location.images, classnames, splits, "official variant lists")
@@ -247,10 +247,10 @@ def _read_lines(location: RawLocation, name: str) -> Iterator[tuple[Path, int, s
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{file} is missing; put it there: get {location.raw.get}") from None
+        raise UserError(f"{file} is missing; put it there: get {location.raw.get}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise DataError(f"{file} cannot be read ({reason}); {UNCHANGED}") from error
+        raise UserError(f"{file} cannot be read ({reason}); {UNCHANGED}") from error
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield file, number, line.strip()
@@ -259,7 +259,7 @@ def _read_lines(location: RawLocation, name: str) -> Iterator[tuple[Path, int, s
 def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Source:
     """Make a source of a published data set, or one derived from it, as CoOp lists it: paths, labels, names, order.
 
-    whole: raise DataError for the first difference from the published set; otherwise they are its `problems`.
+    whole: raise UserError for the first difference from the published set; otherwise they are its `problems`.
     """
     published, variant, seed = sum(dataset.counts.values()), dataset.variant, dataset.random_split
     try:
@@ -271,9 +271,9 @@ def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Sourc
         if whole and "test" not in existing.splits:
             problems += (f"none of its test images is in {listing.root}; get {location.raw.get}",)
         if whole and problems:
-            raise DataError(problems[0])
-    except DataError as error:
-        raise DataError(f"'{dataset.base}': {error}") from error
+            raise UserError(problems[0])
+    except UserError as error:
+        raise UserError(f"'{dataset.base}': {error}") from error
     count = len(existing.paths)
     if dataset.subset:
         counts = f"subset: {count:,} of {published:,} images"

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from shards.errors import DataError, describe_invalid
+from procap.errors import UserError, describe_invalid
 from shards.files import read_file
 from shards.names import Finding, first_few, join_first, unfit_texts
 from shards.raw.class_folders import TABLES, ListedImage, scan_folders
@@ -55,9 +55,9 @@ def user_source(file: Path, text: str = "") -> Source:
     description = parse_description(text, file) if text else read_description(file)
     try:
         return _image_source(file, description)
-    except DataError as error:
+    except UserError as error:
         unwritten = " (to be written: the guess above, changed)" if text else ""
-        raise DataError(f"{file}{unwritten}: {error}") from None
+        raise UserError(f"{file}{unwritten}: {error}") from None
 
 
 def _image_source(file: Path, description: Description) -> Source:
@@ -66,7 +66,7 @@ def _image_source(file: Path, description: Description) -> Source:
         items = read_table(_resolve(file, description.table))
         if missing := split_missing(root, [(item.path, 0) for item in items])[1]:
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
-            raise DataError(f"{what}: {first_few(missing)}")
+            raise UserError(f"{what}: {first_few(missing)}")
         faults, notes = list[str](), compare_table(root, items)
     else:
         root, kind = _resolve(file, description.folder or ""), "folders"
@@ -109,7 +109,7 @@ def read_table(file: Path) -> list[ListedImage]:
             delimiter, columns = parse_header(stream.readline())
             if sorted(columns) not in (["label", "path"], ["label", "path", "split"]):
                 found = join_first([*map(ascii, columns)], 8) or "-"
-                raise DataError(f"table: {file} has the columns {found}; path, label and perhaps split are needed")
+                raise UserError(f"table: {file} has the columns {found}; path, label and perhaps split are needed")
             options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
             reader = csv.DictReader(stream, columns, restkey="more", **options)
             rows, kind = {f"line {reader.line_num + 1}": row for row in reader}, dict[str, ListedImage]
@@ -122,17 +122,17 @@ def read_table(file: Path) -> list[ListedImage]:
         items: list[ListedImage] = [*found.values()] if isinstance(found, dict) else found
     except ValidationError as error:
         count = " (images count from 0)" if isinstance(rows, list) else ""
-        raise DataError(f"table: {file}{count}: {describe_invalid(error, 'the table')}") from None
+        raise UserError(f"table: {file}{count}: {describe_invalid(error, 'the table')}") from None
     except UnicodeDecodeError:
-        raise DataError(f"table: {file} is not in UTF-8: save it as UTF-8") from None
+        raise UserError(f"table: {file} is not in UTF-8: save it as UTF-8") from None
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
-        raise DataError(f"table: {file} cannot be read: {reason}") from None
+        raise UserError(f"table: {file} cannot be read: {reason}") from None
     if not items:
-        raise DataError(f"table: {file} lists no images")
+        raise UserError(f"table: {file} lists no images")
     # An image that is listed twice could be in the training and the test split, or have two labels.
     if repeated := _repeated(item.path for item in items):
-        raise DataError(f"table: {file} lists {first_few(repeated)} more than once: list each image once")
+        raise UserError(f"table: {file} lists {first_few(repeated)} more than once: list each image once")
     return items
 
 
@@ -150,31 +150,31 @@ def _number_classes(
     given = description.classes
     texts = sorted(label for label in found if isinstance(label, str))
     if texts and len(texts) < len(found):
-        raise DataError(f"labels are text ({first_few(texts)}) and numbers: they must be all of one kind")
+        raise UserError(f"labels are text ({first_few(texts)}) and numbers: they must be all of one kind")
     names: dict[str | int, str] = found
     if isinstance(given, dict):
         names = {str(key) if texts else key: name for key, name in given.items()}
     elif given is not None:
         names = {name if texts else number: name for number, name in enumerate(given)}
     elif not texts:
-        raise DataError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
+        raise UserError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
     kinds = {"not listed": found.keys() - names.keys(), "listed without images": names.keys() - found.keys()}
     if wrong := [f"{what}: {join_first(sorted(map(ascii, own)), 100)}" for what, own in kinds.items() if own]:
         without = "leave out its rows" if description.table else "pack a folder of links to the others"
         hint = f"; to leave a class out, {without}" if kinds["not listed"] else ""
-        raise DataError(f"classes: {'; '.join(wrong)}{hint}")
+        raise UserError(f"classes: {'; '.join(wrong)}{hint}")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
     order: list[str | int] = [*range(len(names))]
     if texts:
         order = list(names) if isinstance(given, tuple) else [*texts]
     elif absent := [label for label in order if label not in names]:
-        raise DataError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
+        raise UserError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
     classnames = tuple(names[label] for label in order)
     if texts and (repeated := _repeated(classnames)):
         merge = "give them one label in the table" if description.table else "put their images into folders of one name"
-        raise DataError(f"classes: two labels are called {first_few(repeated)}: to make them one class, {merge}")
+        raise UserError(f"classes: two labels are called {first_few(repeated)}: to make them one class, {merge}")
     if reason := next(unfit_texts(classnames, ()), ""):
-        raise DataError(f"{reason}: a name is one line without blanks around it")
+        raise UserError(f"{reason}: a name is one line without blanks around it")
     return classnames, {label: number for number, label in enumerate(order)}
 
 
@@ -195,12 +195,12 @@ def _assign_splits(
     unassigned, rule = images.pop(""), description.split
     if len(unassigned) < len(items):
         if unassigned:
-            raise DataError(f"table: {unassigned[0][0]!r} has no split, and others have one")
+            raise UserError(f"table: {unassigned[0][0]!r} has no split, and others have one")
         if rule is not None:
-            raise DataError("split: the data define their own splits: leave it out")
+            raise UserError("split: the data define their own splits: leave it out")
     elif rule is None:
         example = "add split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}, or split: test if all images are for testing"
-        raise DataError(f"the data do not define train and test: {example}")
+        raise UserError(f"the data do not define train and test: {example}")
     elif rule == "test":
         images["test"] = unassigned
     else:
@@ -210,9 +210,9 @@ def _assign_splits(
             return {"": by_name}, few
         images = split_classes(by_name, fractions, rule.seed)
     if not images["test"]:
-        raise DataError("there are no test images: nothing could be evaluated")
+        raise UserError("there are no test images: nothing could be evaluated")
     if images.get("val") and not images["train"]:
-        raise DataError("there are val images and no train images")
+        raise UserError("there are val images and no train images")
     found = {split: rows for split, rows in images.items() if rows}
     present = {split: {label for _, label in rows} for split, rows in found.items() if split != "val"}
     absent = {split: [name for label, name in enumerate(names) if label not in own] for split, own in present.items()}
