@@ -44,7 +44,6 @@ COMMANDS = {
     **{name: [name] for name in SUITES},
     "runtime": ["runtime", "--classes", "all"],
     "runs": [],
-    "published": ["published"],
     "rounding": ["stability", "--paper-rounding"],
 }
 """The arguments of `procap table` that print the table of each golden file."""
@@ -92,14 +91,13 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
         return render(table, form)
 
     printed = io.StringIO()
-    place = [] if name == "published" else ["--results", str(results)]
     with (
         mock.patch("benchmarks.cli.table.render", collect),
         mock.patch.dict("benchmarks.suites.SUITES", {"ablation": f"{__name__}:ABLATION"}),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        assert main(["table", *COMMANDS[name], *place, "--format", "md"]) == 0, name
+        assert main(["table", *COMMANDS[name], "--results", str(results), "--format", "md"]) == 0, name
     texts = {form: "\n\n".join(render(table, form) for table in tables) + "\n" for form in ("csv", "latex")}
     document = {"suite": name, "tables": [to_dict(table) for table in tables]}
     return {**texts, "md": printed.getvalue(), "json": json.dumps(document, ensure_ascii=False) + "\n"}

@@ -134,7 +134,7 @@ def section(text: str, name: str) -> str:
 
 def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree):
     ids = [node.attributes["id"] for node in tree.all("section")]
-    assert ids == ["results", "claims", "suite-base-to-novel", "suite-ablation", "missing", "caveats", "method", "work"]
+    assert ids == ["results", "suite-base-to-novel", "suite-ablation", "missing", "caveats", "method", "work"]
     [headline] = [node for node in tree.all("section") if node.attributes["id"] == "results"]
     assert [node.attributes["id"] for node in every(headline) if node.tag == "figure"] == ["figure-hm-bars"], "two sets"
     assert "Table 1. Base-to-novel generalisation, on average over 2 data sets" in words_of(headline)

@@ -16,13 +16,9 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
-from benchmarks.tables.gaussian_tokens import gaussian_token_tables
-from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
-from runner.results import write_json
-from runner.run_folders import RunFolder
 
 SEEDS = (1, 2, 3)
 
@@ -221,23 +217,6 @@ def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     for title in ("MaPLe", "All off, one token set", "w/o Cross-Attn, one token set"):
         assert all(cell.published is None for cell in ours[title].cells)
     assert any("The paper's MaPLe-style is compared with" in note for note in table_of(ablation, "ablation").notes)
-    shown = {table.name: table for table in published_tables()}
-    assert shown["published-domain-generalization"].rows[-1].cells[-1] == Metric(60.58)
-
-
-def test_a_table_shows_how_far_sigma_moved_in_the_runs_that_recorded_it(tmp_path):
-    done = made(tmp_path, "base-to-novel", datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1, 2))
-    assert gaussian_token_tables(done) == []
-    runs = [run for run in done.runs if (run.dataset, run.variant.method) == ("petals", "procap")]
-    for run, size in zip(runs, (1.0, 3.0), strict=True):
-        folder = RunFolder(tmp_path / run.path)
-        moved = {"moved_median": 0.01 * size, "moved_max": 0.02 * size}
-        sigma = {"median": 0.01 * size, "min": 0.005 * size, "max": 0.02 * size, **moved}
-        write_json(folder.train_file, folder.train().model_copy(update={"statistics": {"sigma of text": sigma}}))
-    [table] = gaussian_token_tables(done)
-    [row] = table.rows
-    assert row.labels == ("petals", "ProCAP", "text")
-    assert [cell.mean for cell in row.cells] == pytest.approx([0.02, 0.005, 0.06, 2, 6])
 
 
 SAMPLE = Table(
@@ -303,7 +282,7 @@ def test_details_are_for_programs_alone():
 
 def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     """Every row of every table that the program can print, by a reading of its own."""
-    for table in [SAMPLE, UNEVEN, *published_tables()]:
+    for table in [SAMPLE, UNEVEN]:
         text = render(table, "latex")
         check_latex(text)
     text = render(SAMPLE, "latex")
@@ -343,7 +322,7 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
     if program is None:
         pytest.skip("pdflatex is not installed")
     done = made(tmp_path / "results", "base-to-novel", PAPER, datasets=("dtd",), seeds=(1,))
-    tables = [SAMPLE, *published_tables(), *done.suite.tables(done)]
+    tables = [SAMPLE, *done.suite.tables(done)]
     body = "\n\\clearpage\n".join(render(table, "latex") for table in tables)
     file = tmp_path / "tables.tex"
     head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"

@@ -14,8 +14,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, quote, show, show_json
 from benchmarks.console.parse import parse_integers, parse_options
-from benchmarks.report.claims import read_claims
-from benchmarks.report.started_suites import find_started_suites, find_sweeps
+from benchmarks.report.started_suites import find_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
@@ -27,10 +26,9 @@ from benchmarks.suites.planning import (
     find_suite,
     recorded_options,
 )
-from benchmarks.tables.check import OK, check_metrics, check_table
+from benchmarks.tables.check import check_table
 from benchmarks.tables.latex import NEEDS
 from benchmarks.tables.notes import note_other_content
-from benchmarks.tables.published import published_tables
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
@@ -45,8 +43,8 @@ if TYPE_CHECKING:
 
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
-PUBLISHED, CLAIMS, CALIBRATION = "published", "claims", "calibration"
-"""Names given instead of a suite: the paper's own tables, verdicts on its claims, how well probabilities fit."""
+CALIBRATION = "calibration"
+"""The name given instead of a suite for how well probabilities fit."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class TableFlags:
     profile: Annotated[str, flags.flag("mini|paper", "the suite's data [default: those that were run]")] = ""
     paper_rounding: Annotated[bool, typer.Option("--paper-rounding", help="one decimal, as older logs had")] = False
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
+    tolerance: Annotated[float, flags.flag("POINTS", "difference that --check allows")] = 1.0
     recipe: flags.Recipe = ""
     option: flags.MethodOptions = None
 
@@ -66,7 +65,6 @@ class TableFlags:
     "procap table --methods coop,procap --format latex > table.tex",
     "procap table base-to-novel --results /shared/results",
     "procap table base-to-novel --check --data /shared/shards",
-    "procap table claims",
     "procap table calibration --datasets shapes",
 )
 def table(
@@ -75,9 +73,7 @@ def table(
     suite_flags: TableFlags,
     suite: Annotated[
         str,
-        typer.Argument(
-            metavar="SUITE", help="a suite or sweep, `claims`, `published`, `calibration` [default: all runs]"
-        ),
+        typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]"),
     ] = "",
     results: flags.Results = "results",
     form: Annotated[str, flags.flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
@@ -91,13 +87,7 @@ def table(
         raise unknown_name("format", form, FORMATS)
     tables: Sequence[Table]
     code = 0
-    if suite == PUBLISHED:
-        _refuse(suite, selection, suite_flags)
-        tables = published_tables()
-    elif suite == CLAIMS:
-        _refuse(suite, selection, replace(suite_flags, data=""))
-        tables, code = _claims_tables(results, suite_flags)
-    elif suite in ("", CALIBRATION):
+    if suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data=""))
         tables = _tables_of_runs(selection, results, data_root(suite_flags.data), calibration=bool(suite))
     else:
@@ -176,8 +166,8 @@ def _suite_tables(
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
     if suite_flags.check:
-        checked = check_metrics(done)
-        return [check_table(done, checked)], 0 if all(one.verdict == OK for one in checked) else NOT_AS_PUBLISHED
+        checked, agrees = check_table(done, suite_flags.tolerance)
+        return [checked], 0 if agrees else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {*done.paths}
     # A data set of earlier runs may not be here any more.
@@ -199,12 +189,3 @@ def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
             raise UserError(f"sweep {name} cannot be read: {why}")
     [found] = [one for one in sweeps if one.name == name]
     return found.suite.tables(found.results)
-
-
-def _claims_tables(results: str, suite_flags: TableFlags) -> tuple[Sequence[Table], int]:
-    root, data = open_results(results), data_root(suite_flags.data)
-    started, problems = find_started_suites(root, data)
-    for name, why in problems:
-        note(f"procap: {name} is left out: {why}")
-    found = read_claims(root, started, shown=results, data=data)
-    return [found], 1 if problems else 0

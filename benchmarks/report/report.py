@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
-from benchmarks.report.claims import read_claims, why_untested
 from benchmarks.report.describe import describe_state, list_caveats, list_facts
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, draw_picture, load_picture, write_page
@@ -30,8 +29,6 @@ from benchmarks.report.time_and_cost import describe_cost, describe_versions, re
 from benchmarks.results.frame import run_folders
 from benchmarks.suites import suite_help
 from benchmarks.suites.planning import find_suite
-from benchmarks.tables.gaussian_tokens import gaussian_token_tables
-from benchmarks.tables.published import published_tables
 from benchmarks.tables.runs import title_runs
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
@@ -99,7 +96,7 @@ def build_report(
     """Collect what the template of the page shows, see `write_report`.
 
     sections: one for each suite, sweep, and the single runs. headline: the main table and plot, moved from the section
-    that `leads`. claims: the table; why_untested: the reason if no claim can be tested. problems: what could not
+    that `leads`. problems: what could not
     be read or made. caveats: what a reader has to know before any number.
     """
     groups, problems = _find_groups(results, data, wanted, selected)
@@ -120,22 +117,12 @@ def build_report(
             section["pictures"] = [one for one in section["pictures"] if one not in plots]
             section["leads"] = True
         sections.append(section)
-    claims: Table | None = None
-    if suites and not why_untested(suites):
-        read = partial(read_claims, results, suites, shown=shown, data=data, only_started=bool(wanted))
-        claims = _attempt(problems, "claims", "the table of claims", read, None)
-        # Claims of which none was tested are shown only if runs of their suites are still to come.
-        unfinished = {one.name for one in suites if one.unfinished}
-        if claims and all(row.cells[0] == "not tested" and row.labels[0] not in unfinished for row in claims.rows):
-            claims = None
     jobs = read_jobs(groups)
     return {
         "state": state,
         "shown": shown,
         "sections": sections,
         "headline": headline,
-        "claims": claims,
-        "why_untested": why_untested(suites),
         "problems": problems,
         "caveats": list_caveats(groups, jobs, data),
         "cost": describe_cost(jobs, price),
@@ -199,20 +186,16 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], A
 def _make_section(
     started: StartedSuite, shown: str, data: Path | None, problems: list[Problem], *, detailed: bool
 ) -> dict[str, Any]:
-    """Make the section of a suite, sweep or single runs. detailed: with learned variances, classes and mistakes."""
+    """Make the section of a suite, sweep or single runs. detailed: with classes and mistakes."""
     attempt = partial(_attempt, problems, started.name)
     suite, results = started.suite, started.results
     tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
-    if started.is_suite and detailed:
-        tables += attempt("the table of learned variances", partial(gaussian_token_tables, results), [])
     plots: Plots = {}
     if suite.plots and len(results.frame):
         plots = attempt("its plots", partial(suite.plots, results), {})
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in results.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
-    has_published = any(row.source == "published" for table in tables for row in table.rows)
-    published = [] if has_published else published_tables()
     mistakes: tuple[list[Mistakes], str] = ([], "")
     if detailed and len(results.frame):
         mistakes = attempt("where it is wrong", partial(_find_mistakes, started, data), mistakes)
@@ -229,7 +212,6 @@ def _make_section(
         "tables": [table for table in tables if not table.compares],
         "pictures": [picture for picture in pictures if picture],
         "comparisons": [table for table in tables if table.compares],
-        "published": [table for table in published if table.name == f"published-{started.name}"],
         "state": describe_state(started),
         "status": status,
         "unfinished": started.unfinished,
