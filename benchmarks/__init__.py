@@ -10,5 +10,4 @@ runtime      speed compared with public MaPLe code
 qualitative  predictions, attention and prompts
 report       one HTML page of every suite
 cli          one file per command of `procap`
-studies      measurements of this program itself, run by hand and not shipped
 """

@@ -116,7 +116,7 @@ def tiny_space():
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory):
     """An S3 server with one bucket."""
-    from benchmarks.studies.chaos.object_server import object_server
+    from object_server import object_server
 
     with object_server(tmp_path_factory.mktemp("s3")) as running:
         yield running

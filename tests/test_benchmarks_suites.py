@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from command_line import run
+from fault_cluster import count_tracked, load_outcomes
 from made_results import made
 from test_cluster_sweep import sweep_settings
 from test_runner_train import pack_digits
@@ -20,7 +21,6 @@ from benchmarks.report.started_suites import find_started_suites
 from benchmarks.report.time_and_cost import read_jobs
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.studies.chaos.fault_cluster import count_tracked, load_outcomes
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import make_outputs, short_names
 from benchmarks.suites.planning import SuitePlan, find_suite, join_recorded

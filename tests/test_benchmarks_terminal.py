@@ -25,6 +25,7 @@ import pytest
 import tracked_runs
 from child_process import start_process
 from local_server import Answer, LocalServer
+from ports import free_port
 from pydantic import ValidationError
 
 from benchmarks.cli import main
@@ -34,7 +35,6 @@ from benchmarks.cli.ui import SelectedRuns, check_port, select_runs
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
 from benchmarks.report.links import COMPARED, compare_page
-from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, plan_run
 from runner.run_collection import Collection, write_collection

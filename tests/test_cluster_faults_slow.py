@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_shards import toy_source
-
-from benchmarks.studies.chaos.fault_cluster import (
+from fault_cluster import (
     FaultCluster,
     count_tracked,
     find_leftovers,
@@ -17,7 +15,9 @@ from benchmarks.studies.chaos.fault_cluster import (
     wait_for,
     without_cluster,
 )
-from benchmarks.studies.chaos.nodes import REPOSITORY, find_trials
+from nodes import REPOSITORY, find_trials
+from toy_shards import toy_source
+
 from cluster.preflight import PACKAGES
 from runner.remote_results import results_root
 from runner.run_folders import find_runs

@@ -99,7 +99,8 @@ def test_the_image_builds_the_whole_package(tmp_path):
     tracked = subprocess.run(["git", "ls-files", "*.py", "*.csv", "*.html", "*.safetensors"], cwd=ROOT,
                              capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
     packages = ("procap/", "shards/", "runner/", "cluster/", "benchmarks/")
-    sources = {name for name in tracked if name.startswith(packages) and not name.startswith("benchmarks/studies/")}
+    sources = {name for name in tracked if name.startswith(packages)}
+    assert not any(name.startswith(("tools/", "examples/", "tests/")) for name in names)
     assert {name for name in sources if (ROOT / name).exists()} <= names
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nodes import Nodes
+from object_server import object_server
 from plug_ins import METHOD, install
 from toy_shards import toy_source
 
-from benchmarks.studies.chaos.nodes import Nodes
-from benchmarks.studies.chaos.object_server import object_server
 from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, collect_facts
@@ -59,7 +59,7 @@ def test_a_copy_without_the_tools_of_a_checkout_is_the_same_program(requirements
     """As in a container, which runs the wheel."""
     facts = collect_facts(requirements)
     for package in preflight.PACKAGES:
-        ignored = shutil.ignore_patterns("studies", "__pycache__")
+        ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(preflight._folder_of(package), tmp_path / "wheel" / package, ignore=ignored)
     monkeypatch.setattr(preflight, "_folder_of", lambda package: tmp_path / "wheel" / package)
     assert check_node(requirements, facts) == []

@@ -7,10 +7,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from nodes import Nodes
+from ports import free_port
 
 from benchmarks.cli import main
-from benchmarks.studies.chaos.nodes import Nodes
-from benchmarks.studies.chaos.ports import free_port
 from cluster.address import ray_address, set_auth_mode
 from procap.errors import UsageError
 

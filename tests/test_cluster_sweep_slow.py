@@ -10,10 +10,10 @@ import time
 
 import pytest
 from child_process import start_process
+from nodes import REPOSITORY, Nodes, without_ray_settings
+from object_server import object_server
 
 from benchmarks.cli import main
-from benchmarks.studies.chaos.nodes import REPOSITORY, Nodes, without_ray_settings
-from benchmarks.studies.chaos.object_server import object_server
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import StoragePaths
 from cluster.sweep import Sweep

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"procap": 0, "shards": 1, "runner": 2, "cluster": 3, "benchmarks": 4}
 INSIDE = {
     "console": 0, "results": 1, "tables": 2, "plots": 3, "suites": 4, "runtime": 5, "qualitative": 5, "sweeps": 5,
-    "report": 6, "cli": 7, "studies": 8,
+    "report": 6, "cli": 7,
 }  # fmt: skip
-"""The layers of `benchmarks/`; packages of one layer do not import each other, and studies are imported by nothing."""
+"""The layers of `benchmarks/`; packages of one layer do not import each other."""
 HEAVY = {"ray", "mlflow", "deepspeed", "matplotlib", "optuna", "sklearn", "scipy", "pandas"}
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -128,6 +128,12 @@ def test_every_folder_of_benchmarks_has_a_layer():
     assert folders <= set(INSIDE)
 
 
+def test_tools_and_examples_are_imported_by_nothing():
+    outside = {"tools", "examples", "tests"}
+    for name, path in MODULES.items():
+        assert not outside & {imported.partition(".")[0] for imported, *_ in imports(parse(path))}, name
+
+
 def test_heavy_libraries_are_imported_where_they_are_used():
     assert not {name: found for name, path in MODULES.items() if (found := early(parse(path)))}
 
@@ -142,8 +148,6 @@ def test_the_rules_catch_what_they_should():
     assert is_allowed("runner.train", "shards.pack") and is_allowed("benchmarks.cli.demo", "cluster.launcher")
     assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.suite")
     assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.prompts")
-    assert not is_allowed("benchmarks.cli.demo", "benchmarks.studies.loader")
-    assert is_allowed("benchmarks.studies.loader", "benchmarks.cli.demo")
     assert [name for name, *_ in imports(ast.parse("from .site import nodes"))] == ["."]
     assert {*find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})} == {"a", "b", "c"}
     assert not find_cycle({"a": {"b"}, "b": {"c"}, "c": set()})

@@ -208,7 +208,7 @@ def test_nothing_is_timed_during_a_capture_or_against_the_users_setting(monkeypa
 
 
 def test_the_study_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
-    from benchmarks.studies.gpu.__main__ import main
+    from tools.gpu.__main__ import main
 
     words = ["--device", "cpu", "--quick", "--stages", "refinement", "--out", str(tmp_path)]
     assert main([*words, "--seconds", "0"]) == 75, "no part was started, all are left"

@@ -22,13 +22,13 @@ import pytest
 import torch
 from child_process import start_process
 from command_line import read_files
+from ports import free_port
 from rank_processes import SECONDS, Ended, Processes, run_ranks
 from small_runs import only_run
 from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.console.packing import ensure_packed
-from benchmarks.studies.chaos.ports import free_port
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState, read_checkpoint
 from runner.distributed.process_group import choose_network, init_process_group

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 from child_process import start_process
+from ports import free_port
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
 
 from benchmarks.cli import main
-from benchmarks.studies.chaos.ports import free_port
 from procap.errors import Unreachable, UserError
 from procap.methods import METHODS
 from runner import checkpoint, checkpointer, evaluate, remote_results, run_folders, train

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 import tracked_runs
 from command_line import read_files
+from object_server import object_server
+from ports import free_port
 from pydantic import ValidationError
 from tracked_runs import evaluated
 
 from benchmarks.cli.ui import select_runs
-from benchmarks.studies.chaos.object_server import object_server
-from benchmarks.studies.chaos.ports import free_port
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults

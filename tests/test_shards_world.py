@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies.train_mini.teacher import caption
 from shards import catalogue
 from shards.world.generate import CLASSNAMES as FAMILIES
 from shards.world.generate import Style, paint, sample_seed
+from tools.train_mini.teacher import caption
 
 STYLES: tuple[Style, ...] = ("own", "plain")
 

@@ -27,8 +27,6 @@ from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.sizes import Size, measure_sizes
 from benchmarks.runtime.speed_targets import list_targets
 from benchmarks.runtime.workload import Models, Training, models_by_mode
-from benchmarks.studies.gpu.parity import compare_captured, compare_modes
-from benchmarks.studies.gpu.refinement import measure_bandwidth, measure_refinement
 from procap.methods import METHODS
 from procap.weights.loading import load_clip
 from runner.acceleration import NAMES, Acceleration
@@ -39,6 +37,8 @@ from runner.setup import clip_transform
 from runner.train import train
 from shards.default_paths import data_root
 from shards.loader import evaluation_batches
+from tools.gpu.parity import compare_captured, compare_modes
+from tools.gpu.refinement import measure_bandwidth, measure_refinement
 
 Part = tuple[str, Callable[[float], dict[str, Any]]]
 COMPARED = ("zeroshot", "coop", "maple", "procap")

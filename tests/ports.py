@@ -1,4 +1,4 @@
-"""Find free ports for the servers of tests and studies."""
+"""Find free ports for the servers that tests start."""
 
 from __future__ import annotations
 

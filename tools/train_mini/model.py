@@ -17,9 +17,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, IMAGE, Pool, Teacher
 from runner.results import write_bytes
 from shards.catalogue import CATALOGUE
+from tools.train_mini.teacher import FAMILY_NAMES, IMAGE, Pool, Teacher
 
 DEPTH = 12
 # Common templates around a class name; a family's own templates are used as often as all of these together.
@@ -54,7 +54,7 @@ class MiniRecipe:
     def command(self) -> str:
         """The command line of a training with these settings."""
         options = f"--seed {self.seed} --images {self.images} --minutes {self.minutes:g}"
-        return f"python -m benchmarks.studies.train_mini {options}"
+        return f"python -m tools.train_mini {options}"
 
 
 @dataclass(frozen=True)

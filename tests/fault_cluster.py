@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from hosts import can_create_hosts, create_hosts, machine_address
+from nodes import REPOSITORY, Node, Nodes
+from object_server import ObjectServer, object_server
+from ports import free_port
 
-from benchmarks.studies.chaos.hosts import can_create_hosts, create_hosts, machine_address
-from benchmarks.studies.chaos.nodes import REPOSITORY, Node, Nodes
-from benchmarks.studies.chaos.object_server import ObjectServer, object_server
-from benchmarks.studies.chaos.ports import free_port
 from runner.run_folders import RunFolder, find_runs
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find

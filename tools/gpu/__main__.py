@@ -1,8 +1,8 @@
 """Run the parts of the GPU study that have no result yet, for a limited time, and write the report.
 
-    python -m benchmarks.studies.gpu --out gpu                     repeat until it exits with 0; 9 minutes each time
-    python -m benchmarks.studies.gpu --out gpu --stages tests,parity --seconds 300
-    python -m benchmarks.studies.gpu --out gpu --quick --device cpu        rehearsal: mini, two methods, few sizes
+    python -m tools.gpu --out gpu                     repeat until it exits with 0; 9 minutes each time
+    python -m tools.gpu --out gpu --stages tests,parity --seconds 300
+    python -m tools.gpu --out gpu --quick --device cpu        rehearsal: mini, two methods, few sizes
 
 Each part is written to `OUT/STAGE.json` when it ends, so that a command that is killed loses one part. A part that
 fails is recorded with its error and not repeated, unless `--retry` is given. `OUT/report.md` has all tables. Exit code
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
-from benchmarks.studies.gpu.report import format_report
-from benchmarks.studies.gpu.stages import STAGES, StudySetup
-from benchmarks.studies.record import describe_run
 from runner.environment import resolve_device
 from runner.results import write_bytes, write_json
+from tools.gpu.report import format_report
+from tools.gpu.stages import STAGES, StudySetup
+from tools.record import describe_run
 
 INCOMPLETE = 75
 

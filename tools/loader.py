@@ -1,7 +1,7 @@
 """Measure how fast images are packed, streamed and augmented, compared with bare loops of Pillow over the same bytes.
 
-    python -m benchmarks.studies.loader                 about eight minutes on 2 CPU cores
-    python -m benchmarks.studies.loader --images 100    half a minute, to see that it works
+    python -m tools.loader                 about eight minutes on 2 CPU cores
+    python -m tools.loader --images 100    half a minute, to see that it works
 
 Images decode like photographs: 1/f noise of 500 x 375 pixels, JPEG of quality 90, about 110 kB, ImageNet's
 mean. Every round runs every row once, so that other load on the machine affects all of them; results are medians
@@ -28,12 +28,12 @@ from PIL import Image
 
 from benchmarks.console.output import plural
 from benchmarks.runtime.data import photograph_source, photographs
-from benchmarks.studies.record import describe_machine, describe_run, write_record
 from benchmarks.tables.render import markdown_grid
 from shards.pack import pack_source
 from shards.raw.folders import FolderPart
 from shards.reader import Split, open_dataset
 from shards.records import Source
+from tools.record import describe_machine, describe_run, write_record
 
 # torch is imported in functions: packing starts processes that import this file, and never need it.
 

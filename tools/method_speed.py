@@ -1,7 +1,7 @@
 """Measure every method's training step and evaluation in fast mode against reference mode, and against plain CLIP.
 
-    python -m benchmarks.studies.method_speed --backbone mini --classes 5,20 --rounds 2     a rehearsal, a minute
-    python -m benchmarks.studies.method_speed --classes 51 --write     ViT-B/16, random weights; about 15 minutes
+    python -m tools.method_speed --backbone mini --classes 5,20 --rounds 2     a rehearsal, a minute
+    python -m tools.method_speed --classes 51 --write     ViT-B/16, random weights; about 15 minutes
 
 The modes are those of `benchmarks.runtime.workload`; they take the same batch in turns in one process, and a ratio is
 the median over rounds. `counted` is the ratio of counted operations. For the last number of classes, whose reference
@@ -30,13 +30,13 @@ from benchmarks.runtime.data import synthetic_case
 from benchmarks.runtime.measure import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS
 from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Training, models_by_mode
-from benchmarks.studies.record import describe_run
 from procap.methods import METHODS
 from procap.methods.method import Method
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import plan_run
 from runner.results import write_bytes, write_json
+from tools.record import describe_run
 
 PLAIN = "zeroshot"
 ONE_IMAGE = ("cocoop",)
@@ -222,7 +222,7 @@ def write_page(tables: str, page: Path = PAGE) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.studies.method_speed", description=__doc__.splitlines()[0]
+        prog="python -m tools.method_speed", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--methods", default="all")
     parser.add_argument("--backbone", default="ViT-B/16", help="with random weights")

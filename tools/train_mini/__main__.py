@@ -3,7 +3,7 @@
 It is trained on plain pictures of the generated data, and is small enough to ship. Prompt tuning has similar effects on
 it as on ViT-B/16.
 
-    python -m benchmarks.studies.train_mini --out procap/weights/mini.safetensors
+    python -m tools.train_mini --out procap/weights/mini.safetensors
 
 takes about 52 minutes on 2 CPU cores: drawing the pictures (2), the convolutional teacher (4), mini (46). A run that is
 stopped continues from its last checkpoint in `--work`. It starts 3 layers deep; twice a block that is the identity
@@ -28,16 +28,16 @@ from open_clip.model import CLIP
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.studies.record import describe_run
-from benchmarks.studies.train_mini import model as mini
-from benchmarks.studies.train_mini import teacher as pictures
-from benchmarks.studies.train_mini.model import MiniRecipe, Student, Vocabulary
-from benchmarks.studies.train_mini.muon import Muon
-from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, Pool, Teacher
 from runner.results import write_json
 from shards.catalogue import CATALOGUE
 from shards.rng import generator
 from shards.world.generate import Style
+from tools.record import describe_run
+from tools.train_mini import model as mini
+from tools.train_mini import teacher as pictures
+from tools.train_mini.model import MiniRecipe, Student, Vocabulary
+from tools.train_mini.muon import Muon
+from tools.train_mini.teacher import FAMILY_NAMES, Pool, Teacher
 
 FAMILIES_PER_STEP = 2
 CAPTIONS_PER_STEP = 12

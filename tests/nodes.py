@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-
-from benchmarks.studies.chaos.hosts import Host
-from benchmarks.studies.chaos.ports import free_port, is_listening
+from hosts import Host
+from ports import free_port, is_listening
 
 REPOSITORY = Path(__file__).parents[3]
 START_SECONDS = 300.0
