@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,18 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "git": source_state(),
         "packages": versions,
     }
+
+
+def provenance(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return when and by which program a result is written, and `facts`, which `environment` has collected.
+
+    written: UTC, as 2026-01-31T12:00:00Z. program: the version, and the commit if this is a checkout.
+    """
+    written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    program, source = importlib.metadata.version("procap-bench"), facts.get("git")
+    if source:
+        program += f" ({source['commit'][:8]}{', changed' if source['dirty'] else ''})"
+    return {"written": written, "program": program, "environment": facts}
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Tar
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
-from runner.environment import environment, num_decoders, resolve_device
+from runner.environment import environment, num_decoders, provenance, resolve_device
 from runner.features import FeatureStore, feature_key, reads_plain_features
 from runner.inference import Inference, Predictions, count_classes
 from runner.meters import Meter, ResourceMonitor
@@ -261,7 +261,7 @@ def _evaluate(
         variant=manifest.variant,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
-        environment=environment(device),
+        **provenance(environment(device)),
         correct_bits=pack_bits(predictions.is_correct),
         wrong_labels=pack_labels(predictions.labels, predictions.predicted, len(selection.classnames)),
     )

@@ -11,7 +11,7 @@ from procap.methods.public import PublicFile, layout_of, load_public_state, pack
 from runner.acceleration import Acceleration
 from runner.checkpoint import check_finite, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
-from runner.environment import environment, resolve_device
+from runner.environment import environment, provenance, resolve_device
 from runner.evaluate import load_trained
 from runner.meters import ResourceMonitor
 from runner.remote_results import RemoteResults, synchronized_run
@@ -63,7 +63,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             manifest_digest=card.manifest_digest,
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
-            environment=environment(device),
+            **provenance(environment(device)),
             imported=ImportedFile(name=file.name, sha256=file_sha256(file), epoch=content.epoch),
         )
         write_json(folder.config_file, config)

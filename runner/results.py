@@ -32,6 +32,8 @@ SCHEMA: Literal[1] = 1
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 Document = TypeVar("Document", bound=BaseModel)
+WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+"""A time in UTC, ISO 8601 in seconds."""
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
 
@@ -123,6 +125,8 @@ class TrainResult(FrozenModel):
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
     backbone_digest: str
+    written: str = Field(pattern=WRITTEN, description="when, in UTC")
+    program: str = Field(description="version of this program, and its commit if known")
     environment: dict[str, Any]
     resumed: Count = Field(default=0, description="how often the run went on from a saved state")
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
@@ -246,6 +250,8 @@ class EvalResult(FrozenModel):
     variant: str = Field(default="", description="difference of the target to the published data set; empty if none")
     backbone_digest: str
     checkpoint_sha256: str
+    written: str = Field(pattern=WRITTEN, description="when, in UTC")
+    program: str = Field(description="version of this program, and its commit if known")
     environment: dict[str, Any]
     correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
     wrong_labels: str | None = Field(default=None, repr=False, description="of the other images, see pack_labels")

@@ -15,7 +15,7 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch
-from runner.environment import environment, resolve_device
+from runner.environment import environment, provenance, resolve_device
 from runner.failures import describe_failure
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
@@ -339,7 +339,7 @@ def _write_result(
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,
-        environment=environment,
+        **provenance(environment),
         resumed=state.resumed,
         ranks=ranks if len(ranks) > 1 else [],
         files=dict(setup.files),

@@ -97,7 +97,6 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"calibration": bins(ece=3.0)}, "ece is not that of the bins"),
         ({"calibration": bins(count=[39, *[0] * 14])}, "bins of calibration"),
         ({"calibration": bins(count=[40])}, "15 items"),
-        ({"environment": {"git": "clean", "cpu": [1]}}, "environment"),
         ({"target": "shapes:novel:test"}, "is of 'shapes:novel:test'"),
         ({"target": "shapes"}, "target = 'shapes'"),
         ({"settings__samples": 3}, "3 samples"),

@@ -7,6 +7,7 @@ from procap.recipe import Recipe
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import save_checkpoint
 from runner.config import RunConfig
+from runner.environment import provenance
 from runner.results import (
     CheckpointCard,
     EpochLog,
@@ -63,7 +64,7 @@ def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
         config_hash=_hash(folder), steps=10 * epochs, images=40 * epochs, epochs=rows(epochs, attempt),
         seconds=10.5 + attempt, images_per_second=98.5, images_per_second_model=120.0, warmup_steps=5,
         phases={"data": 1.0, "forward": 4.0, "backward": 5.0}, peak_memory_bytes=PEAK, use=USE,
-        trainable_parameters=4096, fewshot=None, environment=ENVIRONMENT, **digests,
+        trainable_parameters=4096, fewshot=None, **provenance(ENVIRONMENT), **digests,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, torch.nn.Linear(2, 2), card),
     )  # fmt: skip
     write_json(folder.train_file, train)
@@ -80,7 +81,7 @@ def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, siz
         limit=total if total < size else None, dataset_size=size, num_classes=1, precision="fp32", batch_size=100,
         workers=0, device="cpu", seconds=1.0, images_per_second=300.0, images_per_second_model=400.0,
         warmup_batches=1, peak_memory_bytes=PEAK, use=USE, manifest_digest="ab" * 32, backbone_digest="cd" * 8,
-        checkpoint_sha256="ef" * 32, environment=ENVIRONMENT,
+        checkpoint_sha256="ef" * 32, **provenance(ENVIRONMENT),
     )  # fmt: skip
     write_json(folder.path / "eval" / f"shapes-{classes}-test.json", result)
 
