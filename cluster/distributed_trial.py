@@ -17,7 +17,7 @@ from typing import Any
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.ray_cluster import Resources
 from cluster.run import Halving, StoragePaths, TrialReport
-from runner.distributed.process_group import init_process_group
+from runner.distributed.process_group import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
 
@@ -110,13 +110,14 @@ def execute_in_group(
                     report_to(queue.get_nowait())
             # Raises for a lost process: the others would wait for it until their timeout.
             ray.get(ended)
-        # Wait for all ranks: one may report a failure that only follows from another lost process, which raises here.
         reports: list[TrialReport] = ray.get(refs)
     finally:
         for actor in actors:
             ray.kill(actor)
         queue.shutdown(force=True)
-    return next((report for report in reports if report.state == "failed"), reports[0])
+    # A rank that only lost the connection to another one does not know the reason.
+    failures = sorted((report for report in reports if report.state == "failed"), key=lambda report: LOST in report.why)
+    return failures[0] if failures else reports[0]
 
 
 def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:

@@ -22,8 +22,6 @@ class UserError(Exception):
     """A failure that the user can fix; the command line prints the message alone and exits with `exit_code`."""
 
     exit_code = 1
-    printed_elsewhere: bool | None = None
-    """Whether another process of the same run prints the error; None if unknown."""
 
 
 class UsageError(UserError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.checkpoint import StateFiles, TrainState, cannot_resume
+from runner.checkpoint import StateFiles, TrainState, cannot_resume, check_finite
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
@@ -41,6 +41,7 @@ class Checkpointer:
             "config_hash": self.config.hash,
             "backbone_digest": card.backbone_digest,
             "manifest_digest": card.manifest_digest,
+            "engine": self.engine.name,
             **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
         }
         if source := self.setup.method_source:
@@ -63,14 +64,13 @@ class Checkpointer:
         # The bytes are sent, not the path, because other machines may not have rank 0's folder.
         data = self.group.broadcast_object(newest and newest[0])
         if data:
-            self.state, tensors = self.files.unpack(data)
-            source = newest[1] if newest else self.folder.state
-            self._check_position(source)
+            self.state, parts = self.files.unpack(data)
+            self._check_position(newest[1] if newest else self.folder.state)
             if self.state.stage:
                 self.begin_stage(self.state.stage)
             if self.average:
-                self.average.load(tensors, source)
-            self.engine.load(tensors, source)
+                self.average.load_state_dict(parts["average"])
+            self.engine.load(parts)
             self.state.resumed += 1
             self.saved_at = self._position
             self.meter.resume(self.state.meter)
@@ -110,9 +110,12 @@ class Checkpointer:
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
-            tensors = self.engine.tensors() | (self.average.tensors() if self.average else {})
+            parts = self.engine.state()
+            if self.average:
+                parts["average"] = self.average.state_dict()
+            check_finite(parts["method"], f"after step {self.state.step}")
             if self.group.ranks.is_first:
-                self.files.save(self.state, tensors)
+                self.files.save(self.state, parts)
         self.write_progress(status)
         self._saved_time, self.saved_at = time.monotonic(), self._position
         self._save_seconds = self._saved_time - began
@@ -127,16 +130,6 @@ class Checkpointer:
         self.group.barrier()
         position = f"step {self.state.step} of {self.steps}"
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
-
-    def save_alone(self) -> None:
-        """Save without the other ranks, which may not answer any more, if this rank can and the state is not on disk.
-
-        A GPU may still wait for gradients of other ranks, and DeepSpeed keeps parts of the state on every rank: then
-        the last state on disk is the one to resume from.
-        """
-        is_whole = self.meter.device.type == "cpu" and type(self.engine) is Engine
-        if self.group.ranks.is_first and is_whole and self.saved_at != self._position:
-            self.save("interrupted")
 
     def finish(self, status: RunStatus) -> Progress:
         """Save unless this state is on disk already, and return the progress."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from procap.errors import UserError
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
-from runner.checkpoint import fill_optimizer, fill_scaler, load_learned, optimizer_slots, training_tensors
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
 
@@ -141,7 +139,10 @@ class Engine:
     scaler: multiplies the loss of an fp16 run, so that small gradients are not rounded to zero; other runs have a
         disabled one, which changes nothing. A step whose gradients overflow is skipped, and the next scale is smaller.
     skipped: 1.0 on the device if the last step was skipped, else 0.0.
+    name: identifies the layout of `state`, which another engine cannot load.
     """
+
+    name = "ddp"
 
     def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
@@ -212,15 +213,21 @@ class Engine:
         """Release DDP before the process group is destroyed."""
         self.module = self.objective
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Collect all tensors that training changes, by name, on the CPU; all ranks call this."""
-        return training_tensors(self.method, optimizer_slots(self.method, self.optimizer), self.scaler)
+    def state(self) -> dict[str, Any]:
+        """Collect the state dicts of all that training changes; all ranks call this."""
+        return {
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "scaler": self.scaler.state_dict(),
+        }
 
-    def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
-        slots = load_learned(self.method, tensors, self.objective.config.recipe, source)
-        fill_optimizer(self.method, self.optimizer, slots)
-        fill_scaler(self.scaler, tensors)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned."""
+        self.method.load_state_dict(state["method"])
+        # Learning rates follow from the step, and `set_rate` writes to the tensors of this optimizer.
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        self.scaler.load_state_dict(state["scaler"])
 
 
 def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: object) -> None:

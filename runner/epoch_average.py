@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from runner.checkpoint import cannot_resume, find_misfit
-
-PREFIX = "average/"
-"""The first part of the names of the sums in a saved state."""
 
 
 def gaussian_weights(epochs: int, mean: float, std: float) -> list[float]:
@@ -45,14 +39,11 @@ class EpochAverage:
         for name, parameter in self._parameters.items():
             parameter.copy_(self._sums[name])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the sums, on the CPU, under the names that a saved state has."""
-        return {f"{PREFIX}{name}": total.cpu() for name, total in self._sums.items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the sums by the names of their parameters."""
+        return dict(self._sums)
 
-    def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Set the sums to those of a saved state. Raises UserError naming `source` if it has others."""
-        found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-        if problem := find_misfit(self._sums, found):
-            raise cannot_resume(source, f"its averages are not those of this method: {problem}")
+    def load_state_dict(self, sums: Mapping[str, Tensor]) -> None:
+        """Set the sums to what `state_dict` returned."""
         for name, total in self._sums.items():
-            total.copy_(found[name])
+            total.copy_(sums[name])

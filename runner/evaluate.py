@@ -107,8 +107,7 @@ def evaluate(
         store.push_run(config.path)
         return existing
     with StopRequest() as stop:
-        with stop.interruptible(f"stopped before the evaluation of {config.path} on {target}"):
-            trained = trained or load_trained(config, runtime, group)
+        trained = trained or load_trained(config, runtime, group)
         result = _evaluate(target, settings, runtime, trained, stop, group, read_features=not force)
         if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
@@ -219,7 +218,6 @@ def _evaluate(
 
         def on_batch(evaluated: int) -> None:
             meter.step(evaluated)
-            monitor.sample()
             display.update(min(display.done + evaluated, count))
 
         batches = inference.batches(transform, batch_size, workers, group.ranks)
@@ -256,7 +254,6 @@ def _evaluate(
         warmup_batches=warmup_batches,
         phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
-        use=monitor.use(),
         manifest_digest=manifest.digest,
         variant=manifest.variant,
         backbone_digest=trained.training.backbone_digest,
@@ -285,8 +282,7 @@ def predict(
     Raises UserError if a logit is not finite.
     """
     predictions, flag_sync, signum = Predictions(inference.images.labels), FlagSync(group), 0
-    waiting = stop.iterate(batches, f"the evaluation of {config.path} on {target}", together=group.size > 1)
-    for images, indices in meter.iterate("data", waiting):
+    for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"), autocast(precision, inference.clip.device):
             evaluated = predictions.add(inference(images, indices), indices)
@@ -294,7 +290,7 @@ def predict(
         on_batch(group.size * evaluated)
         if signum := flag_sync.exchange(signum=stop.signum).signum:
             break
-    if signum := flag_sync.wait().signum or signum or (stop.signum or 0 if group.size == 1 else 0):
+    if signum := flag_sync.wait().signum or signum or (stop.signum if group.size == 1 else 0):
         return signum, None
     meter.settle()
     if not predictions.are_finite(group):

@@ -1,4 +1,4 @@
-"""Measure a run: time by phase, images per second, peak memory, and utilisation of CPU and GPU."""
+"""Measure a run: time by phase, images per second, and peak memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import torch
 from pydantic import Field
 
 from runner.config import Amount, Count, FrozenModel
-from runner.results import PeakMemory, ResourceUse
+from runner.results import PeakMemory
 
 Item = TypeVar("Item")
 Mark = float | torch.cuda.Event
@@ -62,13 +62,14 @@ class Meter:
         self.phases = dict.fromkeys(phases, 0.0)
         self.seconds = 0.0
         self.step_seconds = 0.0
-        # Of steps in the warm-up (False) and after it (True).
-        self._rated: dict[bool, dict[str, float]] = {False: {}, True: {}}
-        self._images = {False: 0, True: 0}
-        self._before = MeterState()
-        self._steps = 0
-        self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
+        self._warmup_rate, self._rate = Rate(), Rate()
+        self._earlier_warmup_steps = self._steps = 0
+        self._spans: list[tuple[str, Rate | None, Mark, Mark]] = []
         self._last = time.perf_counter()
+
+    @property
+    def _current_rate(self) -> Rate:
+        return self._rate if self._steps >= self.warmup else self._warmup_rate
 
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
@@ -77,7 +78,7 @@ class Meter:
         try:
             yield
         finally:
-            self._spans.append((name, self._steps >= self.warmup if rated else None, start, now(self.device)))
+            self._spans.append((name, self._current_rate if rated else None, start, now(self.device)))
 
     def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`, timing the wait for each one as phase `name`."""
@@ -92,22 +93,22 @@ class Meter:
 
     def step(self, images: int) -> None:
         """Count a finished step over `images` images."""
-        self._images[self._steps >= self.warmup] += images
+        self._current_rate.images += images
         self._steps += 1
 
     def settle(self) -> None:
         """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        for name, counted, start, end in self._spans:
+        for name, rate, start, end in self._spans:
             seconds = seconds_between(start, end)
             self.phases[name] = self.phases.get(name, 0.0) + seconds
-            if counted is not None:
-                self._rated[counted][name] = self._rated[counted].get(name, 0.0) + seconds
+            if rate is not None:
+                rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds
                 self.step_seconds += seconds
         self._spans.clear()
-        before, self._last = self._last, time.perf_counter()
-        self.seconds += self._last - before
+        last, self._last = self._last, time.perf_counter()
+        self.seconds += self._last - last
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
@@ -115,55 +116,50 @@ class Meter:
             phases=dict(self.phases),
             seconds=self.seconds,
             step_seconds=self.step_seconds,
-            rated=dict(self._rated[True]),
-            rated_images=self._images[True],
+            rated=dict(self._rate.seconds),
+            rated_images=self._rate.images,
             warmup_steps=self.warmup_steps,
         )
 
-    def resume(self, before: MeterState) -> None:
-        """Add the measurements of an earlier process; this process has a warm-up of its own."""
-        self._before = before
-        for totals, earlier in ((self.phases, before.phases), (self._rated[True], before.rated)):
+    def resume(self, state: MeterState) -> None:
+        """Add the measurements of an earlier process; this process has its own warm-up."""
+        for totals, earlier in ((self.phases, state.phases), (self._rate.seconds, state.rated)):
             for phase, seconds in earlier.items():
                 totals[phase] = totals.get(phase, 0.0) + seconds
-        self.seconds += before.seconds
-        self.step_seconds += before.step_seconds
-        self._images[True] += before.rated_images
+        self.seconds += state.seconds
+        self.step_seconds += state.step_seconds
+        self._rate.images += state.rated_images
+        self._earlier_warmup_steps = state.warmup_steps
 
     @property
     def warmup_steps(self) -> int:
         """Steps that rates leave out; 0 if no other steps followed."""
-        return self._before.warmup_steps + min(self._steps, self.warmup) if self._images[True] else 0
+        return self._earlier_warmup_steps + min(self._steps, self.warmup) if self._rate.images else 0
 
     def images_per_second(self, *phases: str) -> float | None:
         """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""
-        images = self._images[after := bool(self._images[True])]
-        seconds = sum(value for name, value in self._rated[after].items() if not phases or name in phases)
-        return images / seconds if images and seconds > 0 else None
-
-    def own_seconds(self, phase: str = "") -> float:
-        """Return the seconds in steps of this process, or in one phase, without what `resume` added."""
-        if phase:
-            return self.phases[phase] - self._before.phases.get(phase, 0.0)
-        return self.step_seconds - self._before.step_seconds
+        rate = self._rate if self._rate.images else self._warmup_rate
+        seconds = sum(value for name, value in rate.seconds.items() if not phases or name in phases)
+        return rate.images / seconds if rate.images and seconds > 0 else None
 
     def phases_with_other(self) -> dict[str, float]:
         """Return all phases, and the rest of `seconds` as "other"."""
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
 
-class ResourceMonitor:
-    """Measure this process's utilisation of CPU and GPU since the monitor was made; GPU values need NVML, else None."""
+@dataclass
+class Rate:
+    """Images, and the seconds in steps over them by phase."""
 
-    SAMPLE_SECONDS = 1.0
+    images: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class ResourceMonitor:
+    """Measure the peak memory of this process since the monitor was made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._process = psutil.Process()
-        # The first call starts the measurement.
-        self._process.cpu_percent()
-        self._sampled = time.perf_counter()
-        self._samples: list[tuple[float, float]] = []
         # Writing "5" resets the peak resident size; otherwise a small run would report that of an earlier run.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -171,20 +167,6 @@ class ResourceMonitor:
             # Resetting the statistics fails before CUDA is initialized.
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
-
-    def sample(self) -> None:
-        """Sample the GPU's utilisation and power, at most once a second; cheap enough for every step."""
-        if self.device.type == "cuda" and time.perf_counter() - self._sampled >= self.SAMPLE_SECONDS:
-            self._sampled = time.perf_counter()
-            # torch raises several kinds of errors without NVML, and on GPUs that do not measure their power.
-            with suppress(Exception):
-                percent, milliwatts = torch.cuda.utilization(self.device), torch.cuda.power_draw(self.device)
-                self._samples.append((percent, milliwatts / 1000))
-
-    def use(self) -> ResourceUse:
-        """Return the mean utilisation since the monitor was made."""
-        means = [sum(values) / len(values) for values in zip(*self._samples, strict=True)] or [None, None]
-        return ResourceUse(cpu_percent=self._process.cpu_percent(), gpu_percent=means[0], gpu_watts=means[1])
 
     def peak_memory(self) -> PeakMemory:
         gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None

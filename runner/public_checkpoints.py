@@ -57,7 +57,6 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             warmup_steps=0,
             phases={},
             peak_memory_bytes=monitor.peak_memory(),
-            use=monitor.use(),
             trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
             fewshot=None,
             manifest_digest=card.manifest_digest,

@@ -57,25 +57,6 @@ class PeakMemory(FrozenModel):
     gpu: Bytes | None = Field(description="peak bytes allocated by tensors; None on the CPU")
 
 
-class ResourceUse(FrozenModel):
-    """Mean utilisation of CPU and GPU by one process."""
-
-    cpu_percent: Amount | None = Field(description="100 is one core kept busy")
-    gpu_percent: Amount | None = Field(default=None, description="mean over samples, one a second")
-    gpu_watts: Amount | None = Field(default=None, description="mean power over samples, one a second")
-
-
-class RankUse(FrozenModel):
-    """The resource use of one rank since it was last started."""
-
-    host: str
-    device: str
-    images_per_second: Rate | None = Field(default=None, description="its own images; warm-up left out")
-    data_share: Amount = Field(description="share of step time spent waiting for images")
-    communication_share: Amount | None = Field(default=None, description="only in files of older versions")
-    peak_memory_bytes: PeakMemory
-
-
 class FewShotRecord(FrozenModel):
     shots: Count
     seed: Count
@@ -116,7 +97,6 @@ class TrainResult(FrozenModel):
     warmup_steps: Count = Field(description="steps left out of `images_per_second`")
     phases: dict[str, Amount] = Field(description="seconds by phase")
     peak_memory_bytes: PeakMemory
-    use: ResourceUse
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
@@ -129,7 +109,7 @@ class TrainResult(FrozenModel):
     program: str = Field(description="version of this program, and its commit if known")
     environment: dict[str, Any]
     resumed: Count = Field(default=0, description="how often the run went on from a saved state")
-    ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
+    processes: Count = Field(default=1, description="that trained together")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
     method_source: PlugInSource | None = Field(
@@ -245,7 +225,6 @@ class EvalResult(FrozenModel):
     warmup_batches: Count = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
-    use: ResourceUse
     manifest_digest: str
     variant: str = Field(default="", description="difference of the target to the published data set; empty if none")
     backbone_digest: str

@@ -167,7 +167,7 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
         return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(method, config, group.size, runtime.zero_stage or 0)
+    return DeepSpeedEngine(method, config, group, runtime.zero_stage or 0)
 
 
 def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import platform
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
+
+from torch import Tensor
 
 from procap.errors import UserError
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
@@ -20,7 +21,7 @@ from runner.failures import describe_failure
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
-from runner.results import FewShotRecord, Progress, RankUse, TrainResult, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
@@ -66,9 +67,7 @@ def train(
     if not force:
         store.pull_run(config.path)
         if finished := read_finished(config, runtime, folder, group):
-            if first:
-                folder.tidy()
-                store.push_run(config.path)
+            store.push_run(config.path)
             return finished
     with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, resumes=not force):
         if not force:
@@ -77,7 +76,7 @@ def train(
                 return finished
             if until and (paused := _read_paused(config, folder, until, group, callbacks)):
                 return paused
-        with StopRequest(callbacks.stop_signal if callbacks else None) as stop:
+        with StopRequest() as stop:
             try:
                 result = _train(config, runtime, folder, store, stop, group, until, callbacks, force=force)
             finally:
@@ -90,7 +89,7 @@ def train(
 def read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
-    """Read the result of a finished run. Raises UserError if it is of other settings, data or files than now."""
+    """Read the result of a finished run. Raises UserError if its settings, data or files differ from those now."""
     result = folder.train() if group.ranks.is_first else None
     if result is not None:
         check_training_content(config, result, runtime.data)
@@ -139,10 +138,7 @@ def _train(
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
     meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
-    with (
-        meter.phase("load", rated=False),
-        stop.interruptible(f"stopped before the first step of {config.path}; repeat the command to resume"),
-    ):
+    with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.is_first, environment(device)
     if force and first:
@@ -154,41 +150,174 @@ def _train(
     state, validator = TrainState(), None
     if setup.engine is not None:
         checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(store, config.path), facts, group)
-        epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-        with ExitStack() as stack, fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
+        try:
+            with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
+                validator = Validator(callbacks, checkpointer, runtime, stop)
+                epochs = min(until or config.recipe.epochs, config.recipe.epochs)
+                state = _fit(runtime, checkpointer, validator, epochs)
+                if state.epoch < config.recipe.epochs:
+                    return checkpointer.finish("paused")
+        finally:
             # Each stage of a training has its own engine.
-            stack.callback(lambda: checkpointer.engine.close())
-            validator = Validator(callbacks, checkpointer, runtime, stop)
-            try:
-                state = _fit(runtime, checkpointer, validator, monitor, epochs)
-            except Interrupted:
-                checkpointer.save_alone()
-                raise
-            except Exception as error:
-                # The error of a callback ends a training whose state is saved already: it is interrupted.
-                if first and not validator.callback_failed:
-                    _record_failure(folder, error)
-                raise
-            if state.epoch < config.recipe.epochs:
-                return checkpointer.finish("paused")
+            checkpointer.engine.close()
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             checkpointer.average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    rate = meter.images_per_second()
-    own = RankUse(
-        host=platform.node(),
-        device=str(meter.device),
-        images_per_second=rate and rate / group.size,
-        data_share=meter.own_seconds("data") / (meter.own_seconds() or 1.0),
-        peak_memory_bytes=monitor.peak_memory(),
-    )
-    ranks = group.all_gather_object(own)
-    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, monitor, facts, ranks))
+    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, monitor, facts, group.size))
     if validator is not None:
         validator.notify(finished=True)
     return result
+
+
+def _fit(runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int) -> TrainState:
+    """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
+    try:
+        state = checkpointer.restore()
+        validator.resume()
+        quiet = runtime.quiet or not checkpointer.group.ranks.is_first
+        steps = checkpointer.steps
+        with ProgressDisplay(checkpointer.config.path, steps, done=state.step, quiet=quiet) as display:
+            if state.resumed:
+                display.print(f"resuming {checkpointer.config.path} from step {state.step} of {steps}")
+            loop = TrainLoop(runtime, checkpointer, validator.stop, display)
+            for epoch in range(state.epoch, epochs):
+                loop.train_epoch(epoch)
+                validator.validate()
+                loop.end_epoch()
+                # After the last epoch the callback waits until the result is written.
+                if epoch < checkpointer.config.recipe.epochs - 1:
+                    validator.notify()
+            loop.flag_sync.wait()
+        return state
+    except Interrupted:
+        raise
+    except Exception as error:
+        # The error of a callback ends a training whose state is saved already: it is interrupted.
+        if checkpointer.group.ranks.is_first and not validator.callback_failed:
+            _record_failure(checkpointer.folder, error)
+        raise
+
+
+class TrainLoop:
+    """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
+
+    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
+    """
+
+    def __init__(
+        self, runtime: RuntimeConfig, checkpointer: Checkpointer, stop: StopRequest, display: ProgressDisplay
+    ) -> None:
+        assert checkpointer.setup.schedule is not None
+        self.runtime, self.checkpointer, self.stop, self.display = runtime, checkpointer, stop, display
+        self.config, self.state, self.meter = checkpointer.config, checkpointer.state, checkpointer.meter
+        self.method, self.schedule = checkpointer.setup.method, checkpointer.setup.schedule
+        self.group = checkpointer.group
+        device = self.method.clip.device
+        use_graphs = checkpointer.setup.acceleration.graphs and runtime.engine == "ddp"
+        self.graphs = CudaGraphs(device) if use_graphs else None
+        self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
+        self.losses, self.flag_sync = AsyncLosses(device), FlagSync(self.group)
+        self._save_requested = False
+
+    def train_epoch(self, epoch: int) -> None:
+        """Take the steps that are left of an epoch, and add it to the log."""
+        batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
+        if not isinstance(self.schedule.stream, DeviceTrainStream):
+            batches = to_device(batches, self.method.clip.device)
+        for images, labels in self.meter.iterate("data", batches):
+            self._take_step(epoch, images, labels)
+            self._save_or_stop()
+        self._count_losses(wait=True)
+        if self.group.size == 1 and self.stop.signum:
+            self.checkpointer.stop(self.stop.signum)
+        self.meter.settle()
+        if average := self.checkpointer.average:
+            average.add(epoch)
+            if epoch == self.config.recipe.epochs - 1:
+                average.apply()
+        self._close_epoch(epoch)
+
+    def end_epoch(self) -> None:
+        """Save if it is time, and export the epoch to MLflow."""
+        first = self.group.ranks.is_first
+        is_due = first and self.checkpointer.is_due(self.runtime.checkpoint_seconds, epoch_end=True)
+        if self.group.broadcast_object(is_due):
+            self.checkpointer.save()
+        if first:
+            exporter_for(self.runtime).post(self.config.path)
+
+    def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
+        """Take the next step on a batch, without waiting for its losses."""
+        number = self.state.step + len(self.losses)
+        stage = self.schedule.stage(number)
+        if stage != self.state.stage:
+            self._count_losses(wait=True)
+            self.checkpointer.begin_stage(stage)
+            # A CUDA graph replays the work of one stage.
+            self.step = TrainStep(self.checkpointer.engine, self.meter, self.graphs)
+        rates = self.schedule.rates(number, epoch)
+        self.checkpointer.engine.set_rate(*rates)
+        noise = self.method.draw(generator(self.config.seed, "noise", number))
+        device = self.method.clip.device
+        batch = Batch(images, labels, tuple(upload(tensor, device) for tensor in noise))
+        if self.step.needs_capture:
+            with self.meter.phase("compile", rated=False):
+                self.step.capture(batch)
+        self.losses.send(self.step(batch))
+        self.meter.step(self.schedule.images(number))
+        loss = self._count_losses()
+        if loss is not None:
+            position = f"{epoch + 1}/{self.config.recipe.epochs}"
+            self.display.update(self.state.step, epoch=position, loss=loss, lr=rates[0])
+
+    def _save_or_stop(self) -> None:
+        """Save the state or stop, if a rank wanted that at the step before: then all ranks do it at the same step."""
+        is_due = self.checkpointer.is_due(self.runtime.checkpoint_seconds)
+        save_now = self.group.ranks.is_first and not self._save_requested and is_due
+        agreed = self.flag_sync.exchange(save=save_now, signum=self.stop.signum)
+        self._save_requested = (self._save_requested or save_now) and not agreed.save
+        if agreed.save or agreed.signum:
+            self._count_losses(wait=True)
+            if agreed.signum:
+                self.checkpointer.stop(agreed.signum)
+            self.checkpointer.save()
+
+    def _count_losses(self, *, wait: bool = False) -> float | None:
+        """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
+        loss = None
+        for values in self.losses.take(everything=wait):
+            *terms, loss, skipped = values
+            named_terms = dict(zip(self.step.names, terms, strict=True))
+            if not math.isfinite(loss):
+                raise self._diverged(named_terms)
+            self.state.count(self.schedule.images(self.state.step), named_terms, bool(skipped))
+        return loss
+
+    def _diverged(self, terms: Mapping[str, float]) -> UserError:
+        """Make the error for a loss that is not finite."""
+        self.checkpointer.write_progress("failed")
+        shown = ", ".join(f"{name} = {value:g}" for name, value in terms.items())
+        saved = self.checkpointer.saved_at
+        start = f"resumes after step {saved[0]}" if saved else "starts over"
+        return UserError(
+            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.checkpointer.steps} "
+            f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command {start} and fails again: "
+            f"train another run with {self.config.stability_hint}"
+        )
+
+    def _close_epoch(self, epoch: int) -> None:
+        """Add the epoch to the log, and print how many steps an overflow at fp16 has skipped."""
+        first_step, end = self.schedule.first_step(epoch), self.schedule.first_step(epoch + 1)
+        last_rate = self.schedule.rates(end - 1, epoch)[0]
+        self.state.close_epoch(last_rate, self.meter.step_seconds)
+        if skipped := self.state.epochs[-1].skipped:
+            scale = self.checkpointer.engine.scaler.get_scale()
+            self.display.print(
+                f"{self.config.path}: fp16 gradients overflowed in {skipped} of {end - first_step} steps of epoch "
+                f"{epoch + 1}, which changed nothing; the loss scale is {scale:g} now"
+            )
 
 
 def _record_failure(folder: RunFolder, error: Exception) -> None:
@@ -199,112 +328,6 @@ def _record_failure(folder: RunFolder, error: Exception) -> None:
             write_json(folder.progress_file, progress.model_copy(update=changes))
 
 
-def _fit(
-    runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, monitor: ResourceMonitor, epochs: int
-) -> TrainState:
-    """Run the training loop for `epochs` epochs; it can start anywhere, as draws are seeded by epoch, step or image."""
-    config, setup, stop = checkpointer.config, checkpointer.setup, validator.stop
-    recipe, method, schedule = config.recipe, setup.method, setup.schedule
-    meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.is_first
-    assert schedule is not None
-    device = method.clip.device
-    state = checkpointer.restore()
-    validator.resume()
-    graphs = CudaGraphs(device) if setup.acceleration.graphs and runtime.engine == "ddp" else None
-    step = TrainStep(checkpointer.engine, meter, graphs)
-    losses, flag_sync = AsyncLosses(device), FlagSync(group)
-    save_requested = False
-
-    def count_all_steps() -> None:
-        """Wait for all losses on the device, so that the state has the same step as the weights."""
-        for terms in losses.take(everything=True):
-            _count_step(checkpointer, schedule.images(state.step), step.names, terms)
-
-    with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
-        if state.resumed:
-            display.print(f"going on with {config.path} from step {state.step} of {setup.steps}")
-        for epoch in range(state.epoch, epochs):
-            batches = schedule.batches(epoch, start_step=state.step_in_epoch)
-            on_device = isinstance(schedule.stream, DeviceTrainStream)
-            moved = stop.iterate(
-                batches if on_device else to_device(batches, device), config.path, together=group.size > 1
-            )
-            for images, labels in meter.iterate("data", moved):
-                # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
-                number = state.step + len(losses)
-                if (stage := schedule.stage(number)) != state.stage:
-                    count_all_steps()
-                    checkpointer.begin_stage(stage)
-                    # Also new because a CUDA graph replays the work of one stage.
-                    step = TrainStep(checkpointer.engine, meter, graphs)
-                rates = schedule.rates(number, epoch)
-                checkpointer.engine.set_rate(*rates)
-                noise = method.draw(generator(config.seed, "noise", number))
-                batch = Batch(images, labels, tuple(upload(each, device) for each in noise))
-                if step.needs_capture:
-                    with meter.phase("compile", rated=False):
-                        step.capture(batch)
-                losses.send(step(batch))
-                meter.step(schedule.images(number))
-                monitor.sample()
-                for terms in losses.take():
-                    loss = _count_step(checkpointer, schedule.images(state.step), step.names, terms)
-                    display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=rates[0])
-                # The flags are those that all ranks sent at the step before, so all save or stop at the same step.
-                save_now = first and not save_requested and checkpointer.is_due(runtime.checkpoint_seconds)
-                agreed = flag_sync.exchange(save=save_now, signum=stop.signum)
-                save_requested = (save_requested or save_now) and not agreed.save
-                if agreed.save or agreed.signum:
-                    count_all_steps()
-                    if agreed.signum:
-                        checkpointer.stop(agreed.signum)
-                    checkpointer.save()
-            count_all_steps()
-            if group.size == 1 and (signum := stop.signum):
-                checkpointer.stop(signum)
-            meter.settle()
-            if average := checkpointer.average:
-                average.add(epoch)
-                if epoch == recipe.epochs - 1:
-                    average.apply()
-            last_rate = schedule.rates(schedule.first_step(epoch + 1) - 1, epoch)[0]
-            state.close_epoch(last_rate, meter.step_seconds)
-            if skipped := state.epochs[-1].skipped:
-                steps = schedule.first_step(epoch + 1) - schedule.first_step(epoch)
-                display.print(
-                    f"{config.path}: fp16 gradients overflowed in {skipped} of {steps} steps of epoch {epoch + 1}, "
-                    f"which changed nothing; the loss scale is {checkpointer.engine.scaler.get_scale():g} now"
-                )
-            validator.validate()
-            if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
-                checkpointer.save()
-            if first:
-                exporter_for(runtime).post(config.path)
-            # After the last epoch the callback waits until the result is written.
-            if epoch < recipe.epochs - 1:
-                validator.notify()
-        flag_sync.wait()
-    return state
-
-
-def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
-    """Add the next step over `images` to the state, from what a `TrainStep` returned; returns the loss."""
-    *each, loss, skipped = terms
-    values, state, config = dict(zip(names, each, strict=True)), checkpointer.state, checkpointer.config
-    if not math.isfinite(loss):
-        checkpointer.write_progress("failed")
-        shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        saved = checkpointer.saved_at
-        start = f"goes on after step {saved[0]}" if saved else "starts over"
-        raise UserError(
-            f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
-            f"(epoch {state.epoch + 1}) is not finite: {shown}; the same command {start} and fails again: "
-            f"train another run with {config.stability_hint}"
-        )
-    state.count(images, values, bool(skipped))
-    return loss
-
-
 def _write_result(
     folder: RunFolder,
     setup: Setup,
@@ -312,7 +335,7 @@ def _write_result(
     meter: Meter,
     monitor: ResourceMonitor,
     environment: dict[str, Any],
-    ranks: list[RankUse],
+    processes: int,
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     config, few = setup.card.config, setup.fewshot
@@ -332,7 +355,6 @@ def _write_result(
         warmup_steps=meter.warmup_steps,
         phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
-        use=monitor.use(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=setup.method.statistics() if state.step else {},
         fewshot=few_shot,
@@ -341,7 +363,7 @@ def _write_result(
         backbone_digest=setup.card.backbone_digest,
         **provenance(environment),
         resumed=state.resumed,
-        ranks=ranks if len(ranks) > 1 else [],
+        processes=processes,
         files=dict(setup.files),
         method_source=setup.method_source,
     )

@@ -31,12 +31,10 @@ class Callbacks:
     targets: validated at the end of every epoch. Raises UsageError for a test split.
     on_epoch_end: called by rank 0 at the end of every epoch, when its counts are on disk; for the run's last epoch when
         the run has finished. An exception ends the training, after the state of that epoch was saved.
-    stop_signal: called at every step; returns a signal to stop for, as if it had arrived in this process.
     """
 
     targets: tuple[Target, ...] = ()
     on_epoch_end: Callable[[EpochLog], None] | None = None
-    stop_signal: Callable[[], int | None] | None = None
 
     def __post_init__(self) -> None:
         for target in self.targets:

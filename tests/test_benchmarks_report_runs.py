@@ -21,7 +21,7 @@ from benchmarks.tables.runs import title_runs
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_classes
 from runner.packed_predictions import pack_bits, pack_labels
-from runner.results import Progress, RankUse, ResourceUse, write_json
+from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.fewshot import evaluation_split
@@ -310,22 +310,19 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
     assert [words_of(row.all("td")[2]) for row in rows[1:]] == [str(evaluations), "1", str(evaluations)]
 
 
-def test_gpus_count_with_every_process_and_draw_power(tmp_path):
+def test_gpus_count_with_every_process(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     folder = RunFolder(root / put_entry(root, entries[0]).path)
     training = folder.train()
-    peak = training.peak_memory_bytes
-    rank = RankUse(host="a", device="cuda:0", data_share=0, communication_share=0, peak_memory_bytes=peak)
     changes = {
         "seconds": 7200.0,
-        "ranks": [rank, rank],
+        "processes": 2,
         "environment": {"gpu": "NVIDIA H200", "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"},
-        "use": ResourceUse(cpu_percent=90, gpu_watts=500),
     }
     write_json(folder.train_file, training.model_copy(update=changes))
     text = write_report(root).read_text()
-    assert "4.0 h of GPU time and 2 s of machine time without a GPU" in text and "drew 2.00 kWh." in text
+    assert "4.0 h of GPU time and 2 s of machine time without a GPU" in text
     machine = next(row for row in Page(text).root.all("tr") if "NVIDIA" in row.text())
     assert [words_of(cell) for cell in machine.all("th", "td")][1:6] == [
         "NVIDIA H200, EPYC (16 cores)", "1", "2", "0", "120.00",

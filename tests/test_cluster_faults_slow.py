@@ -125,7 +125,7 @@ def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault, cluster, tmp
     mine, one = load_outcomes(results), load_outcomes(reference)
     assert [counts for _, counts in mine.values()] == [counts for _, counts in one.values()]
     done, other = training.run.train(), find_runs(reference)[0].train()
-    assert done is not None and other is not None and len(done.ranks) == 2 and done.resumed == 1
+    assert done is not None and other is not None and done.processes == 2 and done.resumed == 1
     losses = [[row.terms["ce"] for row in result.epochs] for result in (done, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert not find_leftovers(results) and count_tracked(results) == ({path: 1 for path in mine}, ["FINISHED"])

@@ -127,7 +127,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     card = {"checkpoint_schema": 1, "config": config.model_dump(mode="json"), "classnames": ["a"], "template": "a {}."}
     card |= {"templates": ["a {}."], "backbone_digest": "b", "manifest_digest": "d"}
     tensors, identity = {"one": torch.ones(2, 3), "two": torch.zeros(1)}, {"config_hash": config.hash}
-    state = StateFiles(folder / "state", identity).save(TrainState(1, 5, epochs=list(train.epochs)), tensors)
+    progress = TrainState(1, 5, epochs=list(train.epochs))
+    state = StateFiles(folder / "state", identity).save(progress, {"method": tensors})
     progress = Progress(config_hash=config.hash, step=1, steps=9, epochs=[], seconds=1.0, environment={})
     write_json(run.progress_file, progress)
     count = ValidationCount(epoch=0, target="digits:base:val", correct=3, total=4)
@@ -143,7 +144,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     def read_state(content: bytes) -> None:
         shutil.rmtree(state.parent)
-        name = f"step-00000005-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+        name = f"step-00000005-epoch-0001-{hashlib.sha256(content).hexdigest()[:16]}.pt"
         write_file(state.parent / name, content)
         if newest := StateFiles(state.parent, identity).newest():
             StateFiles.unpack(newest[0])

@@ -12,7 +12,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
-from torch.amp import GradScaler
 
 from procap.errors import UsageError, UserError
 from procap.methods import ADDED_OPTIONS, method_options
@@ -340,22 +339,16 @@ def test_tensors_that_do_not_fit_the_method_are_named(change, word):
 
 
 def save(keeper, state, method, optimizer):
-    scaler = GradScaler("cpu", enabled=False)
-    slots = checkpoint.optimizer_slots(method, optimizer)
-    return keeper.save(state, checkpoint.training_tensors(method, slots, scaler))
+    return keeper.save(state, {"method": method.state_dict(), "optimizer": optimizer.state_dict()})
 
 
 def restore(keeper, method, optimizer):
     found = keeper.newest()
     if found is None:
         return None
-    state, tensors = keeper.unpack(found[0])
-    learned, slots = (
-        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
-        for kind in ("param/", "optim/")
-    )
-    checkpoint.load_into(method, learned, found[1])
-    checkpoint.fill_optimizer(method, optimizer, slots)
+    state, parts = keeper.unpack(found[0])
+    method.load_state_dict(parts["method"])
+    optimizer.load_state_dict(parts["optimizer"])
     return state
 
 
@@ -389,16 +382,13 @@ def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
     assert restore(keeper, method, optimizer) is None
 
 
-def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+def test_a_state_of_another_engine_is_refused(tmp_path):
     method = Small(0)
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    keeper = checkpoint.StateFiles(tmp_path, IDENTITY)
-    good = save(keeper, checkpoint.TrainState(step=1), method, optimizer)
-    with torch.no_grad():
-        method.tokens[0, 0] = float("nan")
-    with pytest.raises(UserError, match=r"tokens is not finite after step 2"):
-        save(keeper, checkpoint.TrainState(step=2), method, optimizer)
-    assert list(tmp_path.iterdir()) == [good]
+    ddp = checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "ddp"})
+    save(ddp, checkpoint.TrainState(step=1), method, optimizer)
+    with pytest.raises(UserError, match=r"its engine is ddp, here it is deepspeed; start over with --force"):
+        checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "deepspeed"}).newest()
 
 
 @pytest.mark.parametrize("scale", [(0.0, 1.0), (0.9, 0.1), (0.5, 1.5)])

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-import torch
 from child_process import start_process
 from command_line import read_files
 from ports import free_port
@@ -31,7 +29,6 @@ from benchmarks.cli import main
 from benchmarks.console.packing import ensure_packed
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState, read_checkpoint
-from runner.distributed.process_group import choose_network, init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
 from shards.pack import pack_source
@@ -55,7 +52,9 @@ def launch(size: int, place: Path, *line: object) -> list[Ended]:
 
 
 def home(place: Path) -> dict[str, str]:
-    return {"PROCAP_HOME": str(place / "home"), "PROCAP_DATA": "", "MLFLOW_TRACKING_URI": ""}
+    # torchrun sets the name of a file for the reason of a failure, of which it prints the first.
+    torchrun = {"TORCHELASTIC_ERROR_FILE": str(place / "error.json")}
+    return {"PROCAP_HOME": str(place / "home"), "PROCAP_DATA": "", "MLFLOW_TRACKING_URI": "", **torchrun}
 
 
 def only_the_first_prints(ends: list[Ended]) -> Ended:
@@ -134,13 +133,9 @@ def test_other_commands_are_not_repeated_by_every_process_nor_refused_in_a_conta
     assert main(["ls", "methods"]) == 2 and "start procap ls without a launcher" in capsys.readouterr().err
 
 
-def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(short_checkpoint, tmp_path):
+def test_hosts_with_different_data_end_with_the_reason(short_checkpoint, tmp_path):
     line = ["train", *QUICK, "--datasets", "toy", "--methods", "coop", "--backbone", short_checkpoint, "--data", "data"]
     pack_source(toy_source(), tmp_path / "host0" / "data")
-    first, second = launch(2, tmp_path, *line)
-    assert (first.code, second.code) == (1, 2)
-    assert "procap: error: rank 1 of 2 failed: there is no folder data; unknown data set 'toy'" in first.err, first
-    assert second.err.startswith("procap: error: there is no folder data; unknown data set 'toy'"), second
     pack_source(toy_source(template="a picture of a {}."), tmp_path / "host1" / "data")
     ends = launch(2, tmp_path, *line)
     printed = "".join(end.err for end in ends)
@@ -169,79 +164,42 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
 
 def procap_until_two_signals(place: str, line: list[str]) -> None:
     """`procap`, whose first step lasts until the process got two signals; it prints how many it has."""
-    count, ask = TrainState.count, signals.StopRequest._handle
-    signals_got: list[int] = []
+    count, handle = TrainState.count, signals.StopRequest._handle
+    received: list[int] = []
 
-    def counted(state: TrainState, *what: object) -> None:
-        count(state, *what)
+    def count_and_wait(state: TrainState, *step: object) -> None:
+        count(state, *step)
         print("0 signals", flush=True)
-        while len(signals_got) < 2:
+        while len(received) < 2:
             time.sleep(0.01)
 
-    def asked(request: signals.StopRequest, signum: int, frame: object) -> None:
-        ask(request, signum, frame)
-        signals_got.append(signum)
-        print(f"{len(signals_got)} signals", flush=True)
+    def handle_and_print(request: signals.StopRequest, signum: int, frame: object) -> None:
+        handle(request, signum, frame)
+        received.append(signum)
+        print(f"{len(received)} signals", flush=True)
 
     with (
-        patch.object(TrainState, "count", counted),
-        patch.object(signals.StopRequest, "_handle", asked),
-        # However late the second signal is.
-        patch.object(signals, "ECHO_SECONDS", SECONDS),
+        patch.object(TrainState, "count", count_and_wait),
+        patch.object(signals.StopRequest, "_handle", handle_and_print),
     ):
         procap(place, line)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_passed_on_twice_saves_the_state_and_the_run_goes_on(few_digits, short_checkpoint, tmp_path, signum):
+def test_sigterm_passed_on_twice_saves_the_state_once(few_digits, short_checkpoint, tmp_path):
     """A batch system signals every process of a job, and the launcher among them signals the others again."""
     line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", short_checkpoint]
     line = [str(word) for word in [*line, "--data", few_digits]]
     with Processes(2, procap_until_two_signals, str(tmp_path), line, environ=home(tmp_path)) as processes:
-        deadline = time.monotonic() + SECONDS
         for rank in (0, 1):
             for count in (0, 1):
-                while f"{count} signals" not in processes.output(rank):
-                    assert time.monotonic() < deadline, processes.output(rank) + processes.output(rank, "err")
-                    time.sleep(0.01)
-                processes.kill(rank, signum)
+                processes.wait_for_output(rank, f"{count} signals")
+                processes.kill(rank, signal.SIGTERM)
         ends = processes.wait()
-    assert [end.code for end in ends] == [128 + signum] * 2, ends
-    assert list(tmp_path.rglob("step-*.safetensors"))
+    assert [end.code for end in ends] == [143] * 2, ends
+    assert list(tmp_path.rglob("step-*.pt"))
     printed = "".join(end.err for end in ends)
-    assert printed.count(f"procap: {signum.name}: stopped base/digits/coop") == 1
+    assert printed.count("procap: SIGTERM: stopped base/digits/coop") == 1
     assert "repeat the command to resume" in printed
-
-
-def meet(kinds: list[str]) -> None:
-    with init_process_group(ranks_from_environment(), torch.device(kinds[ranks_from_environment().rank]), 10 * SECONDS):
-        raise AssertionError("they cannot have met")
-
-
-def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other():
-    printed = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
-    for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"]):
-        assert (end.code, end.err) == (2, printed)
-
-
-def test_hosts_talk_over_the_network_that_joins_them(monkeypatch):
-    """Rank 0 does not know how it is reached; it asks for its way to the others."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-            outward.connect(("192.0.2.1", 9))
-            address = outward.getsockname()[0]
-    except OSError:
-        pytest.skip("this machine has no network")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "by-hand")
-    for there, chosen in ((address, None), ("127.0.0.1", ""), ("", "")):
-        choose_network(["", there])
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "by-hand"
-        with monkeypatch.context() as unset:
-            unset.delenv("GLOO_SOCKET_IFNAME")
-            choose_network(["", there])
-            name = os.environ.get("GLOO_SOCKET_IFNAME", "")
-            assert name == chosen if chosen is not None else name in dict(map(reversed, socket.if_nameindex())), name
-            assert name != "lo"
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -354,7 +312,7 @@ def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell,
                 said += os.read(terminal, 65536).decode(errors="replace")
             except OSError:
                 break
-            if not pressed and list((tmp_path / "results").rglob("step-*.safetensors")):
+            if not pressed and list((tmp_path / "results").rglob("step-*.pt")):
                 os.write(terminal, b"\x03")
                 pressed = True
         os.close(terminal)
@@ -388,7 +346,7 @@ def test_deepspeed_under_both_launchers_trains_what_ddp_trains(shell, tmp_path):
         code, out, err = typed(command, tmp_path / name, shell)
         assert code == 0 and out.count("images/s") == 1, err
         same_weights(tmp_path / name / "results", tmp_path / "ddp" / "results")
-        assert (only_run(tmp_path / name / "results").train() or 0).ranks
+        assert (only_run(tmp_path / name / "results").train() or 0).processes
 
 
 NODES = "torchrun --nnodes 2 --nproc-per-node {each}"
@@ -455,7 +413,7 @@ def test_the_slurm_file_starts_one_torchrun_a_node(shell, tmp_path):
     code, out, err = typed(f"bash {file} {line} --option 'ctx_init=a photo of one'", tmp_path, job)
     assert code == 0 and out.count("images/s") == 1, err
     result = only_run(tmp_path / "results").train()
-    assert result and len(result.ranks) == 2
+    assert result and result.processes == 2
     said = (tmp_path / "srun.log").read_text()
     assert said.startswith("srun --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 bash")
     code, _, err = typed(f"bash {file}", tmp_path, job)

@@ -5,21 +5,14 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from rank_processes import run_ranks
-from small_runs import make_runtime
 
-from runner import meters, progress, run_folders, train
-from runner.config import RunConfig, plan_run
-from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
+from runner import meters, progress
 from runner.threads import SMALL_PRODUCT, fitting_threads
-from shards.loader import TrainStream
 
 CPU = torch.device("cpu")
 
@@ -103,56 +96,6 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
     assert second.images_per_second() == pytest.approx(30 / 0.06) and second.warmup_steps == 2
-
-
-LATE_SECONDS = 0.2
-
-
-def short_run(checkpoint: str) -> RunConfig:
-    overrides = {"epochs": 2, "batch_size": 4, "warmup": "none"}
-    return plan_run(method="coop", dataset="digits", shots=4, backbone=checkpoint, overrides=overrides)
-
-
-def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
-    """The last rank waits for its images."""
-    ranks, epoch = ranks_from_environment(), TrainStream.epoch
-
-    def late(self, *arguments, **more):
-        for batch in epoch(self, *arguments, **more):
-            time.sleep(LATE_SECONDS)
-            yield batch
-
-    if ranks.rank == ranks.size - 1:
-        TrainStream.epoch = late  # type: ignore[method-assign]
-    with init_process_group(ranks, CPU) as group:
-        train.train(short_run(checkpoint), make_runtime(data, results), group=group)
-
-
-def test_a_slow_process_is_seen_where_it_is_slow(few_digits, short_checkpoint, tmp_path):
-    ends = run_ranks(2, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(short_checkpoint))
-    assert [end.code for end in ends] == [0, 0], ends[0].err
-    result = run_folders.RunFolder(tmp_path / short_run(str(short_checkpoint)).path).train()
-    quick, late = result.ranks
-    assert late.data_share > 0.5 and quick.data_share < late.data_share / 2
-    assert 2 * quick.images_per_second == pytest.approx(result.images_per_second)
-    for use in (quick, late):
-        assert use.host and use.device == "cpu" and use.peak_memory_bytes.process > 1e7
-
-
-def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
-    began = time.perf_counter()
-    monitor = meters.ResourceMonitor(CPU)
-    before = monitor.peak_memory().process
-    block = bytearray(os.urandom(1)) * 60_000_000
-    end = time.process_time() + 0.3
-    while time.process_time() < end:
-        pass
-    use = monitor.use()
-    # The system counts in hundredths of a second, and may give this process little of the time.
-    busy = use.cpu_percent / 100 * (time.perf_counter() - began)
-    assert busy > 0.25 and use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
-    assert (use.gpu_percent, use.gpu_watts, monitor.peak_memory().gpu) == (None, None, None)
-    assert monitor.peak_memory().process >= before and monitor.peak_memory().process > len(block)
 
 
 def test_peak_memory_is_of_the_run_and_not_of_what_came_before():

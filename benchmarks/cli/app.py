@@ -178,9 +178,8 @@ def _run(arguments: list[str]) -> int:
         message, exit_code = explain(error, verbose=verbose)
         message += hint if exit_code > 128 else ""
         write_error_file(f"procap: {message}")
-        printed = getattr(error, "printed_elsewhere", None)
-        # Before the process group exists, all processes of a machine fail with the same error: print it once.
-        if is_first_local_rank() if printed is None else not printed:
+        # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
+        if is_first_local_rank() or (exit_code == 1 and "TORCHELASTIC_ERROR_FILE" not in os.environ):
             if verbose:
                 traceback.print_exc()
             print(f"procap: {message}", file=sys.stderr)

@@ -37,13 +37,13 @@ def read_jobs(suites: Iterable[StartedSuite]) -> pd.DataFrame:
             # Unreadable files are listed as problems of their run.
             with suppress(UserError):
                 if (run := folder.train()) and run.steps:
-                    processes = max(1, len(run.ranks))
-                    environment, watts = run.environment, run.use.gpu_watts
+                    processes = run.processes
+                    environment, watts = run.environment, None
                     rows.append((one.name, "train", path, "", run.seconds, environment, watts, processes, run.steps))
             for target in evaluated.get(path, ()):
                 with suppress(UserError):
                     if result := folder.evaluation(Target.parse_unchecked(target), settings[path]):
-                        environment, watts = result.environment, result.use.gpu_watts
+                        environment, watts = result.environment, None
                         rows.append((one.name, "eval", path, target, result.seconds, environment, watts, 1, 0))
         # A suite without runs measures runtime.
         with explain_broken_report():

@@ -175,7 +175,7 @@ class CostModel:
 
     def _learn_from(self, folder: RunFolder) -> None:
         training, config = folder.train(), folder.config()
-        if training is None or config is None or training.ranks or training.imported:
+        if training is None or config is None or training.processes > 1 or training.imported:
             return
         machine = training.environment
         if (machine["cpu"]["name"] if machine.get("gpu") is None else machine["gpu"]) != self.machine.name:

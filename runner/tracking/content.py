@@ -170,14 +170,8 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
         "train_images_per_second_model": train.images_per_second_model,
         "trainable_parameters": train.trainable_parameters,
         **{f"phase/{name}_seconds": seconds for name, seconds in train.phases.items()},
-        **{f"system/{name}": value for name, value in train.use.model_dump().items()},
-        "world_size": len(train.ranks) or None,
     }
     peaks = {"system": train.peak_memory_bytes}
-    for rank, use in enumerate(train.ranks):
-        for name in ("images_per_second", "data_share"):
-            metrics[f"rank/{rank}/{name}"] = getattr(use, name)
-        peaks[f"rank/{rank}"] = use.peak_memory_bytes
     for prefix, peak in peaks.items():
         metrics[f"{prefix}/peak_memory_megabytes"] = peak.process / MEGABYTE
         metrics[f"{prefix}/peak_gpu_memory_megabytes"] = None if peak.gpu is None else peak.gpu / MEGABYTE
@@ -185,7 +179,7 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
 
 
 def _count_used_gpus(train: TrainResult) -> int:
-    return max(1, len(train.ranks)) if train.environment.get("gpu") else 0
+    return train.processes if train.environment.get("gpu") else 0
 
 
 def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:

@@ -211,7 +211,7 @@ def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
         results = [evaluate(config, Target(name, half), runtime, force=True) for half in ("base", "novel")]
     return {
         "steps": trained.steps, "train_seconds": training.seconds, "phases": trained.phases,
-        "use": trained.use.model_dump(mode="json"), "eval_seconds": testing.seconds,
+        "eval_seconds": testing.seconds,
         "test_images": sum(one.total for one in results),
         "eval": [{"target": one.target, "seconds": one.seconds, "phases": one.phases} for one in results],
     }  # fmt: skip
