@@ -145,9 +145,7 @@ def _digest_program() -> str:
     digest = hashlib.sha256()
     for package in PACKAGES:
         folder = _folder_of(package)
-        names = (file.relative_to(folder).as_posix() for file in folder.rglob("*.py"))
-        # `benchmarks/studies` is no part of the wheel.
-        for name in sorted(name for name in names if not name.startswith("studies/")):
+        for name in sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.py")):
             digest.update(f"{package}/{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
 

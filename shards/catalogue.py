@@ -117,7 +117,7 @@ def find(name: str, own: Iterable[str] = ()) -> Dataset:
     if (base := _find_exactly(base_name)) and base.source == "folder":
         return derive_dataset(base, **changes)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-    raise unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own])
+    raise unknown_name("data set", name, [*spellings, *own], known=[*sorted(CATALOGUE), *own])
 
 
 def find_or_none(name: str) -> Dataset | None:

@@ -65,7 +65,7 @@ def parse_classes(name: str) -> Classes:
     """Parse a choice of classes, one of `CLASS_CHOICES`, or CoOp's word `new`. Raises UsageError otherwise."""
     choices: dict[str, Classes] = {choice: choice for choice in CLASS_CHOICES} | {"new": "novel"}
     if name not in choices:
-        raise unknown_name("choice of classes", name, choices, CLASS_CHOICES)
+        raise unknown_name("choice of classes", name, choices, known=CLASS_CHOICES)
     return choices[name]
 
 

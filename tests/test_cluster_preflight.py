@@ -55,16 +55,6 @@ def test_another_version_or_program_is_named_with_the_folders_of_its_packages(re
     assert f"cluster is imported from {Path(preflight.__file__).parent}" in places
 
 
-def test_a_copy_without_the_tools_of_a_checkout_is_the_same_program(requirements, tmp_path, monkeypatch):
-    """As in a container, which runs the wheel."""
-    facts = collect_facts(requirements)
-    for package in preflight.PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(preflight._folder_of(package), tmp_path / "wheel" / package, ignore=ignored)
-    monkeypatch.setattr(preflight, "_folder_of", lambda package: tmp_path / "wheel" / package)
-    assert check_node(requirements, facts) == []
-
-
 def test_a_node_needs_the_plug_ins_of_the_runs_with_the_same_code(requirements, tmp_path, monkeypatch):
     wanted = replace(requirements, plugins=("theirs",))
     bare = collect_facts(wanted)
