@@ -7,13 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
+from benchmarks.report.started_suites import find_started_suites, merge_unfinished
 from made_results import put_config, put_run, put_score
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS, list_mistakes
 from benchmarks.report.report import write_report
-from benchmarks.report.started_suites import find_started_suites, merge_unfinished
 from benchmarks.results.frame import load
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.sweeps.table import sweep_table

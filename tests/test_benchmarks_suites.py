@@ -6,6 +6,9 @@ import re
 import shutil
 
 import pytest
+from benchmarks.report.describe import list_caveats
+from benchmarks.report.started_suites import find_started_suites
+from benchmarks.report.time_and_cost import read_jobs
 from command_line import run
 from fault_cluster import count_tracked, load_outcomes
 from made_results import made
@@ -16,9 +19,6 @@ from benchmarks.cli import bench as bench_command
 from benchmarks.cli import execution, main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.report.describe import list_caveats
-from benchmarks.report.started_suites import find_started_suites
-from benchmarks.report.time_and_cost import read_jobs
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, load_suite

@@ -73,7 +73,6 @@ EvalResize = Annotated[str, flag("crop|squash", "shorter side and centre crop, o
 Samples = Annotated[
     int, flag("N", "average N samples of Gaussian tokens, in N times the time [default: 0, their means]")
 ]
-Price = Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for costs", min=0)]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]

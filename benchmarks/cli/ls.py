@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -172,23 +170,16 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
     titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))
-    keys = dict.fromkeys(key for row in rows for key in row["settings"])
-    varied = [key for key in keys if len({str(row["settings"].get(key)) for row in rows}) > 1]
-    recipes: dict[str, str] = {}
     for row, title in zip(rows, titles, strict=True):
-        named = ((key.partition(".")[2], row["settings"].get(key)) for key in varied if key.startswith("recipe."))
-        fields = [f"{name} {value}" for name, value in named if value not in (None, "null")]
-        row["settings"] = title.removeprefix(title_method(row["method"]))[2:-1]
-        recipes |= dict.fromkeys(re.findall(r"recipe [0-9a-f]{4,}", row["settings"]), ", ".join(fields))
+        row["settings"] = title.removeprefix(title_method(row["method"])).removeprefix(", ")
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in (row for row in rows if row["reason"]):
         reasons.setdefault((row["state"], row["reason"]), []).append(row["run"])
     lines = [
-        f"{state}: {own[0] if len(own) == 1 else plural(len(own), 'run')}: {why}"
-        for (state, why), own in reasons.items()
+        f"{state}: {runs[0] if len(runs) == 1 else plural(len(runs), 'run')}: {reason}"
+        for (state, reason), runs in reasons.items()
     ]
-    lines += [f"{name}: {fields}" for name, fields in sorted(recipes.items())]
     return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *lines]), rows
 
 
@@ -198,12 +189,13 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
     row["settings"] = {name: value for name, value in describe_settings(config).items() if name != "shots"}
     accuracies: dict[str, float] = {}
-    written = next(file for file in (folder.train_file, folder.progress_file, folder.config_file) if file.exists())
+    written = None
     try:
-        state = folder.status()
+        state, training = folder.status(), folder.train()
+        written = training.written.replace("T", " ")[:16] if training else None
         if state == "failed" and (progress := folder.progress()):
             row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
-        elif (training := folder.train()) and (why := training.changed_code(config)):
+        elif training and (why := training.changed_code(config)):
             state, row["reason"] = "other code", why.removeprefix(f"{config.path} ")
         elif training and not is_mirror(data):
             try:
@@ -226,8 +218,7 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
     base, novel, accuracy = (accuracies.get(classes) for classes in ("base", "novel", config.classes))
     if config.classes == "base":
         accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
-    row |= {"state": state, "date": datetime.fromtimestamp(written.stat().st_mtime).isoformat(" ", "minutes")}
-    row |= {"accuracy": accuracy, "base": base, "novel": novel}
+    row |= {"state": state, "date": written, "accuracy": accuracy, "base": base, "novel": novel}
     return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
 
 
@@ -235,4 +226,5 @@ def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, .
     cells = dict(row, shots=row["shots"] or "full")
     cells |= {} if row["epochs"] else {"shots": "-", "seed": "-"}
     cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}" for name in ("accuracy", "base", "novel")}
+    cells["date"] = row["date"] or "-"
     return tuple(cells[name] for name in shown)

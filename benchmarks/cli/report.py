@@ -14,7 +14,6 @@ from benchmarks.cli.flags import (
     Data,
     OpenBrowser,
     OutputFlags,
-    Price,
     Results,
     SelectionFlags,
     command,
@@ -38,7 +37,6 @@ from shards.urls import is_url
     "procap report base-to-novel ablation",
     "procap report results/base/petals/coop/mini/16shot/seed1-1a2b3c4d",
     "procap report --methods coop,procap --datasets petals --data shards",
-    "procap report --price 2.5",
 )
 def report(
     selection: SelectionFlags,
@@ -52,7 +50,6 @@ def report(
         Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report, or report-NAME]")
     ] = None,
     data: Data = "",
-    price: Price = None,
     open_browser: OpenBrowser = False,
 ) -> int:
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
@@ -81,7 +78,6 @@ def report(
         selected=selected,
         shown=results,
         data=data_root(data),
-        price=price,
     )
     show(str(page))
     if open_browser and not webbrowser.open(page.resolve().as_uri()):

@@ -14,7 +14,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, quote, show, show_json
 from benchmarks.console.parse import parse_integers, parse_options
-from benchmarks.report.started_suites import find_sweeps
+from benchmarks.report.sections import read_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_paths
@@ -27,7 +27,6 @@ from benchmarks.suites.planning import (
     recorded_options,
 )
 from benchmarks.tables.check import check_table
-from benchmarks.tables.latex import NEEDS
 from benchmarks.tables.notes import note_other_content
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
@@ -95,12 +94,13 @@ def table(
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
     if form != "json":
         texts = [render(table, form) for table in tables]
-        show("\n\n".join([*texts[:1], *(text.removeprefix(f"{NEEDS}\n\n") for text in texts[1:])]))
+        show("\n\n".join(texts))
         files = f"{results}/{COLLECTIONS}/suite/{suite}/*.csv"
         if len(texts) > 1 and form == "csv":
             alone = f"; each alone: {files}" if glob(files) else ""
             note(f"{len(texts)} tables with other columns, an empty line between them{alone}")
-        for line in dict.fromkeys(line for table in tables for line in table.notes) if form == "csv" else ():
+        notes = [line for table in tables for line in (*table.notes, *table.details)]
+        for line in dict.fromkeys(notes) if form == "csv" else ():
             note(line)
     if output.json or form == "json":
         show_json(document)
@@ -183,9 +183,7 @@ def _suite_tables(
 
 
 def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
-    sweeps, problems = find_sweeps(root)
-    for sweep, why in problems:
-        if sweep == name:
-            raise UserError(f"sweep {name} cannot be read: {why}")
-    [found] = [one for one in sweeps if one.name == name]
-    return found.suite.tables(found.results)
+    sections, problems = read_sweeps(root, [name])
+    for sweep, reason in problems:
+        raise UserError(f"sweep {sweep} cannot be read: {reason}")
+    return sections[0].make_tables()

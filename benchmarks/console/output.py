@@ -34,8 +34,8 @@ ASCII = {
 def _replace_missing(error: UnicodeError) -> tuple[str, int]:
     """Replace what an encoding lacks: by `ASCII`, else by its number. A handler of errors of `str.encode`."""
     assert isinstance(error, UnicodeEncodeError)
-    letters = error.object[error.start : error.end]
-    return "".join(ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in letters), error.end
+    signs = error.object[error.start : error.end]
+    return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
 
 
 codecs.register_error("procap-ascii", _replace_missing)
@@ -48,9 +48,12 @@ class OutputStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(mask(text).encode(encoding, "procap-ascii").decode(encoding))
+        self.write_unmasked(mask(text))
         return len(text)
+
+    def write_unmasked(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(text.encode(encoding, "procap-ascii").decode(encoding))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -128,9 +131,20 @@ def escape_control(text: str) -> str:
 
 
 def show_json(document: Any) -> None:
-    """Print `document` as one line of strict JSON."""
+    """Print `document` as one line of strict JSON. Credentials are masked in its texts, not in the line."""
     if is_first_rank():
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+        line = json.dumps(_mask_texts(document), ensure_ascii=False, allow_nan=False)
+        write = sys.stdout.write_unmasked if isinstance(sys.stdout, OutputStream) else sys.stdout.write
+        write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def _mask_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, Mapping):
+        return {mask(name) if isinstance(name, str) else name: _mask_texts(part) for name, part in value.items()}
+    return [_mask_texts(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
-from shards.credentials import is_secret_option
+from shards.credentials import has_secret
 from shards.names import has_control
 from shards.urls import is_url, redact
 
@@ -142,16 +142,16 @@ def dataset_groups() -> dict[str, list[str]]:
     }
 
 
-def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
+def parse_assignments(texts: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
     """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text.
 
     Raises UsageError for a text that is no assignment, and for a credential: options are kept with the results.
     """
-    for item in given:
+    for item in texts:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{flag} {item}: write it as key=value, for example {flag} {example}")
-        if is_secret_option(item):
+        if has_secret(item):
             raise UsageError(
                 f"{flag} {key.strip()} looks like a credential, and options are kept with the results and shown in "
                 "tables: let the method read it from the environment"
@@ -163,7 +163,7 @@ def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator
         yield item, key.strip(), value
 
 
-def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Parse options per method from `key=value`, for every chosen method that has it, and `method.key=value`.
 
     Raises UsageError for a method that is not chosen, an option that no chosen method has, and a wrong value.
@@ -171,14 +171,14 @@ def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dic
     from procap.methods import check_options
 
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    for item, key, value in parse_assignments(given, "--option", "n_ctx=4"):
+    for item, key, value in parse_assignments(texts, "--option", "n_ctx=4"):
         owner, dot, field = key.partition(".")
         if dot and owner not in options:
             raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
         for method in [owner] if dot else _methods_with(owner, list(options)):
             options[method][field if dot else owner] = value
-    for method, own in options.items():
-        check_options(method, own)
+    for method, values in options.items():
+        check_options(method, values)
     return options
 
 
@@ -186,7 +186,8 @@ def _methods_with(option: str, methods: Sequence[str]) -> list[str]:
     from procap.methods import options_class
 
     fields = {method: options_class(method).model_fields for method in methods}
-    found = [method for method, own in fields.items() if option in own]
-    if not found:
-        raise unknown_name(f"option of {', '.join(methods)}", option, {name for own in fields.values() for name in own})
-    return found
+    owners = [method for method, names in fields.items() if option in names]
+    if not owners:
+        known = {name for names in fields.values() for name in names}
+        raise unknown_name(f"option of {', '.join(methods)}", option, known)
+    return owners

@@ -51,8 +51,8 @@ def stability_plots(suite: SuiteResults) -> Plots:
 def hm_bars(suite: SuiteResults) -> Figure | None:
     """Draw bars of HM per data set, with the deviation over seeds; methods that are not highlighted are dots beside."""
     names = suite.datasets_and_average
-    every = {title: [suite.halves(variant, name)[2] for name in names] for title, variant in suite.by_title.items()}
-    hms = {title: cells for title, cells in every.items() if any(cells)}
+    rows = {title: [suite.halves(variant, name)[2] for name in names] for title, variant in suite.by_title.items()}
+    hms = {title: cells for title, cells in rows.items() if any(cells)}
     if not hms:
         return None
     looks = _assign_looks(suite)
@@ -76,7 +76,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     axes.set_ylim(0, 100)
     style.grid(axes, "y")
     shown = [cell for cells in hms.values() for cell in cells]
-    gaps = join_first([title for title, cells in every.items() if not all(cells)])
+    gaps = join_first([title for title, cells in rows.items() if not all(cells)])
     missing = gaps and f";\nresults of {gaps} are missing"
     title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})"
     style.heading(figure, f"{title}{missing}", shown)
@@ -91,7 +91,7 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
         title: {name: suite.halves(variant, name)[2] for name in suite.options.datasets}
         for title, variant in suite.by_title.items()
     }
-    datasets = [name for name in suite.options.datasets if any(own[name] for own in hms.values())]
+    datasets = [name for name in suite.options.datasets if any(means[name] for means in hms.values())]
     if len(datasets) < 3:
         return None
     looks = _assign_looks(suite)
@@ -99,14 +99,14 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     figure.set_figwidth(4.9)
     axes: Any = panel
     angles = [2 * math.pi * i / len(datasets) for i in range(len(datasets))]
-    for title, own in hms.items():
-        values = [cell.mean if (cell := own[name]) else math.nan for name in datasets]
+    for title, means in hms.items():
+        values = [cell.mean if (cell := means[name]) else math.nan for name in datasets]
         if not all(map(math.isnan, values)):
             axes.plot([*angles, 0], [*values, values[0]], **looks[title].line(label=title, markersize=4))
-    cells = [cell for own in hms.values() for cell in own.values() if cell]
-    means = [cell.mean for cell in cells]
-    low = max(0, 10 * math.floor(min(means) / 10 - 1))
-    high = max(low + 10, 10 * math.ceil(max(means) / 10))
+    cells = [cell for means in hms.values() for cell in means.values() if cell]
+    heights = [cell.mean for cell in cells]
+    low = max(0, 10 * math.floor(min(heights) / 10 - 1))
+    high = max(low + 10, 10 * math.ceil(max(heights) / 10))
     step = 10 if low >= 40 else 20
     axes.set_ylim(low, high)
     axes.set_yticks(range(low + step, high + 1, step))
@@ -135,9 +135,9 @@ def reliability(suite: SuiteResults) -> Figure | None:
     The bars of a panel pool the images of all data sets and seeds; its ECE is the mean over them, as in the table.
     """
     frame = suite.frame[suite.frame.nll.notna() & suite.frame.target_classes.isin(["base", "novel"])]
-    frames = {title: frame[frame.number == suite.variants.index(one)] for title, one in suite.by_title.items()}
+    frames = {title: frame[frame.number == suite.variants.index(variant)] for title, variant in suite.by_title.items()}
     looks = _assign_looks(suite)
-    recorded = {title: own for title, own in frames.items() if len(own) and looks[title] is not OTHER}
+    recorded = {title: rows for title, rows in frames.items() if len(rows) and looks[title] is not OTHER}
     titles = list(recorded)
     if not titles:
         return None
@@ -147,13 +147,13 @@ def reliability(suite: SuiteResults) -> Figure | None:
     cells = []
     for number, panel in enumerate(axes):
         half, title = halves[number // across], titles[number % across]
-        own = recorded[title][recorded[title].target_classes == half]
-        cells.append(ece := average_over_tests(own, "ece"))
+        rows = recorded[title][recorded[title].target_classes == half]
+        cells.append(ece := average_over_tests(rows, "ece"))
         words = f"ECE {ece.mean:.1f} %" if ece else "ECE -"
         panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")
         if not number % across:
             panel.set_ylabel(f"{half} classes:\naccuracy")
-        _draw_bins(panel, own, looks[title])
+        _draw_bins(panel, rows, looks[title])
     over = plural(len(suite.options.datasets), "data set")
     style.heading(figure, f"Confidence against accuracy, {over} ({style.describe_seeds(cells, std=False)})", cells)
     style.legend(figure)
@@ -164,16 +164,16 @@ def _draw_bins(panel: Axes, rows: pd.DataFrame, look: Look) -> None:
     """Draw the accuracy of each bin of equal width, and the gap to the mean confidence of its images."""
     import numpy as np
 
-    bins = [one.equal_width for one in rows.calibration]
+    bins = [fit.equal_width for fit in rows.calibration]
     count, confidence, correct = (
-        np.sum([getattr(one, name) for one in bins], axis=0) for name in ("count", "confidence", "correct")
+        np.sum([getattr(widths, name) for widths in bins], axis=0) for name in ("count", "confidence", "correct")
     )
     used = np.flatnonzero(count)
     accuracy, mean = correct[used] / count[used], confidence[used] / count[used]
     panel.plot([0, 1], [0, 1], color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 2)), label="accuracy = confidence")
-    place: dict[str, Any] = {"width": 1 / BINS, "align": "edge"}
+    position: dict[str, Any] = {"width": 1 / BINS, "align": "edge"}
     gap: dict[str, Any] = {"facecolor": "none", "edgecolor": style.INK, "linewidth": 0.4, "hatch": "//////"}
-    panel.bar(used / BINS, accuracy, facecolor=look.colour, linewidth=0, label="accuracy", **place)
-    panel.bar(used / BINS, mean - accuracy, bottom=accuracy, label="gap to the mean confidence", **gap, **place)
+    panel.bar(used / BINS, accuracy, facecolor=look.colour, linewidth=0, label="accuracy", **position)
+    panel.bar(used / BINS, mean - accuracy, bottom=accuracy, label="gap to the mean confidence", **gap, **position)
     panel.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")
     style.grid(panel, "both")

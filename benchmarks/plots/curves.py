@@ -80,9 +80,9 @@ def _plots_by_method(suite: SuiteResults, name: str, key: str, label: str, base:
             variants.setdefault(variant.method, {})[variant.key[key]] = variant
     return {
         f"{name}-{method}" if len(variants) > 1 else name: partial(
-            average_and_datasets, suite, dict(sorted(own.items())), label, base
+            average_and_datasets, suite, dict(sorted(values.items())), label, base
         )
-        for method, own in variants.items()
+        for method, values in variants.items()
     }
 
 
@@ -98,18 +98,17 @@ def average_and_datasets(
     averages = {value: suite.halves(variant, AVERAGE) for value, variant in variants.items()}
     hms = {name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in datasets}
     means = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
-    every = [cell for own in [*averages.values(), *map(dict.values, hms.values())] for cell in own]
-    if len(variants) < 2 or not any(every):
+    cells = [cell for row in [*averages.values(), *map(dict.values, hms.values())] for cell in row]
+    if len(variants) < 2 or not any(cells):
         return None
     variant = next(iter(variants.values()))
     figure, (left, right) = style.panels(2, 2.15, label, "accuracy, %")
-    own_look = style.assign_looks({"": variant.method}, taken=(style.BASE, style.NOVEL))[""]
-    looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", own_look))
-    for kind, (title, look) in enumerate(looks):
-        style.draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)
+    looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", Look(style.INK, "o")))
+    for half, (title, look) in enumerate(looks):
+        style.draw_curve(left, {value: halves[half] for value, halves in averages.items()}, look, title)
     dataset_looks = style.assign_dataset_looks(datasets)
-    for name, own in hms.items():
-        style.draw_curve(right, own, dataset_looks[name], display_name(name), linewidth=0.9, markersize=3.5)
+    for name, curve in hms.items():
+        style.draw_curve(right, curve, dataset_looks[name], display_name(name), linewidth=0.9, markersize=3.5)
     if len(datasets) > 1:
         style.draw_curve(right, means, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
     over = f"average over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
@@ -120,7 +119,7 @@ def average_and_datasets(
         style.set_ticks(panel, list(variants), base)
         style.grid(panel, "y")
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    style.heading(figure, f"{variant.name}: accuracy by {label} ({style.describe_seeds(every)})", every)
+    style.heading(figure, f"{variant.name}: accuracy by {label} ({style.describe_seeds(cells)})", cells)
     return figure
 
 

@@ -1,7 +1,8 @@
 """Define the style of all plots: colours, markers, print sizes and file formats.
 
-Colours are Okabe and Ito's, which colour-blind readers can distinguish. A method has the same colour, marker and dashes
-in all plots, so that it is also recognizable on a grey printout. Sizes are those of a printed page.
+Colours are those of Okabe and Ito and of Tol, which colour-blind readers can distinguish. A method has the same colour,
+marker, dashes and hatch in all plots, so that it is also recognizable on a grey printout. Sizes are those of a printed
+page.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.results.frame import TITLES
 from benchmarks.results.metrics import Metric
 from procap.methods import title_and_colour
 from runner.results import write_bytes
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("procap.mplstyle")
-SPARE = ("#0072b2", "#cc79a7", "#f0e442", "#000000", "#8c6d31")
-DATASET_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 FORMATS = ("png", "pdf")
@@ -65,69 +66,64 @@ class Look:
         return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, **more}
 
 
-LOOKS: Mapping[str, Look] = {
+ENDS: Mapping[str, Look] = {
     "zeroshot": Look("#7f7f7f", "o", DASHES[2], "xxx"),
-    "coop": Look("#56b4e9", "s", DASHES[3]),
-    "cocoop": Look("#e69f00", "^", DASHES[4], "\\\\\\"),
-    "maple": Look("#009e73", "D", DASHES[1], "///"),
     "procap": Look("#d55e00", "o", DASHES[0]),
 }
+"""The looks that stand out."""
+COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#8c6d31", "#0072b2", "#009e73", "#882255", "#b8a800", "#44aa99")
+HATCHES = ("", "///", "xxx", "...")
+
+
+def make_look(number: int) -> Look:
+    """Make one of 360 distinct looks; the first 36 have distinct bars, too."""
+    hatch = HATCHES[number // len(COLOURS) % len(HATCHES)]
+    marker, dashes = MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
+    return Look(COLOURS[number % len(COLOURS)], marker, dashes, hatch)
+
+
+LOOKS: Mapping[str, Look] = {
+    **{name: make_look(number) for number, name in enumerate(name for name in TITLES if name not in ENDS)},
+    **ENDS,
+}
+"""The look of each built-in method, by its place in TITLES."""
 OTHER, OTHER_LABEL = Look("#a3a9b5", "."), "other methods"
 """The look of all methods that are not highlighted, and their shared entry of the legend."""
 BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Looks of base and novel accuracy in plots that draw them as separate lines."""
 
 
-def assign_looks(
-    methods: Mapping[str, str], scores: Mapping[str, float] = {}, taken: Iterable[Look] = ()
-) -> dict[str, Look]:
-    """Assign a look to each title: the method's own for its first title, spare ones for the others.
+def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = MappingProxyType({})) -> dict[str, Look]:
+    """Assign a look to each title: that of its method for the first title, further ones to other titles and plug-ins.
 
-    A plug-in has the colour that its class gives. No colour is assigned twice, nor one of `taken`, the other looks in
-    the plot. Of many titles ProCAP, zero-shot CLIP, plug-ins with a colour and the highest `scores` are highlighted;
-    the others get OTHER.
+    A plug-in has the colour that its class gives. Of many titles ProCAP, zero-shot CLIP, plug-ins with a colour and
+    the highest `scores` are highlighted; the others get OTHER. methods: by title.
     """
-
-    plugins = {method: title_and_colour(method)[1] for method in methods.values() if method not in LOOKS}
+    colours = {method: title_and_colour(method)[1] for method in methods.values() if method not in LOOKS}
 
     def rank(title: str) -> tuple[int, float]:
         method = methods[title]
-        first = (
-            ("procap", "zeroshot").index(method) if method in ("procap", "zeroshot") else 3 - bool(plugins.get(method))
-        )
+        first = [*reversed(ENDS)].index(method) if method in ENDS else 3 - bool(colours.get(method))
         return first, -scores.get(title, -math.inf)
 
-    highlighted = set(sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST])
-    used = {look.colour for look in taken}
-    own: dict[str, str] = {}
-    for title in filter(highlighted.__contains__, methods):
-        method = methods[title]
-        colour = LOOKS[method].colour if method in LOOKS else plugins[method]
-        if colour and colour not in used:
-            own[title] = colour
-            used.add(colour)
-    spare = [colour for colour in SPARE if colour not in used] or SPARE
-    looks = (_number_look(number, spare, 4) for number in itertools.count())
-    found: dict[str, Look] = {}
+    highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]
+    looks: dict[str, Look] = {}
+    further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS)))
     for title, method in methods.items():
         if title not in highlighted:
-            found[title] = OTHER
-        elif method in LOOKS and title in own:
-            found[title] = LOOKS[method]
+            looks[title] = OTHER
+        elif method in LOOKS and LOOKS[method] not in looks.values():
+            looks[title] = LOOKS[method]
         else:
-            look = next(looks)
-            found[title] = replace(look, colour=own.get(title, look.colour))
-    return found
+            look = next(further)
+            is_first = method not in [methods[earlier] for earlier in looks]
+            looks[title] = replace(look, colour=colours[method]) if is_first and colours.get(method) else look
+    return looks
 
 
 def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
-    """Assign a look to each data set, for plots with a line per data set; up to 56 are distinct."""
-    return {name: _number_look(number, DATASET_COLOURS, 1) for number, name in enumerate(datasets)}
-
-
-def _number_look(number: int, colours: Sequence[str], first_marker: int) -> Look:
-    marker = MARKERS[(first_marker + number) % len(MARKERS)]
-    return Look(colours[number % len(colours)], marker, DASHES[number % len(DASHES)])
+    """Assign a look to each data set, for plots with a line per data set."""
+    return {name: replace(make_look(number), hatch="") for number, name in enumerate(datasets)}
 
 
 def styled(draw: Draw) -> Draw:

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, make_metric
 from benchmarks.results.published.tables import display_name
-from benchmarks.tables.calibration import choose_compared
+from benchmarks.tables.comparison import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
@@ -54,122 +54,135 @@ class Mistakes(NamedTuple):
 def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes], str]:
     """Describe the mistakes on each of at most MAX_TARGETS test sets, and how to see those on others.
 
-    frame: results with titles in `title`. Of more test sets, own ones and those of low accuracy come first.
+    frame: results with titles in `title`. Of more test sets, user data sets and those of low accuracy come first.
     """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
-    groups = [own for _, own in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
+    groups = [rows for _, rows in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
     left = ""
     if len(groups) > MAX_TARGETS:
-        groups.sort(key=lambda own: (kind_of_name(own.target_dataset.iloc[0]) != "own", own.accuracy.mean()))
-        chosen = f"{MAX_TARGETS} of {len(groups)} test sets, own ones first, then those of the lowest mean accuracy"
+        groups.sort(key=lambda rows: (kind_of_name(rows.target_dataset.iloc[0]) != "own", rows.accuracy.mean()))
+        chosen = f"{MAX_TARGETS} of {len(groups)} test sets, your data sets first, then the lowest mean accuracies"
         left = f"{chosen}; for others: procap report --datasets NAME"
-    return [_describe_target(own, data) for own in groups[:MAX_TARGETS]], left
+    return [_describe_target(rows, data) for rows in groups[:MAX_TARGETS]], left
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
     """Describe the mistakes on one test set. frame: its evaluations, of which limited ones count only if all are."""
     frame = frame if frame.limited.all() else frame[~frame.limited]
-    first, target = frame.iloc[0], Target.parse_unchecked(frame.target.iloc[0])
-    titles = {str(title): own for title, own in frame.groupby("title", sort=False)}
-    means = {title: float(own.correct.sum() / own.total.sum()) for title, own in titles.items()}
-    chosen = choose_compared(means, {title: own.method.iloc[0] for title, own in titles.items()})
-    shown = {title: titles[title] for title in list(dict.fromkeys([*chosen, *titles]))[:MAX_METHODS]}
-    where = f"{display_name(target.dataset)}, {target.classes} classes"
-    where += f", {target.split} split" if target.split != "test" else ""
-    if (first.dataset, first.classes) != (target.dataset, "base" if target.classes == "novel" else target.classes):
-        where += f", trained on {display_name(first.dataset)}, {first.classes} classes"
-    names = [name.replace("_", " ") for name in first.per_class.names or map(str, range(len(first.per_class.total)))]
+    target = Target.parse_unchecked(frame.target.iloc[0])
+    by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
+    means = {title: float(rows.correct.sum() / rows.total.sum()) for title, rows in by_title.items()}
+    compared = choose_compared(means, {title: rows.method.iloc[0] for title, rows in by_title.items()})
+    shown = {title: by_title[title] for title in list(dict.fromkeys([*compared, *by_title]))[:MAX_METHODS]}
+    test_set, counts = _describe_test_set(frame, target), frame.per_class.iloc[0]
+    names = [name.replace("_", " ") for name in counts.names or map(str, range(len(counts.total)))]
     name = f"{target.dataset}-{target.classes}"
-    tables = [_class_table(shown, names, where, name)]
-    heading = f"{where}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in chosen)}"
+    tables = [_class_table(shown, names, test_set, name)]
+    heading = f"{test_set}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in compared)}"
     evaluations = frame[frame.title.isin(list(shown))]
     if evaluations.wrong_images.isna().any():
-        why = "Some evaluations were made by an older version, without the predictions of single images"
-        return Mistakes(heading, tables, (), f"{why}: procap eval RUN --force adds them.")
+        return Mistakes(heading, tables, (), "Some evaluations record no predictions of single images.")
     wrong = _list_wrong(evaluations)
     if len(names) <= MAX_MATRIX:
-        tables += [_matrix(titles[title], wrong, names, f"{title}: {where}", name) for title in chosen]
+        tables += [_matrix(by_title[title], wrong, names, f"{title}: {test_set}", name) for title in compared]
     elif len(wrong):
-        tables.append(_pair_table(wrong[wrong.title.isin(chosen)], names, where, name))
+        tables.append(_pair_table(wrong[wrong.title.isin(compared)], names, test_set, name))
     return Mistakes(heading, tables, *_list_images(evaluations, wrong, names, target, data))
 
 
+def _describe_test_set(frame: pd.DataFrame, target: Target) -> str:
+    """Describe the test set, and what was trained on if it is a different data set."""
+    first = frame.iloc[0]
+    text = f"{display_name(target.dataset)}, {target.classes} classes"
+    text += f", {target.split} split" if target.split != "test" else ""
+    if (first.dataset, first.classes) != (target.dataset, "base" if target.classes == "novel" else target.classes):
+        text += f", trained on {display_name(first.dataset)}, {first.classes} classes"
+    return text
+
+
+def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
+    """Choose ProCAP or the last title, then zero-shot CLIP and the best of the others on average."""
+    reference = choose_reference({title: methods[title] for title in means})
+    others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
+    return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
+
+
 def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
-    """List wrong images of all evaluations: title, place in the target, true and predicted label."""
+    """List wrong images of all evaluations: title, position in the target, true and predicted label."""
     import pandas as pd
 
     parts = [
-        pd.DataFrame({"title": one.title, "place": np.flatnonzero(~unpack_bits(one.correct_bits, one.total))}).assign(
-            label=one.wrong_images[0], predicted=one.wrong_images[1]
-        )
-        for one in frame.itertuples()
+        pd.DataFrame(
+            {"title": row.title, "position": np.flatnonzero(~unpack_bits(row.correct_bits, row.total))}
+        ).assign(label=row.wrong_images[0], predicted=row.wrong_images[1])
+        for row in frame.itertuples()
     ]
     return pd.concat(parts)
 
 
-def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], where: str, name: str) -> Table:
+def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], test_set: str, name: str) -> Table:
     """Make a row for each class, the one with the lowest accuracy of the first title first."""
     accuracies = zip(*map(_average_classes, titles.values()), strict=True)
-    images = np.max([one.total for own in titles.values() for one in own.per_class], axis=0).tolist()
+    totals = [classes.total for rows in titles.values() for classes in rows.per_class]
     rows = [
         (cells[0].mean, Row((label,), (Metric(count), *cells)))
-        for label, count, cells in zip(names, images, accuracies, strict=True)
+        for label, count, cells in zip(names, np.max(totals, axis=0).tolist(), accuracies, strict=True)
         if cells[0]
     ]
     rows.sort(key=lambda row: row[0])
     columns = (Column("Images", "", 0), *(Column(title, "") for title in titles))
-    title, note = f"Accuracy by class: {where}", f"Accuracy in %, the lowest of {next(iter(titles))} first."
-    return Table(f"classes-{name}", title, ("Class",), columns, tuple(row for _, row in rows), (note,))
+    title, note = f"Accuracy by class: {test_set}", f"Accuracy in %, the lowest of {next(iter(titles))} first."
+    return Table(f"classes-{name}", title, ("Class",), columns, [row for _, row in rows], (note,))
 
 
 def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
     """Average the accuracy of each class over seeds; None where it has no images."""
-    own = frame.sort_values("seed")
-    counts = [np.array([one.correct, one.total], float) for one in own.per_class]
+    rows = frame.sort_values("seed")
+    counts = [np.array([classes.correct, classes.total], float) for classes in rows.per_class]
     columns = np.array([100 * correct / np.where(total, total, np.nan) for correct, total in counts]).T
     # A method without training has one run, which counts for all seeds.
-    seeds, limited = tuple(map(int, own.seed[own.epochs > 0])), bool(own.limited.all())
+    seeds, limited = tuple(map(int, rows.seed[rows.epochs > 0])), bool(rows.limited.all())
     metrics = [make_metric(values.tolist(), seeds, limited) for values in columns]
-    return [None if np.isnan(one.mean) else one if seeds else Metric(one.mean, limited=limited) for one in metrics]
+    return [
+        None if np.isnan(metric.mean) else metric if seeds else Metric(metric.mean, limited=limited)
+        for metric in metrics
+    ]
 
 
-def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
+def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
     """Make the confusion matrix of the evaluations of one method, with a row for each true class."""
-    counts = np.diag(np.sum([one.correct for one in frame.per_class], axis=0))
-    own = wrong[wrong.title == frame.title.iloc[0]]
-    np.add.at(counts, (own.label, own.predicted), 1)
+    counts = np.diag(np.sum([classes.correct for classes in frame.per_class], axis=0))
+    mistakes = wrong[wrong.title == frame.title.iloc[0]]
+    np.add.at(counts, (mistakes.label, mistakes.predicted), 1)
     rows = tuple(
-        Row((f"{place} {label}",), tuple(map(Metric, row)))
-        for place, (label, row) in enumerate(zip(names, counts.tolist(), strict=True), 1)
+        Row((f"{number} {label}",), tuple(map(Metric, row)))
+        for number, (label, row) in enumerate(zip(names, counts.tolist(), strict=True), 1)
     )
-    columns = [Column(str(place), "", 0) for place in range(1, len(names) + 1)]
-    note = (
-        "Rows: true classes; columns: predicted ones, numbered as the rows. Number of images of "
-        f"{plural(len(frame), 'evaluation')}; the shade is its share of the row."
-    )
-    title = f"Confusion matrix of {where}"
+    columns = [Column(str(number), "", 0) for number in range(1, len(names) + 1)]
+    note = f"Rows: true classes; columns: predicted ones. Images of {plural(len(frame), 'evaluation')}."
+    title = f"Confusion matrix of {test_set}"
     return Table(f"confusion-{name}", title, ("True class",), columns, rows, (note,), matrix=True)
 
 
-def _pair_table(wrong: pd.DataFrame, names: Sequence[str], where: str, name: str) -> Table:
+def _pair_table(wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
     """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
     counts = wrong.groupby(["label", "predicted", "title"]).size().unstack(fill_value=0)
     most = counts.loc[counts.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
     rows = tuple(
-        Row((names[true], names[other]), tuple(map(Metric, own)))
-        for (true, other), own in zip(most.index, most.to_numpy().tolist(), strict=True)
+        Row((names[true], names[predicted]), tuple(map(Metric, numbers)))
+        for (true, predicted), numbers in zip(most.index, most.to_numpy().tolist(), strict=True)
     )
     columns = [Column(title, "", 0) for title in most.columns]
-    note = f"Number of images, over all seeds. The {len(rows)} pairs with the highest sum over the methods."
-    heads = ("True class", "Predicted")
-    return Table(f"confused-{name}", f"Most confused classes: {where}", heads, columns, rows, (note,))
+    notes = (f"Number of images, over all seeds; the {plural(len(rows), 'pair')} with the highest sums.",)
+    labels = ("True class", "Predicted")
+    return Table(f"confused-{name}", f"Most confused classes: {test_set}", labels, columns, rows, notes)
 
 
 def _list_images(
     frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], target: Target, data: Path | None
 ) -> tuple[list[WrongImage], str]:
     """List images that most evaluations get wrong, and describe how they were chosen."""
-    images = wrong.groupby("place").agg(label=("label", "first"), times=("label", "size"))
+    images = wrong.groupby("position").agg(label=("label", "first"), times=("label", "size"))
     if images.empty:
         return [], "No image is classified wrongly."
     # The images of a class that are wrong most often, first those of the class with most mistakes.
@@ -179,22 +192,22 @@ def _list_images(
     chosen = order[order.turn <= IMAGES_OF_CLASS].head(MAX_IMAGES)
     counted = f"{plural(len(images), 'image')} of {frame.total.max():,}"
     try:
-        found = _read_images(data, target, frame.manifest.iloc[0], chosen.label.to_dict())
+        thumbnails = _read_images(data, target, frame.manifest.iloc[0], chosen.label.to_dict())
     except (UserError, OSError) as error:
         return [], f"{counted} classified wrongly, not shown: {error}."
     titles = list(dict.fromkeys(frame.title))
     shown = []
-    for place, (path, jpeg) in found.items():
-        own = wrong[wrong.place == place]
+    for position, (path, jpeg) in thumbnails.items():
+        answers = wrong[wrong.position == position]
         texts = []
-        for other in own.predicted.value_counts().index:
-            gave = [title for title in titles if title in set(own.title[own.predicted == other])]
-            texts.append(f"{', '.join(gave)}: {names[other]}" if len(titles) > 1 else names[other])
-        shown.append(WrongImage(path, names[images.label[place]], "; ".join(texts), jpeg))
+        for label in answers.predicted.value_counts().index:
+            given = [title for title in titles if title in set(answers.title[answers.predicted == label])]
+            texts.append(f"{', '.join(given)}: {names[label]}" if len(titles) > 1 else names[label])
+        shown.append(WrongImage(path, names[images.label[position]], "; ".join(texts), jpeg))
     text = (
         f"{len(shown)} of {counted} that at least one of {plural(len(frame), 'evaluation')} ({', '.join(titles)}) "
-        "classifies wrongly: true class, then what was predicted. Of each class at most "
-        f"{IMAGES_OF_CLASS}, those most often wrong, beginning with the class of most mistakes."
+        f"classifies wrongly: true class, then the predictions. At most {IMAGES_OF_CLASS} of each class, those most "
+        "often wrong."
     )
     return shown, text
 
@@ -221,13 +234,13 @@ def _read_images(
     shards.check_sizes(target.split)
     split = shards.open_unverified(target.split)
     images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
-    found = {}
-    for place, label in labels.items():
-        if images.labels[place] != label:
-            raise UserError(f"{target.dataset} in {data} has other images than were evaluated")
-        image: Any = images.image(place)
+    thumbnails = {}
+    for position, label in labels.items():
+        if images.labels[position] != label:
+            raise UserError(f"{target.dataset} in {data} has different images than were evaluated")
+        image: Any = images.image(position)
         image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
         file = io.BytesIO()
         image.save(file, "JPEG", quality=80)
-        found[place] = images.paths[place], file.getvalue()
-    return found
+        thumbnails[position] = images.paths[position], file.getvalue()
+    return thumbnails

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import DPI, FORMATS, describe_seeds, image_of
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.html import mark_code, to_html
-from benchmarks.tables.render import SUFFIXES, render
+from benchmarks.tables.render import SUFFIXES, mark_code, render, to_html
 from benchmarks.tables.table import Table, list_notes
+from procap.errors import UserError
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def load_picture(results: SuiteResults, name: str) -> Picture:
 
     texts = results.pictures["pictures"][name]
     paths = {form: results.folder / f"{name}.{form}" for form in FORMATS}
-    files = {form: path.read_bytes() for form, path in paths.items() if form == "png" or path.is_file()}
+    files = {
+        form: _read_inside(results.results, path) for form, path in paths.items() if form == "png" or path.exists()
+    }
     shown = io.BytesIO()
     with Image.open(io.BytesIO(files["png"])) as image:
         width = image.width / DPI
@@ -76,6 +78,13 @@ def load_picture(results: SuiteResults, name: str) -> Picture:
         smaller.thumbnail((MAX_WIDTH, 100 * MAX_WIDTH), Image.Resampling.LANCZOS)
         smaller.save(shown, "PNG", optimize=True)
     return Picture(name, texts["caption"], texts["alt"], shown.getvalue(), files, width)
+
+
+def _read_inside(folder: Path, file: Path) -> bytes:
+    """Read a regular file inside `folder`. Raises UserError for anything else, such as a link to another file."""
+    if file.is_symlink() or not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{file} is no regular file inside the results")
+    return file.read_bytes()
 
 
 class PageFiles:

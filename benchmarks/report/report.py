@@ -1,4 +1,4 @@
-"""Write the report of a results folder: every suite on one HTML page, computed from the result files alone."""
+"""Write the report of a results folder as one HTML page, computed from the result files."""
 
 from __future__ import annotations
 
@@ -6,30 +6,19 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note, plural
 from benchmarks.plots.style import Plots
-from benchmarks.report.describe import describe_state, list_caveats, list_facts
 from benchmarks.report.mistakes import Mistakes, list_mistakes
-from benchmarks.report.page import GENERATOR, draw_picture, load_picture, write_page
-from benchmarks.report.started_suites import (
-    Problem,
-    StartedSuite,
-    count_states,
-    find_started_suites,
-    find_sweeps,
-    merge_unfinished,
-    read_runs,
-)
-from benchmarks.report.time_and_cost import describe_cost, describe_versions, read_jobs, work_table
-from benchmarks.results.frame import run_folders
-from benchmarks.suites import suite_help
-from benchmarks.suites.planning import find_suite
-from benchmarks.tables.runs import title_runs
+from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
+from benchmarks.report.sections import Problem, Section, count_states, read_runs, read_suites, read_sweeps
+from benchmarks.report.work import work_table
+from benchmarks.results.frame import FEW_STEPS, run_folders
+from benchmarks.suites import load_suite
+from benchmarks.tables.notes import note_code, note_other_content
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
@@ -48,7 +37,6 @@ def write_report(
     selected: Callable[[RunConfig], bool] | None = None,
     shown: str = "",
     data: Path | None = None,
-    price: float | None = None,
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
@@ -64,22 +52,22 @@ def write_report(
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
     elif folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with --out")
-    report = build_report(results, wanted, selected, shown=shown or str(results), data=data, price=price)
+    report = build_report(results, wanted, selected, shown=shown or str(results), data=data)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{folder.name}."
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
-            fresh = Path(place) / "new"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+            fresh = Path(temporary) / "new"
             fresh.mkdir()
             write_page(report, fresh)
             if folder.exists():
-                os.replace(folder, Path(place) / "old")
+                os.replace(folder, Path(temporary) / "old")
             os.replace(fresh, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
     for name, what in report["problems"]:
         note(f"{name}: {what}")
-    if not all(section["is_finished"] for section in report["sections"]):
+    if not report["complete"]:
         note(report["state"])
     return page
 
@@ -91,87 +79,102 @@ def build_report(
     *,
     shown: str,
     data: Path | None = None,
-    price: float | None = None,
 ) -> dict[str, Any]:
     """Collect what the template of the page shows, see `write_report`.
 
-    sections: one for each suite, sweep, and the single runs. headline: the main table and plot, moved from the section
-    that `leads`. problems: what could not
-    be read or made. caveats: what a reader has to know before any number.
+    sections: one for each suite, sweep, and the other runs. headline: table and plots of the section that leads.
+    problems: what could not be read or made. caveats: what a reader has to know before any number.
     """
-    groups, problems = _find_groups(results, data, wanted, selected)
-    if not groups and not problems:
+    sections, problems = _read_sections(results, data, wanted, selected)
+    if not sections and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
-    suites = [one for one in groups if one.is_suite]
-    state = _describe_runs(groups, all_read=not problems)
-    leads = [one for one in suites if len(one.results.frame)]
-    lead = min(leads, key=lambda one: one.name != MAIN_SUITE, default=None)
-    sections, headline = [], None
-    for one in groups:
-        detailed = one.collection.kind == "suite" and (bool(wanted) or one is lead or not one.is_suite)
-        section = _make_section(one, shown, data, problems, detailed=detailed)
-        if one is lead and section["tables"]:
-            plots = sorted(section["pictures"], key=lambda one: one.name != MAIN_PLOT)[:1]
-            headline = section["tables"].pop(0), plots
-            section["pictures"] = [one for one in section["pictures"] if one not in plots]
-            section["leads"] = True
-        sections.append(section)
-    jobs = read_jobs(groups)
+    complete = not problems and not any(section.unfinished or section.status for section in sections)
+    state = _describe_state(sections)
+    leads = [section for section in sections if section.suite and len(section.frame)]
+    lead = min(leads, key=lambda section: section.name != MAIN_SUITE, default=None)
+    parts, headline = [], None
+    for section in sections:
+        is_sweep = section.suite is None and section.name != "runs"
+        detailed = not is_sweep and (bool(wanted) or section is lead or section.suite is None)
+        part = _make_part(section, shown, data, problems, detailed=detailed)
+        if section is lead and part["tables"]:
+            first = sorted(part["pictures"], key=lambda picture: picture.name != MAIN_PLOT)[:1]
+            headline = section.name, part["tables"].pop(0), first
+            part["pictures"] = [picture for picture in part["pictures"] if picture not in first]
+        parts.append(part)
     return {
         "state": state,
         "shown": shown,
-        "sections": sections,
+        "sections": parts,
         "headline": headline,
         "problems": problems,
-        "caveats": list_caveats(groups, jobs, data),
-        "cost": describe_cost(jobs, price),
-        "work": work_table(jobs) if len(jobs) else None,
-        "versions": describe_versions(jobs),
+        "complete": complete and not problems,
+        "caveats": list_caveats(sections, data),
+        "work": work_table(sections, results),
     }
 
 
-def _find_groups(
+def _read_sections(
     results: Path, data: Path | None, wanted: Sequence[str], selected: Callable[[RunConfig], bool] | None
-) -> tuple[list[StartedSuite], list[Problem]]:
-    """Find suites, sweeps and the runs without either below `results`, or the part of them that was chosen."""
+) -> tuple[list[Section], list[Problem]]:
+    """Read suites, sweeps and other runs below `results`, or the part of them that was chosen."""
     if selected:
-        runs = read_runs(results, selected, "selected runs")
+        runs = read_runs(results, selected, "Selected runs")
         return ([runs] if runs else []), []
     names = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"}
-    others = [word for word in wanted if word not in names]
-    for word in others:
+    suite_words = [word for word in wanted if word not in names]
+    for word in suite_words:
         # An unknown name is an error before anything is read.
-        find_suite(word, results)
-    sweeps, problems = find_sweeps(results)
-    suites: list[StartedSuite] = []
-    if not wanted or others:
-        suites, unread = find_started_suites(results, data, others)
-        problems = unread + problems
+        load_suite(word)
+    sections: list[Section] = []
+    problems: list[Problem] = []
+    if suite_words or not wanted:
+        sections, problems = read_suites(results, data, suite_words)
+    if not wanted or names & set(wanted):
+        sweeps, unreadable = read_sweeps(results, [word for word in wanted if word in names])
+        sections, problems = sections + sweeps, problems + unreadable
     if wanted:
-        chosen = [name for name, _ in problems if name in wanted or name not in names]
-        return suites + [one for one in sweeps if one.name in wanted], [one for one in problems if one[0] in chosen]
-    members = {path for one in suites + sweeps for path in one.collection.runs}
-    single = {config.dataset for _, config in run_folders(results) if config.path not in members}
+        return sections, problems
+    members = {path for section in sections for path in section.paths}
+    other_sets = {config.dataset for _, config in run_folders(results) if config.path not in members}
 
     def is_shown(config: RunConfig) -> bool:
         # What needs no training is compared with everything on the same data set, as in `procap table`.
-        return config.path not in members or (config.dataset in single and not config.recipe.epochs)
+        return config.path not in members or (config.dataset in other_sets and not config.recipe.epochs)
 
-    runs = read_runs(results, is_shown, "single runs")
-    return suites + sweeps + ([runs] if runs else []), problems
+    runs = _attempt(problems, "runs", "the other runs", partial(read_runs, results, is_shown, "Other runs"), None)
+    return sections + ([runs] if runs else []), problems
 
 
-def _describe_runs(suites: Sequence[StartedSuite], *, all_read: bool) -> str:
-    """Describe how many runs are finished. all_read: whether all suites could be read; other plans are unknown."""
-    if not suites:
-        return "No suite could be read."
-    runs = plural(len({path for one in suites for path in one.results.paths}), "run")
-    if unfinished := merge_unfinished(suites):
-        return f"{len(unfinished)} of {runs} unfinished: {count_states(unfinished)}."
-    evaluations = plural(len({job for one in suites for job in one.results.planned}), "evaluation")
-    where = "" if all_read else " in the suites that could be read"
-    return f"All {runs} and {evaluations} that were planned{where} are finished."
+def _describe_state(sections: Sequence[Section]) -> str:
+    """Describe how many runs are finished; a run that is unfinished in several suites counts once."""
+    runs = plural(len({path for section in sections for path in section.paths}), "run")
+    unfinished = {run.path: run for section in reversed(sections) for run in section.unfinished}
+    if unfinished:
+        return f"{len(unfinished)} of {runs} unfinished: {count_states(unfinished.values())}."
+    return f"All {runs} are finished."
+
+
+def list_caveats(sections: Sequence[Section], data: Path | None) -> list[str]:
+    """List what a reader has to know before any number, each sentence once."""
+    import pandas as pd
+
+    suites = [section.suite for section in sections if section.suite]
+    caveats = []
+    if any(suite.options.quick for suite in suites):
+        caveats.append("Quick schedules: the order of methods may differ after full training.")
+    caveats += [f"Not comparable with published numbers: {suite.why_incomparable}." for suite in suites]
+    frames = [section.frame for section in sections if len(section.frame)]
+    if frames:
+        frame = pd.concat(frames).drop_duplicates(["path", "target", "evaluation"])
+        caveats += [*note_code(frame), *note_other_content(frame, data)]
+        if limited := int(frame.limited.sum()):
+            caveats.append(f"{plural(limited, 'evaluation')} used the first images of a test set only, marked †.")
+        few = frame[(frame.steps > 0) & (frame.steps < FEW_STEPS)].path.nunique()
+        if few:
+            caveats.append(f"{plural(few, 'run')} made fewer than {FEW_STEPS} steps, near the initial weights.")
+    return [caveat for caveat in dict.fromkeys(caveats) if not caveat.endswith(": .")]
 
 
 def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], Any], otherwise: Any) -> Any:
@@ -183,49 +186,42 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], A
         return otherwise
 
 
-def _make_section(
-    started: StartedSuite, shown: str, data: Path | None, problems: list[Problem], *, detailed: bool
+def _make_part(
+    section: Section, shown: str, data: Path | None, problems: list[Problem], *, detailed: bool
 ) -> dict[str, Any]:
-    """Make the section of a suite, sweep or single runs. detailed: with classes and mistakes."""
-    attempt = partial(_attempt, problems, started.name)
-    suite, results = started.suite, started.results
-    tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
-    plots: Plots = {}
-    if suite.plots and len(results.frame):
-        plots = attempt("its plots", partial(suite.plots, results), {})
-    pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
-    for name in results.pictures.get("pictures", {}):
-        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
+    """Make what the page shows of a section. detailed: with classes and mistakes."""
+    attempt = partial(_attempt, problems, section.name)
+    tables: Sequence[Table] = attempt("its tables", section.make_tables, [])
     mistakes: tuple[list[Mistakes], str] = ([], "")
-    if detailed and len(results.frame):
-        mistakes = attempt("where it is wrong", partial(_find_mistakes, started, data), mistakes)
-    ui = ["procap", "ui", "--results", shown, *(["--suite", started.name] if started.is_suite else [])]
-    ended = started.collection.status
-    status = "" if ended == "finished" else f"Its last command is recorded as {ended}."
+    if detailed and len(section.frame):
+        mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data), mistakes)
+    ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.suite else [])]
     return {
-        "name": started.name,
-        "heading": started.name if started.is_suite else suite.heading,
-        "text": suite_help(suite.typed or suite.name).partition("\n\n")[0] if started.is_suite else "",
-        "command": suite.command(replace(started.options, data=data), shown) if started.is_suite else "",
-        "ui": shlex.join(ui) if results.paths else "",
-        "facts": attempt("how it was run", lambda: list_facts(started), []),
+        "name": section.name,
+        "heading": section.heading,
+        "text": section.text,
+        "ui": shlex.join(ui) if section.paths else "",
+        "facts": section.facts,
         "tables": [table for table in tables if not table.compares],
-        "pictures": [picture for picture in pictures if picture],
+        "pictures": _make_pictures(section, attempt),
         "comparisons": [table for table in tables if table.compares],
-        "state": describe_state(started),
-        "status": status,
-        "unfinished": started.unfinished,
-        "is_finished": not (started.unfinished or status),
+        "state": section.state,
+        "status": section.status,
+        "unfinished": section.unfinished,
         "mistakes": mistakes[0],
         "mistakes_left": mistakes[1],
-        "leads": False,
     }
 
 
-def _find_mistakes(started: StartedSuite, data: Path | None) -> tuple[list[Mistakes], str]:
-    """List the mistakes of a suite, with its titles of variants, or of other runs."""
-    results = started.results
-    if not started.is_suite:
-        return list_mistakes(title_runs(results.frame), data)
-    titles = {results.variants.index(variant): title for title, variant in results.by_title.items()}
-    return list_mistakes(results.frame.assign(title=results.frame.number.map(titles)), data)
+def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Picture]:
+    """Draw the plots of a suite, and load its recorded pictures."""
+    suite = section.suite
+    if suite is None:
+        return []
+    plots: Plots = {}
+    if suite.suite.plots and len(suite.frame):
+        plots = attempt("its plots", partial(suite.suite.plots, suite), {})
+    pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
+    for name in suite.pictures.get("pictures", {}):
+        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, suite, name), None))
+    return [picture for picture in pictures if picture]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UsageError, UserError
-from procap.methods import METHODS, method_class, method_source, title_and_colour
+from procap.methods import METHODS, method_source, title_and_colour
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
@@ -43,7 +41,7 @@ TITLES: Mapping[str, str] = {
 
 
 def title_method(name: str) -> str:
-    """Return the title of a method in tables and plots; a plug-in without one of its own is printed under its name."""
+    """Return the title of a method in tables and plots; a plug-in whose title is missing or taken has its name."""
     return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
 
 
@@ -71,8 +69,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         macro_accuracy        mean of the classes' accuracies in percent
         nll, brier            negative log-likelihood (nats) and Brier score (0 to 2), means over images; with
         ece, ece_mass         expected calibration error in percent, in 15 bins of equal width or equally many images,
-                              as `runner.calibration` defines them: NaN in files of older versions
-        calibration           the `runner.calibration.Calibration` with the counts of the bins; else None
+                              as `runner.calibration` defines them
+        calibration           the `runner.calibration.Calibration` with the counts of the bins
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
@@ -85,10 +83,11 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         losses                the method's term `ce`, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         contents              digests of the data sets that were used, by name: trained on, and evaluated
-        written               when the file of the evaluation was written, in Unix seconds
+        backbone_digest       of the backbone's weights
+        written               when the evaluation was written, UTC, as 2026-01-31T12:00:00Z
         changed               how the test set differs from the published one, empty if it does not
-        correct_bits          which images were right, see `runner.packed_predictions`; None in files of older versions
-        wrong_images          true and predicted labels [2, total - correct] of the others, in order; None likewise
+        correct_bits          which images were right, see `runner.packed_predictions`
+        wrong_images          true and predicted labels [2, total - correct] of the others, in order
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
     weights than the run has now.
@@ -133,13 +132,13 @@ def read_frame(
 
 def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
     """List the runs below `results` with their configurations. Raises UserError for one that was moved or changed."""
-    found = []
+    runs = []
     for folder in find_runs(results) if results.is_dir() else []:
         config = folder.config()
         if config is None or "/".join(folder.path.parts[-DEPTH:]) != config.path:
             config, _ = locate_run(folder.path)
-        found.append((folder, config))
-    return found
+        runs.append((folder, config))
+    return runs
 
 
 def make_records(
@@ -192,7 +191,8 @@ def make_records(
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
             "contents": {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
-            "written": folder.eval_file(target, result.settings).stat().st_mtime,
+            "backbone_digest": result.backbone_digest,
+            "written": result.written,
             "changed": result.variant,
             "wrong_images": result.wrong_images(),
         }
@@ -200,16 +200,13 @@ def make_records(
 
 FEW_STEPS = 20
 """Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
-MOST_NAMED = 2
-USUAL = {"pretrained": "default", "recipe": "published", "evaluation": "default"}
-"""Values of settings of all methods that are not named in titles with many settings."""
-
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds"),
-    *("steps", "losses", "manifest", "contents", "written", "changed", "correct_bits", "wrong_images"),
+    *("steps", "losses", "manifest", "contents", "backbone_digest", "written", "changed"),
+    *("correct_bits", "wrong_images"),
 )
 
 
@@ -226,13 +223,34 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame
 
 
-def leave_out_older_images(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Drop results on other content of a data set than its newest result, with the reason by run."""
-    newest = frame.groupby("target_dataset").written.transform("idxmax")
-    is_newest = frame.manifest.to_numpy() == frame.manifest.reindex(newest).to_numpy()
-    older = frame[~is_newest].groupby("path", sort=False).target_dataset.unique()
-    why = "{} was packed again since, and newer results use that; --force repeats a run"
-    return frame[is_newest], {str(path): why.format(", ".join(names)) for path, names in older.items()}
+def check_contents(frame: pd.DataFrame) -> None:
+    """Raise UserError if results on different contents of one data set would stand in one table."""
+    runs: dict[str, dict[str, str]] = {}
+    for path, contents in zip(frame.path, frame.contents, strict=True):
+        for name, digest in contents.items():
+            runs.setdefault(name, {}).setdefault(digest, path)
+    for name, examples in runs.items():
+        if len(examples) > 1:
+            listed = " and ".join(f"{digest} (such as {path})" for digest, path in examples.items())
+            raise UserError(
+                f"results on different contents of {name} do not compare: {listed}; select runs of one content, or "
+                "repeat the others with --force"
+            )
+
+
+def leave_out_other_weights(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Leave out results of other weights than most runs of their backbone have, with the reason by run."""
+    runs = frame.drop_duplicates("path")
+    names = runs.backbone + " " + runs.pretrained.fillna("")
+    # The most frequent digest; of equally frequent ones the first.
+    usual = runs.groupby(names, sort=False).backbone_digest.agg(lambda digests: digests.value_counts().index[0])
+    expected = (frame.backbone + " " + frame.pretrained.fillna("")).map(usual)
+    is_other = frame.backbone_digest.to_numpy() != expected.to_numpy()
+    reasons = {
+        str(row.path): f"its weights of {row.backbone} are {row.backbone_digest}, those of most runs {digest}"
+        for row, digest in zip(frame[is_other].itertuples(), expected[is_other], strict=True)
+    }
+    return frame[~is_other], reasons
 
 
 def drop_repeated(frame: pd.DataFrame) -> pd.DataFrame:
@@ -243,14 +261,14 @@ def drop_repeated(frame: pd.DataFrame) -> pd.DataFrame:
 
 def is_of_other_code(method: str, sources: Iterable[str]) -> bool:
     """Whether runs were trained by code that is not installed; of an uninstalled method, whether they differ."""
-    found, now = {*sources} - {""}, method_source(method)
-    return bool(found - {str(now)}) if now else len(found) > 1
+    digests, installed = {*sources} - {""}, method_source(method)
+    return bool(digests - {str(installed)}) if installed else len(digests) > 1
 
 
 def is_half(frame: pd.DataFrame) -> pd.Series:
     """Mark the rows with base or novel test images of the data set on whose base classes the run was trained."""
-    own = (frame.target_dataset == frame.dataset) & (frame.split == "test")
-    return own & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
+    is_same_set = (frame.target_dataset == frame.dataset) & (frame.split == "test")
+    return is_same_set & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
 
 
 def images_per_second(frame: pd.DataFrame, column: str = "fps") -> Metric | None:
@@ -270,20 +288,44 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
-        if config.recipe_name == "custom":
-            fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
-            settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
+        # Published recipes set these two by data set.
+        fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
+        settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
     return settings
 
 
-def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = True) -> tuple[Any, ...]:
-    """Make the sort key and identity of a variant. classes: whether the classes trained on are part of it."""
-    rest = tuple((name, value) for name, value in settings.items() if classes or name != "classes")
-    return order_in(method, METHODS), method, rest
+SHARED = ("backbone", "pretrained", "precision", "shots")
+"""Settings that are compared between all rows; others are compared between the rows of one method."""
 
 
-def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Sort the distinct `settings_key`s, with values that are numbers in their order: 2 shots before 16, then all."""
+def title_variants(frame: Any) -> list[str]:
+    """Make a title for each row: the method's, and the values of settings that vary, as `MaPLe, lr 0.01`.
+
+    The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
+    name, else its fields are. frame: anything with the columns `method` and `settings`.
+    """
+    rows = list(zip(frame.method, frame.settings, strict=True))
+    values: dict[tuple[str, str], set[str]] = {}
+    for method, settings in rows:
+        for name, value in settings.items():
+            values.setdefault(("" if name in SHARED else method, name), set()).add(value)
+    titles = []
+    for method, settings in rows:
+        has_names = "custom" not in values.get((method, "recipe"), ())
+        names = [
+            name
+            for name in settings
+            if len(values["" if name in SHARED else method, name]) > 1
+            and name != "classes"
+            and (not name.startswith("recipe") or (name == "recipe") == has_names)
+        ]
+        words = [f"{name.rpartition('.')[2]} {settings[name]}" for name in names]
+        titles.append(", ".join([title_method(method), *words]))
+    return titles
+
+
+def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
+    """Sort key of a row: its method, then its settings, with numbers in their order and texts last."""
 
     def rank(value: str) -> tuple[float, str]:
         try:
@@ -291,78 +333,8 @@ def sort_variants(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         except ValueError:
             return math.inf, value
 
-    return sorted(set(keys), key=lambda key: (*key[:2], [(name, rank(value)) for name, value in key[2]]))
-
-
-def title_variants(frame: Any) -> list[str]:
-    """Make a title for each row: the method's, and the settings but classes in which it differs from other rows.
-
-    Where more than MOST_NAMED settings of a method vary, usual values are not named, see `_find_usual`. Recipes of a
-    method that differ in more fields are named by a hash of all their fields.
-    frame: anything with the columns `method` and `settings`.
-    """
-    keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for _, method, settings in sort_variants(keys):
-        for name, value in settings:
-            counts.setdefault(_place(method, name), Counter())[value] += 1
-    usual = {place: _find_usual(*place, found) for place, found in counts.items() if len(found) > 1}
-    default = "evaluation", "default"
-    varied_evaluation = {method for _, method, settings in keys if default not in settings}
-    recipes = _name_recipes({_recipe_of(settings) for _, _, settings in keys})
-    titles = []
-    for _, method, settings in keys:
-        is_long = sum(place in ("", method) for place, _ in usual) > MOST_NAMED
-        varied = [
-            (name, value)
-            for name, value in settings
-            if (place := _place(method, name)) in usual
-            and not (is_long and value == usual[place])
-            and not ((name, value) == default and method not in varied_evaluation)
-        ]
-        recipe = _recipe_of(settings)
-        if sum(_place(method, name) in usual for name, _ in recipe) > MOST_NAMED:
-            varied = [one for one in varied if one not in (*recipe, ("recipe", "custom"))]
-            varied += [("recipe", recipes[recipe])]
-        own = {} if method in METHODS else {("recipe", "published"): "own recipe"}
-        named = ", ".join(own.get(one) or f"{one[0].rpartition('.')[2]} {one[1]}" for one in varied)
-        titles.append(title_method(method) + (f" ({named})" if named else ""))
-    return titles
-
-
-def _place(method: str, name: str) -> tuple[str, str]:
-    """Return where values of a setting are compared: within the method, or among all."""
-    return (method if "." in name else "", name)
-
-
-def _recipe_of(settings: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    return tuple(one for one in settings if one[0].startswith("recipe."))
-
-
-def _name_recipes(recipes: Collection[object]) -> dict[object, str]:
-    """Name each recipe by the first digits of its hash: four, or as many as distinguish all of them."""
-    hashes = {recipe: hashlib.sha256(repr(recipe).encode()).hexdigest() for recipe in recipes}
-    size = next(size for size in range(4, 65) if len({one[:size] for one in hashes.values()}) == len(recipes))
-    return {recipe: one[:size] for recipe, one in hashes.items()}
-
-
-def _find_usual(method: str, name: str, values: Counter[str]) -> str | None:
-    """Return the value that titles with many settings do not name: the method's own, else the most frequent one.
-
-    Of settings of all methods, such as shots, only those of USUAL have one.
-    """
-    place, _, field = name.partition(".")
-    if not field:
-        return USUAL.get(name)
-    try:
-        found = method_class(method)
-    except UserError:
-        # The plug-in of these runs is not installed any more.
-        return values.most_common(1)[0][0]
-    option = found.Options.model_fields.get(field) if place == method else None
-    default = option.get_default(call_default_factory=True) if option else None
-    own = format_value(getattr(found.recipe(), field, None) if place == "recipe" else default)
-    return own if own in values else values.most_common(1)[0][0]
+    ranks = [(name, rank(value)) for name, value in settings.items() if name != "classes"]
+    return *order_in(method, METHODS), ranks
 
 
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
@@ -390,9 +362,9 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     from shards.catalogue import find_or_none
 
     names = {*frame.dataset, *frame.target_dataset}
-    found = {name: dataset.variant if (dataset := find_or_none(name)) else "" for name in names}
-    found |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
-    return {name: found[name] for name in sorted(found, key=dataset_order) if found[name]}
+    changes = {name: dataset.variant if (dataset := find_or_none(name)) else "" for name in names}
+    changes |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
+    return {name: changes[name] for name in sorted(changes, key=dataset_order) if changes[name]}
 
 
 def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:

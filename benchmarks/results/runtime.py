@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from benchmarks.results.frame import TITLES
 from procap.errors import UserError, describe_invalid
 from runner.config import Amount, Count
+from shards.files import read_file
 
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
@@ -64,10 +65,11 @@ def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]
     """
     for file in sorted((results / "runtime").glob("*/runtime.json")):
         try:
-            report = json.loads(file.read_text(encoding="utf-8"))
+            report = json.loads(read_file(file))
         except (OSError, ValueError):
             continue
-        if isinstance(report, dict) and report.get("schema") == SCHEMA and {"backbone", "rows"} <= report.keys():
+        needed = {"backbone", "rows", "written"}
+        if isinstance(report, dict) and report.get("schema") == SCHEMA and needed <= report.keys():
             try:
                 for row in report["rows"]:
                     ReportRow.model_validate(row)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import (
     changed_datasets,
+    check_contents,
     is_of_other_code,
-    leave_out_older_images,
+    leave_out_other_weights,
     make_frame,
     make_records,
     metric_over_seeds,
@@ -82,8 +83,9 @@ class SuiteResults:
                 seeds = [config.seed] if config.recipe.epochs else options.seeds
                 records += [{**record, "seed": seed} for seed in seeds]
         frame = make_frame(records).assign(number=[record["number"] for record in records])
-        frame, older = leave_out_older_images(frame)
-        unreadable |= older
+        check_contents(frame)
+        frame, other_weights = leave_out_other_weights(frame)
+        unreadable |= other_weights
         return cls(suite, options, runs, frame, results, paper_rounding, unreadable)
 
     @cached_property
@@ -159,14 +161,16 @@ class SuiteResults:
         if not self.in_paper:
             return f"they use {' and '.join(sorted(self.kinds))} data sets"
         backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
-        others = sorted(f"{one} with {weights or 'its own'} weights" for one, weights in backbones - {(BACKBONE, None)})
+        others = sorted(
+            f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)}
+        )
         if others:
             return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
         chosen = self.options
         changes = [f"{name} {value}" for name, value in chosen.overrides.items()]
-        for method, own in chosen.options.items():
+        for method, options in chosen.options.items():
             # A file of sentences is data that the published recipe of CoPrompt needs as well.
-            named = {name: value for name, value in own.items() if name != "sentences" or value == "templates"}
+            named = {name: value for name, value in options.items() if name != "sentences" or value == "templates"}
             changes += [f"{method}.{name} {value}" for name, value in named.items()]
         changes += ["the short schedules of --quick"] if chosen.quick else []
         if chosen.classes not in ("", self.suite.classes):
@@ -201,18 +205,15 @@ class SuiteResults:
 
     def group_by_title(self, column: str = "") -> dict[str, list[Variant]]:
         """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
-        titles = []
-        for variant in self.variants:
-            varied = ", ".join(f"{key} {value}" for key, value in variant.key.items() if key != column)
-            titles.append((variant.name, varied))
-        names = [name for name, _ in set(titles)]
-        found: dict[str, list[Variant]] = {}
-        for variant, (name, words) in zip(self.variants, titles, strict=True):
-            title = f"{name} ({words})" if names.count(name) > 1 and words else name
-            title += " (ProCAP's recipe)" if self.is_control(variant) else ""
-            title += " (other code)" if is_of_other_code(variant.method, self.rows(variant).source) else ""
-            found.setdefault(title, []).append(variant)
-        return found
+        names = [variant.name for variant in self.variants]
+        groups: dict[str, list[Variant]] = {}
+        for variant, name in zip(self.variants, names, strict=True):
+            words = [f"{key} {value}" for key, value in variant.key.items() if key != column]
+            parts = [name, *words] if names.count(name) > 1 else [name]
+            parts += ["ProCAP's recipe"] if self.is_control(variant) else []
+            parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
+            groups.setdefault(", ".join(parts), []).append(variant)
+        return groups
 
     @cached_property
     def by_title(self) -> dict[str, Variant]:
@@ -227,16 +228,16 @@ class SuiteResults:
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str], Metric]:
         """Accuracy over seeds by variant, data set and target. Limited results count only if all are limited."""
-        found: dict[Any, Metric] = {}
+        metrics: dict[Any, Metric] = {}
         frame = self.frame
         if self.paper_rounding:
             # Series.round multiplies by ten first, so it would round 66.65 in another way than older code.
             frame = frame.assign(accuracy=[round(accuracy, 1) for accuracy in frame.accuracy])
-        for key, own in frame.groupby(["number", "dataset", "target"]):
-            metric = metric_over_seeds(own)
+        for key, rows in frame.groupby(["number", "dataset", "target"]):
+            metric = metric_over_seeds(rows)
             if metric and set(metric.seeds) == set(self.options.seeds):
-                found[key] = replace(metric, mean=round(metric.mean, 2)) if self.paper_rounding else metric
-        return found
+                metrics[key] = replace(metric, mean=round(metric.mean, 2)) if self.paper_rounding else metric
+        return metrics
 
     def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:
         """Return the accuracy over seeds; None unless every chosen seed has a result, all or none limited."""

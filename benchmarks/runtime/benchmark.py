@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     models = models_by_mode(clip, settings.accelerations)
     report: dict[str, Any] = {
         "schema": SCHEMA,
+        "written": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": f"procap {' '.join(sys.argv[1:])}",
         "settings": asdict(settings),
         "backbone": {"name": clip.name, "weights": clip.pretrained, "load_seconds": loading},

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.console.output import plural, quote
 from benchmarks.results.frame import sort_methods
-from benchmarks.results.profiles import PROFILES, find_profile
+from benchmarks.results.profiles import MINI, PROFILES, find_profile
 from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES, load_suite, suite_paths
 from benchmarks.suites.suite import Suite
@@ -192,6 +192,14 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
                 has = f"'{name}' has {dataset.classes} class{'es' * (dataset.classes != 1)}"
                 return f"{has}, of which {classes} would be {count}; 2 are needed"
     return ""
+
+
+def last_options(suite: Suite, results: Path, data: Path | None = None, *, profile: str = "") -> SuiteOptions:
+    """Return the options of the last `procap bench` of a suite, else its default options in `profile`."""
+    collection = read_collection(results / COLLECTIONS / "suite" / suite.name)
+    if collection and collection.settings and profile in ("", collection.settings.get("profile")):
+        return SuiteOptions.from_json(collection.settings, data)
+    return suite.options(find_profile(profile or MINI.name), data=data)
 
 
 def recorded_options(

@@ -2,64 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.comparison import comparison_tables, find_default
-from benchmarks.tables.notes import list_means, note_average, suite_notes
+from benchmarks.tables.comparison import comparison_tables
+from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import (
     HALVES,
+    NOTE_ON_SPEED,
+    SPEEDS,
     add_delta_column,
     mark_reproduced,
+    measure_speeds,
     published_group,
     published_row,
     published_title,
 )
 from benchmarks.tables.table import Cell, Column, Row, Table
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 LABELS = ("Data set", "Method")
+PAPER_TOKENS = 4
+"""Prompt tokens of the paper's ProCAP."""
+RULE = "HM: harmonic mean of base and novel accuracy."
+RULE_OF_AVERAGES = "HM: harmonic mean of base and novel accuracy; of the average: of the averages."
+RULE_OF_MEANS = "HM: harmonic mean; of the average: mean of the data sets' HMs."
 NOTE_ON_TOKEN_SETS = (
-    "Without cross-attention nothing refines one token set level by level: each layer has a set of its own there, and "
-    '"one token set" puts the same tokens into every layer. The paper\'s MaPLe-style is compared with "All off", as it '
-    "is marked as lacking all five components. It may also mean MaPLe itself, whose row in the paper's main table has "
-    "the same HM on OxfordPets and StanfordCars; the row MaPLe here has its published recipe and options."
-)
-SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
-"""No end is marked better: runs were timed at different times, on any machine, and beside other work."""
-NOTE_ON_SPEED = (
-    "FPS: images per second in the evaluation of both halves, decoding included, warm-up left out; of the model: "
-    "without waiting for images. Training s: training alone. Speeds of runs that were executed beside others, at other "
-    "times or on other machines do not compare: `procap bench runtime` measures methods in turns on one machine."
+    'Without cross-attention each layer has a token set; "one token set" puts the same tokens into every layer. The '
+    'paper\'s MaPLe-style is compared with "All off"; it may also mean MaPLe, whose row has its published recipe.'
 )
 
 
 def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
     """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
-    title = suite.suite.heading
-    main = _halves_table(suite, suite.name, title, printed="base_to_novel")
-    tables = [_averages(suite, title)] if len(suite.options.datasets) > 1 else []
-    rows = {title: suite.rows(one) for title, one in suite.by_title.items()}
-    fits = calibration_tables(rows, suite.name, reference=find_default(suite, suite.by_title))
-    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite, title), *fits, *comparison_tables(suite)]
+    main = _halves_table(suite, suite.name, suite.suite.heading, printed="base_to_novel")
+    tables = [_averages(suite)] if len(suite.options.datasets) > 1 else []
+    rows = {title: suite.rows(variant) for title, variant in suite.by_title.items()}
+    fits = calibration_tables(rows, suite_notes(suite), suite.name)
+    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite), *fits, *comparison_tables(suite)]
 
 
 def stability_tables(suite: SuiteResults) -> list[Table]:
     """Make mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper."""
-    hms = list_means({title: suite.halves(one, AVERAGE)[2] for title, one in suite.by_title.items()})
-    rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {hms}."
-    note = rule if hms and len(suite.options.datasets) > 1 else ""
-    main = _halves_table(suite, suite.name, "Stability over seeds", note, printed="seed_stability")
+    averages = _list_means(
+        suite, {title: suite.halves(variant, AVERAGE)[2] for title, variant in suite.by_title.items()}
+    )
+    detail = averages and f"HM of average base and average novel: {averages}."
+    rule = RULE_OF_MEANS if len(suite.options.datasets) > 1 else RULE
+    main = _halves_table(suite, suite.name, "Stability over seeds", rule, detail, printed="seed_stability")
     return [main, *comparison_tables(suite)]
 
 
@@ -75,15 +71,16 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
     for title, variant in suite.by_title.items():
         cells = tuple(_cells(suite, variant, name, "ablation")[2] for name in sets)
         rows.append(Row((mark_reproduced(title, cells),), cells))
-    note = "Cells are HM."
-    hms = list_means({title: suite.halves(variant, AVERAGE)[2] for title, variant in suite.by_title.items()})
-    if len(sets) > 1 and hms:
-        note = f"Cells are HM; {AVERAGE} is their mean. HM of average base and average novel: {hms}."
-    notes = suite_notes(suite, note, halves=True)
+    averages = _list_means(
+        suite, {title: suite.halves(variant, AVERAGE)[2] for title, variant in suite.by_title.items()}
+    )
+    details = [averages and f"HM of average base and average novel: {averages}."]
     if any(variant.key.get("variant") != title for title, variant in suite.by_title.items()):
-        notes = (*notes, NOTE_ON_TOKEN_SETS)
+        details.append(NOTE_ON_TOKEN_SETS)
+    notes = suite_notes(suite, RULE_OF_MEANS if len(sets) > 1 else RULE, details=details)
     columns = [Column(display_name(name)) for name in sets]
-    main = Table(suite.name, suite.suite.heading, ("Variant",), columns, rows, notes, wide=True)
+    labels = ("Variant",)
+    main = Table(suite.name, suite.suite.heading, labels, columns, rows, notes.lines, notes.details, wide=True)
     title, labels = f"{suite.suite.heading}: both halves", ("Data set", "Variant")
     halves = _halves_table(suite, f"{suite.name}-halves", title, labels=labels)
     return [main, halves, *comparison_tables(suite)]
@@ -92,7 +89,8 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
     main = _halves_table(suite, suite.name, "Number of prompt tokens", key="n_ctx", labels=(*LABELS, "Tokens"))
-    return [main, *comparison_tables(suite)]
+    unchanged = [title for title, variant in suite.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS]
+    return [main, *comparison_tables(suite, reference=unchanged[0] if unchanged else None)]
 
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
@@ -110,11 +108,24 @@ def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") 
     title, tables = suite.suite.heading, []
     if len(suite.options.datasets) > 1:
         rows = _rows(suite, AVERAGE, suite.suite.published, key, alone=True)
-        notes = suite_notes(suite, note_average(suite), halves=True)
+        notes = suite_notes(suite, RULE_OF_AVERAGES, details=[_other_reading(suite)])
         main = f"{title}, on average over {len(suite.options.datasets)} data sets"
-        tables = [Table(suite.name, main, labels, HALVES, rows, notes, suite.in_paper)]
+        tables = [Table(suite.name, main, labels, HALVES, rows, notes.lines, notes.details, suite.in_paper)]
     name = f"{suite.name}-datasets" if tables else suite.name
     return [*tables, _halves_table(suite, name, title, key=key, labels=(LABELS[0], *labels))]
+
+
+def _other_reading(suite: SuiteResults) -> str:
+    """List the means of the data sets' HMs, where the table has HMs of averages."""
+    means = _list_means(suite, {title: suite.mean_of_hms(variant) for title, variant in suite.by_title.items()})
+    return means and f"Mean of the data sets' HMs: {means}."
+
+
+def _list_means(suite: SuiteResults, means: Mapping[str, Metric | None]) -> str:
+    """List means over several data sets by title, without those that are missing."""
+    if len(suite.options.datasets) < 2:
+        return ""
+    return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
 def pair_halves(
@@ -152,7 +163,8 @@ def _halves_table(
     suite: SuiteResults,
     name: str,
     heading: str,
-    note: str | None = None,
+    rule: str = "",
+    detail: str = "",
     *,
     printed: str = "",
     key: str = "",
@@ -160,9 +172,12 @@ def _halves_table(
 ) -> Table:
     """Make base, novel and HM of every variant, for every data set and on average. printed, key: see `_rows`."""
     rows = [row for dataset in suite.datasets_and_average for row in _rows(suite, dataset, printed, key)]
-    notes = suite_notes(suite, note_average(suite) if note is None else note, halves=True)
+    if not rule:
+        rule = RULE_OF_AVERAGES if len(suite.options.datasets) > 1 else RULE
+        detail = _other_reading(suite)
+    notes = suite_notes(suite, rule, details=[detail])
     wide = bool(key) or (bool(printed) and suite.in_paper)
-    return Table(name, heading, labels, HALVES, rows, notes, wide)
+    return Table(name, heading, labels, HALVES, rows, notes.lines, notes.details, wide)
 
 
 def _rows(suite: SuiteResults, dataset: str, printed: str, key: str = "", *, alone: bool = False) -> list[Row]:
@@ -191,23 +206,24 @@ def _rows(suite: SuiteResults, dataset: str, printed: str, key: str = "", *, alo
     return rows
 
 
-def _averages(suite: SuiteResults, title: str) -> Table:
+def _averages(suite: SuiteResults) -> Table:
     """Make the table of averages, with both readings of the average HM."""
     means = map(suite.mean_of_hms, suite.by_title.values())
     rows = [
         replace(row, cells=(*row.cells, next(means) if row.source == "ours" else None))
         for row in _rows(suite, AVERAGE, "base_to_novel", alone=True)
     ]
-    rule = (
-        f"{AVERAGE} over {len(suite.options.datasets)} data sets; HM is that of average base and average novel "
-        "accuracy, beside it the mean of the data sets' HMs."
+    notes = suite_notes(suite, "HM: of the averages; mean of HMs: of the data sets.")
+    name, title = (
+        f"{suite.name}-average",
+        f"{suite.suite.heading}, on average over {len(suite.options.datasets)} data sets",
     )
-    name, title = f"{suite.name}-average", f"{title}, on average over {len(suite.options.datasets)} data sets"
-    columns, notes = (*HALVES, Column("mean of HMs")), suite_notes(suite, rule, halves=True)
-    return add_delta_column(suite, Table(name, title, ("Method",), columns, rows, notes, wide=True), "HM")
+    columns = (*HALVES, Column("mean of HMs"))
+    table = Table(name, title, ("Method",), columns, rows, notes.lines, notes.details, wide=True)
+    return add_delta_column(suite, table, "HM")
 
 
-def _speeds(suite: SuiteResults, title: str) -> list[Table]:
+def _speeds(suite: SuiteResults) -> list[Table]:
     """Make the table of training and evaluation speeds over data sets; no table if no method has all of them."""
     table = []
     for name, variant in suite.by_title.items():
@@ -223,24 +239,9 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     if not any(cell for row in table for cell in row.cells):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
-    untimed = [name for name, variant in suite.by_title.items() if suite.rows(variant).fps.isna().any()]
-    notes = [f"{NOTE_ON_SPEED} All are means over data sets.", *note_untimed(untimed)]
-    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, table, notes)]
-
-
-def measure_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
-    """Return images per second, mean seconds of training, and images per second of the model."""
-    seconds = rows.groupby("seed").train_seconds.first().dropna()
-    trained = Metric(float(seconds.mean())) if len(seconds) else None
-    return images_per_second(rows), trained, images_per_second(rows, "fps_model")
-
-
-def note_untimed(titles: Iterable[str]) -> list[str]:
-    """Name the rows of which evaluations with cached image features were not timed; empty if there are none."""
-    named = ", ".join(titles)
-    return [f"FPS leaves out image features from the cache ({named}): procap eval RUN --force times them."] * bool(
-        named
-    )
+    notes = ["Means over data sets; not measured in the same conditions."]
+    title = f"{suite.suite.heading}: speed"
+    return [Table(f"{suite.name}-speed", title, ("Method",), columns, table, notes, (NOTE_ON_SPEED,))]
 
 
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:

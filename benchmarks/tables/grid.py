@@ -10,7 +10,6 @@ from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table
-from procap.methods.options import ProCAPOptions
 from runner.config import Target
 
 Weights = tuple[float, float]
@@ -27,20 +26,16 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
         for title, variants in grouped.items():
             by_shots = {variant.key["shots"]: accuracy_on(suite, variant, dataset) for variant in variants}
             rows.append(Row((name, title), tuple(map(by_shots.get, shots)), group=name, average=dataset == AVERAGE))
-    notes = suite_notes(
-        suite,
-        "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. The paper "
-        "publishes these curves without numbers.",
-    )
+    notes = suite_notes(suite, "Tested on all classes; 0 shots: nothing is trained.")
     columns = [Column(plural(count, "shot")) for count in shots]
     labels, title = ("Data set", "Method"), "Few-shot learning on all classes"
     most = {
-        f"{title}, {plural(variant.key['shots'], 'shot')}": variant
-        for title, variants in grouped.items()
+        f"{method}, {plural(variant.key['shots'], 'shot')}": variant
+        for method, variants in grouped.items()
         for variant in variants
         if variant.key["shots"] in (0, shots[-1])
     }
-    main = Table(suite.name, title, labels, columns, rows, notes, wide=True)
+    main = Table(suite.name, title, labels, columns, rows, notes.lines, notes.details, wide=True)
     return [main, *comparison_tables(suite, variants=most)]
 
 
@@ -52,9 +47,8 @@ def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric |
 
 
 def paper_weights() -> tuple[Weights, float]:
-    """Return ProCAP's default weights of InfoNCE and KL, and its initial temperature, as in the paper."""
-    defaults = ProCAPOptions.model_construct()
-    return (defaults.nce_weight, defaults.kl_weight), defaults.nce_temperature
+    """Return the paper's weights of InfoNCE and KL, and its initial temperature, which are ProCAP's defaults."""
+    return (0.01, 1e-5), 0.07
 
 
 def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:
@@ -76,43 +70,38 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
     """Make HM over both weights on average, over the temperature, and over both weights for each data set."""
     (weight, beta), temperature = paper_weights()
     grid, _ = sensitivity_variants(suite)
-    lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
-    columns = [Column(f"β = {_format(other)}", "") for other in betas]
-    paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
-    rule = f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
+    lambdas, betas = (sorted({weights[axis] for weights in grid}) for axis in (0, 1))
+    columns = [Column(f"β = {_format(value)}", "") for value in betas]
+    rule = (
+        f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; in the paper λ = {weight}, "
+        f"β = {_format(beta)}."
+    )
     sets = plural(len(suite.options.datasets), "data set")
     title, name = "Sensitivity to the weights of the loss", suite.name
 
     def rows(dataset: str, *labels: str) -> list[Row]:
         hms = {
-            place: suite.mean_of_hms(variant) if dataset == AVERAGE else suite.halves(variant, dataset)[2]
-            for place, variant in grid.items()
+            weights: suite.mean_of_hms(variant) if dataset == AVERAGE else suite.halves(variant, dataset)[2]
+            for weights, variant in grid.items()
         }
         group = "".join(labels)
         return [
-            Row((*labels, _format(one)), tuple(hms.get((one, other)) for other in betas), group=group)
-            for one in lambdas
+            Row((*labels, _format(first)), tuple(hms.get((first, second)) for second in betas), group=group)
+            for first in lambdas
         ]
 
     tables = []
     if grid:
-        means = {place: mean for place, variant in grid.items() if (mean := suite.mean_of_hms(variant))}
-        best = ""
-        if len(means) == len(grid) and not any(mean.limited for mean in means.values()):
-            highest = max(round(mean.mean, 2) for mean in means.values())
-            places = [place for place, mean in means.items() if round(mean.mean, 2) == highest]
-            named = "; ".join(f"λ = {_format(one)}, β = {_format(other)}" for one, other in places)
-            paper_mean = means.get((weight, beta))
-            also = f" The paper's values give {paper_mean.mean:.2f}." if paper_mean else ""
-            best = f"Highest: {highest:.2f} at {named}.{also}"
-        notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
-        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, rows(AVERAGE), notes))
-    tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
+        notes = suite_notes(suite, rule, "Means of the data sets' HMs.")
+        means = f"{title}: HM over {sets}"
+        tables.append(Table(name, means, ("λ",), columns, rows(AVERAGE), notes.lines, notes.details))
+    tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; initial τ in the paper: {temperature}."))
     if grid and len(suite.options.datasets) > 1:
-        every = [row for dataset in suite.options.datasets for row in rows(dataset, display_name(dataset))]
-        notes = suite_notes(suite, rule, halves=True)
+        by_dataset = [row for dataset in suite.options.datasets for row in rows(dataset, display_name(dataset))]
+        notes = suite_notes(suite, rule)
         labels = ("Data set", "λ")
-        tables.append(Table(f"{name}-datasets", f"{title}, by data set", labels, columns, every, notes))
+        title = f"{title}, by data set"
+        tables.append(Table(f"{name}-datasets", title, labels, columns, by_dataset, notes.lines, notes.details))
     return tables
 
 
@@ -126,9 +115,10 @@ def _temperatures(suite: SuiteResults, rule: str) -> Table:
         label = _format(variant.key["nce_temperature"]) if variant.key else "-"
         rows.append(Row((variant.name, label), tuple(cells)))
     columns = [Column(display_name(name)) for name in suite.datasets_and_average]
-    notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
+    notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: mean of HMs.")
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
-    return Table(name, title, ("Method", "initial τ"), columns, rows, notes, wide=len(columns) > 4)
+    labels = ("Method", "initial τ")
+    return Table(name, title, labels, columns, rows, notes.lines, notes.details, wide=len(columns) > 4)
 
 
 def _format(number: float) -> str:

@@ -46,7 +46,9 @@ def _accuracies(suite: SuiteResults) -> list[Table]:
     classes = suite.suite.trained_classes(suite.options)
     title = f"Accuracy of the pictured runs on {classes} classes"
     columns = (Column(f"{classes.capitalize()} classes"),)
-    return [Table(f"{suite.name}-accuracy", title, ("Data set", "Method"), columns, rows, suite_notes(suite))]
+    notes = suite_notes(suite)
+    labels = ("Data set", "Method")
+    return [Table(f"{suite.name}-accuracy", title, labels, columns, rows, notes.lines, notes.details)]
 
 
 def _words(record: dict[str, Any], name: str) -> list[Table]:

@@ -6,7 +6,6 @@ from statistics import fmean
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.statistics import student_test
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.notes import suite_notes
@@ -38,22 +37,13 @@ def readings_tables(suite: SuiteResults) -> list[Table]:
         "harmonic mean over the validation images of both halves. Choose by these two; the test columns only report."
     )
     over = plural(len(suite.options.datasets), "data set")
-    interval = (
-        f"Other rows: mean difference to `{DEFAULT}` over pairs of data set and seed, in percentage points (of HMs of "
-        "single seeds), with its 95 % interval by Student's t. Seeds of one data set are not independent; of twenty "
-        "rows without effect one interval leaves out zero by chance."
-    )
     columns, title = tuple(Column(name, "") for name in MEASURES), suite.suite.heading
+    notes = suite_notes(suite, rule, f"Other rows: mean difference to {DEFAULT} over data sets and seeds, in points.")
+    numbers_notes = suite_notes(suite, rule, "HM: mean of the data sets' HMs.")
+    name, over = f"{suite.name}-accuracy", f"{title}: means over {over}"
     return [
-        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval), wide=True),
-        Table(
-            f"{suite.name}-accuracy",
-            f"{title}: means over {over}",
-            ("Reading",),
-            tuple(map(Column, MEASURES)),
-            numbers,
-            suite_notes(suite, rule, "HM: mean of the data sets' HMs."),
-        ),
+        Table(suite.name, title, ("Reading",), columns, differences, notes.lines, notes.details, wide=True),
+        Table(name, over, ("Reading",), tuple(map(Column, MEASURES)), numbers, numbers_notes.lines),
     ]
 
 
@@ -72,8 +62,4 @@ def _format_difference(found: list[Metric | None], reference: list[Metric | None
         if own is None or other is None or own.limited != other.limited:
             return None
         differences += (a - b for a, b in zip(own.values, other.values, strict=True))
-    text = format_number(fmean(differences), 2, "+")
-    if len(differences) < 2:
-        return text
-    low, high, _ = student_test(differences)
-    return f"{text} ({format_number(low, 2)} to {format_number(high, 2)})"
+    return format_number(fmean(differences), 2, "+")

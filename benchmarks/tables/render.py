@@ -5,20 +5,46 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
+from html import escape
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import csv_text
 from benchmarks.results.metrics import Metric
-from benchmarks.tables.html import to_html
-from benchmarks.tables.latex import to_latex
-from benchmarks.tables.table import Mark, Table, format_rows, list_headers, list_notes
+from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
 
 SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
 """The formats, and how their files end."""
+
+
+NEEDS, NEEDS_LONG = r"% needs \usepackage{booktabs}", r"% needs \usepackage{booktabs,longtable}"
+PAGE = 45
+"""Rows of a LaTeX table on a page."""
+MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
+"""Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "{}$&#_%"},
+    **{sign: f"${sign}$" for sign in "<>|"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "†": r"$^\dagger$",
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "τ": r"$\tau$",
+    "Δ": r"$\Delta$",
+}
 
 
 def render(table: Table, form: str) -> str:
@@ -36,15 +62,24 @@ def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
     return list(files)
 
 
-def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
-    """Render cells as a Markdown table: `left` columns of text, the rest numbers, padded to be readable as source."""
-    widths = [max(3, *(len(row[i]) for row in [headers, *body])) for i in range(len(headers))]
+def markdown_grid(
+    headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int, is_text: Sequence[bool] = ()
+) -> str:
+    """Render cells as a Markdown table, padded to be readable as source.
+
+    left: number of columns of text, which come first. is_text: whether each column has text, if that is not enough.
+    """
+    is_text = is_text or [index < left for index in range(len(headers))]
+    widths = [max(3, *map(len, column)) for column in zip(headers, *body, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        padded = [
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(cells, widths, is_text, strict=True)
+        ]
         return f"| {' | '.join(padded)} |"
 
-    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_text, strict=True)]
     return "\n".join([line(headers), f"| {' | '.join(rule)} |", *map(line, body)])
 
 
@@ -53,9 +88,99 @@ def to_markdown(table: Table) -> str:
     table = table.without_details()
     marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
-    grid = markdown_grid(headers, format_rows(table, marked, "*{}*", _escape_markdown), left=len(table.labels))
+    body = format_rows(table, marked, "*{}*", _escape_markdown)
+    grid = markdown_grid(headers, body, left=len(table.labels), is_text=list_text_columns(table))
     notes = "\n".join(f"- {_escape_markdown(note)}" for note in list_notes(table))
-    return f"**{_escape_markdown(table.title)}**\n\n{grid}\n\n{notes}"
+    return "\n\n".join(filter(None, [f"**{_escape_markdown(table.title)}**", grid, notes]))
+
+
+def list_text_columns(table: Table) -> list[bool]:
+    """Return whether each column, the labels first, has text, which is aligned to the left."""
+    return [True] * len(table.labels) + [table.has_text(index) for index in range(len(table.columns))]
+
+
+def to_latex(table: Table) -> str:
+    """Render a booktabs table, or a longtable if it has more than PAGE rows, with a caption and without notes."""
+    table = table.without_details()
+    marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
+    body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
+    for number, cells in enumerate(body):
+        cells[:] = [MINUS.sub("$-$", cell).replace("±", r"$\pm$").replace("†", r"$^\dagger$") for cell in cells]
+        # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
+        cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
+        row, previous = table.rows[number], table.rows[max(0, number - 1)]
+        if row.group != previous.group or row.average > previous.average:
+            cells[0] = "\\midrule\n" + cells[0]
+    is_long = len(table.rows) > PAGE
+    text = _style(table, body, [*map(escape_latex, list_headers(table))]).to_latex(
+        hrules=True,
+        environment="longtable" if is_long else "table*" if table.wide else "table",
+        column_format="@{}" + "".join("l" if is_text else "r" for is_text in list_text_columns(table)) + "@{}",
+        position_float=None if is_long else "centering",
+        caption=escape_latex(f"{table.title.rstrip('.')}. {describe_marks(table)}".strip()),
+    )
+    return f"{NEEDS_LONG if is_long else NEEDS}\n{text.strip()}"
+
+
+def to_html(table: Table, labelled_by: str = "") -> str:
+    """Render a `<table>` with all texts escaped; the CSS is part of the page that contains it.
+
+    labelled_by: the id of the element with its title; without one the title becomes the caption, and the notes follow.
+    """
+    import pandas as pd
+
+    table = table.without_details()
+    marked: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
+    body = format_rows(table, marked, "<em>{}</em>", escape)
+    is_text, classes = list_text_columns(table), []
+    for number, (row, cells) in enumerate(zip(table.rows, body, strict=True)):
+        previous = table.rows[max(0, number - 1)]
+        starts_group = row.group != previous.group or row.average > previous.average
+        shared = f"{row.source * table.mixed} {'average' * row.average} {'first' * starts_group}"
+        # Sorting takes rows apart, so each has all labels.
+        cells[: len(row.labels)] = [cell or escape(label) for cell, label in zip(cells, row.labels, strict=False)]
+        cells[:] = [MINUS.sub("−", cell) for cell in cells]
+        kinds = ["text" * text for text in is_text]
+        if table.matrix:
+            counts = [cell.mean if isinstance(cell, Metric) else 0 for cell in row.cells]
+            total = sum(counts) or 1
+            kinds[1:] = [
+                f"{'right' if index == number else 'wrong'} share{round(9 * count / total)}" if count else ""
+                for index, count in enumerate(counts)
+            ]
+        classes.append([f"{kind} {shared}".strip() for kind in kinds])
+    headers = [escape(header) for header in list_headers(table)]
+    headers = [
+        f'<span class="text">{name}</span>' if text else name for name, text in zip(headers, is_text, strict=True)
+    ]
+    styler = _style(table, body, headers)
+    styler.set_td_classes(pd.DataFrame(classes, styler.index, styler.columns))
+    title = f' aria-labelledby="{escape(labelled_by)}"' if labelled_by else ""
+    styler.set_table_attributes(f'class="{"matrix" if table.matrix else "sortable"}"{title}')
+    if labelled_by:
+        return styler.to_html().strip()
+    notes = "".join(f"<li>{mark_code(note)}</li>" for note in list_notes(table))
+    return f'{styler.set_caption(escape(table.title)).to_html().strip()}\n<ul class="notes">{notes}</ul>'
+
+
+def _style(table: Table, body: Sequence[Sequence[str]], headers: Sequence[str]) -> Styler:
+    """Make a Styler of formatted cells; its columns are numbers, because titles may be equal."""
+    import pandas as pd
+    from pandas.io.formats.style import Styler
+
+    frame = pd.DataFrame([*body], columns=range(len(headers)))
+    styler = Styler(frame, uuid=re.sub(r"\W", "-", table.name), cell_ids=False).hide(axis="index")
+    return styler.format_index(lambda number: headers[number], axis="columns")
+
+
+def mark_code(text: str) -> str:
+    """Escape a text for HTML, and mark what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def escape_latex(text: str) -> str:
+    """Escape a text for LaTeX."""
+    return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split())).replace("--", "-{}-")
 
 
 def to_csv(table: Table) -> str:
@@ -64,7 +189,7 @@ def to_csv(table: Table) -> str:
     Columns that are empty in all rows are left out.
     """
     header = [*table.labels, "source", "average"]
-    numeric = [any(table.metric(row, place) for row in range(len(table.rows))) for place in range(len(table.columns))]
+    numeric = [any(table.metric(row, index) for row in range(len(table.rows))) for index in range(len(table.columns))]
     for column, is_numeric in zip(table.columns, numeric, strict=True):
         parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
         header += [column.title + part for part in parts]
@@ -79,7 +204,7 @@ def to_csv(table: Table) -> str:
             else:
                 cells += [cell or "", *([""] * 5 if is_numeric else [])]
         lines.append(cells)
-    used = [place < len(table.labels) or any(line[place] for line in lines) for place in range(len(header))]
+    used = [index < len(table.labels) or any(line[index] for line in lines) for index in range(len(header))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows(map(csv_text, compress(line, used)) for line in [header, *lines])
@@ -91,10 +216,10 @@ def to_dict(table: Table) -> dict[str, Any]:
     marks, rows = table.marks(), []
     for number, row in enumerate(table.rows):
         cells: list[Any] = list(row.cells)
-        for place, cell in enumerate(row.cells):
+        for index, cell in enumerate(row.cells):
             if isinstance(cell, Metric):
                 by_seed = dict(zip(map(str, cell.seeds), cell.values, strict=True)) if cell.values else None
-                cells[place] = {
+                cells[index] = {
                     "mean": cell.mean,
                     "std": cell.std,
                     "n": len(cell.seeds) or None,
@@ -102,7 +227,7 @@ def to_dict(table: Table) -> dict[str, Any]:
                     "published": cell.published,
                     "delta": cell.delta,
                     "limited": cell.limited,
-                    "mark": marks.get((number, place)),
+                    "mark": marks.get((number, index)),
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}
         rows.append({**fields, "labels": list(row.labels), "cells": cells})
@@ -110,6 +235,7 @@ def to_dict(table: Table) -> dict[str, Any]:
         {"title": column.title, "better": column.better or None, "digits": column.digits} for column in table.columns
     ]
     lists = {"labels": list(table.labels), "columns": columns, "rows": rows, "notes": list(table.notes)}
+    lists["details"] = list(table.details)
     return {"name": table.name, "title": table.title, **lists}
 
 
@@ -123,6 +249,5 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def _escape_markdown(text: str) -> str:
-    for plain, written in (("\\", r"\\"), ("|", r"\|"), ("*", r"\*"), ("<", "&lt;")):
-        text = text.replace(plain, written)
-    return " ".join(text.split())
+    """Escape what Markdown reads as markup, so that a name can be no link and no picture."""
+    return " ".join(re.sub(r"([\\|*\[\]!`])", r"\\\1", text).replace("<", "&lt;").split())

@@ -1,16 +1,27 @@
-"""Make rows of suite tables: their titles, and whether published numbers may be shown beside ours."""
+"""Make rows of tables: their titles, speeds, and whether published numbers may be shown beside ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Cell, Column, Row, Table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
+SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
+"""No end is marked better: runs were timed at different times, on any machine, and beside other work."""
+NOTE_ON_SPEED = (
+    "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
+    "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
+    "conditions."
+)
 REPRODUCED = ", reproduced"
 DELTA = "Δ vs ProCAP"
 WIDEST = 8
@@ -37,26 +48,32 @@ def published_row(labels: Sequence[str], cells: Iterable[float | Cell], **more: 
     return Row(tuple(labels), metrics, source="published", **more)
 
 
+def measure_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
+    """Return images per second, mean seconds of training, and images per second of the model."""
+    seconds = rows.groupby("seed").train_seconds.first().dropna()
+    trained = Metric(float(seconds.mean())) if len(seconds) else None
+    return images_per_second(rows), trained, images_per_second(rows, "fps_model")
+
+
 def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
     """Add our ProCAP's number in `column` minus that of rows with equal labels but the last, if it is comparable."""
-    place = [one.title for one in table.columns].index(column)
+    index = [header.title for header in table.columns].index(column)
     procap = [title for title, variant in suite.by_title.items() if variant.method == "procap"]
-    own: dict[tuple[str, ...], Metric] = {}
+    ours: dict[tuple[str, ...], Metric] = {}
     for number, row in enumerate(table.rows):
-        metric = table.metric(number, place)
+        metric = table.metric(number, index)
         is_procap = row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap
         if is_procap and metric and metric.published is not None:
-            own[row.labels[:-1]] = metric
+            ours[row.labels[:-1]] = metric
     rows = []
     for number, row in enumerate(table.rows):
-        metric, ours = table.metric(number, place), own.get(row.labels[:-1])
+        metric, reference = table.metric(number, index), ours.get(row.labels[:-1])
         delta = None
-        if metric and ours and metric is not ours and not metric.limited:
-            delta = Metric(ours.mean - metric.mean)
+        if metric and reference and metric is not reference and not metric.limited:
+            delta = Metric(reference.mean - metric.mean)
         rows.append(replace(row, cells=(*row.cells, delta)))
     if not any(row.cells[-1] for row in rows):
         return table
-    added = Column(DELTA, "", detail=len(table.columns) > WIDEST)
-    where = " (in CSV and JSON alone)" if added.detail else ""
-    note = f"{DELTA}{where}: {column} of our ProCAP minus that of the row."
-    return replace(table, columns=(*table.columns, added), rows=rows, notes=(*table.notes, note))
+    note = f"{DELTA}: {column} of our ProCAP minus that of the row."
+    columns = (*table.columns, Column(DELTA, "", detail=len(table.columns) > WIDEST))
+    return replace(table, columns=columns, rows=rows, details=(note, *table.details))

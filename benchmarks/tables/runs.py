@@ -10,37 +10,27 @@ from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import (
     changed_datasets,
+    check_contents,
     dataset_order,
     is_half,
     is_of_other_code,
-    leave_out_older_images,
+    leave_out_other_weights,
     metric_over_seeds,
-    settings_key,
-    sort_variants,
     title_variants,
+    variant_order,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
-from benchmarks.tables.base_novel import NOTE_ON_SPEED, SPEEDS, measure_speeds, note_untimed
 from benchmarks.tables.calibration import calibration_tables
-from benchmarks.tables.notes import (
-    list_means,
-    note_changed,
-    note_few_steps,
-    note_left_out,
-    note_one_class,
-    note_recipes,
-    note_settings,
-    note_sources,
-)
-from benchmarks.tables.rows import HALVES
+from benchmarks.tables.notes import Notes, frame_notes
+from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, measure_speeds
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OTHER_CODE = " (other code)"
+OTHER_CODE = ", other code"
 """Ends the titles of rows of a plug-in whose code is not what is installed."""
 DETAILS = (Column("Method name", "", detail=True), Column("Data set variant", "", detail=True))
 HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column("mean of HMs", detail=True), *DETAILS)
@@ -48,8 +38,7 @@ HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column(
 
 def run_tables(frame: pd.DataFrame) -> list[Table]:
     """Make one table of base and novel classes and one of the other targets, each if it has rows."""
-    frame, left_out = _one_per_seed(frame)
-    frame = _add_titles(frame)
+    frame, left_out = title_runs(frame)
     half = is_half(frame)
     tables = []
     if half.any():
@@ -60,124 +49,101 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
-    """Make the tables of calibration of all runs; see `calibration_tables`."""
-    titled = title_runs(frame).sort_values("order", kind="stable")
-    variants = {str(title): own for title, own in titled.groupby("title", sort=False)}
-    recipes = note_recipes(zip(titled.title, titled.config, strict=True))
-    return calibration_tables(variants, notes=[*recipes, *_one_per_seed(frame)[1]])
+    """Make the table of calibration of all runs; see `calibration_tables`."""
+    frame, left_out = title_runs(frame)
+    frame = frame.sort_values("order", kind="stable")
+    variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
+    return calibration_tables(variants, _note_runs(frame, left_out))
 
 
-def title_runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one result per seed and setting with a column `title`, by data set and method."""
-    return _add_titles(_one_per_seed(frame)[0])
+def title_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return one result per row, seed and target with a column `title`, and the runs that are left out.
+
+    Results of untrained methods get the seeds of the other rows. Raises UserError if contents of a data set differ.
+    """
+    import pandas as pd
+
+    check_contents(frame)
+    frame, left_out = leave_out_other_weights(frame)
+    keys = [variant_order(method, settings) for method, settings in zip(frame.method, frame.settings, strict=True)]
+    ranks = {repr(key): number for number, key in enumerate(sorted(keys))}
+    frame = frame.assign(
+        title=title_variants(frame),
+        order=[ranks[repr(key)] for key in keys],
+        dataset_rank=[dataset_order(name) for name in frame.dataset],
+    )
+    for title, rows in frame[frame.source != ""].groupby("title"):
+        if is_of_other_code(str(rows.method.iloc[0]), rows.source):
+            frame.loc[frame.title == title, "title"] = f"{title}{OTHER_CODE}"
+    first = frame.groupby(["dataset", "classes", "seed", "title", "target"], sort=False).path.transform("first")
+    for path, kept, epochs in zip(frame.path, first, frame.epochs, strict=True):
+        # Runs without training are the same for all shots.
+        if path != kept and epochs:
+            left_out[path] = f"its row has the result of {kept} for this seed"
+    frame = frame[frame.path == first]
+    trained = frame[frame.epochs > 0]
+    seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
+    parts = [trained]
+    for key, rows in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
+        wanted = set(seeds.get(key[:3], trained.seed.unique())) or set(rows.seed)
+        parts.append(rows[rows.seed.isin(wanted)])
+        parts += [rows.head(1).assign(seed=seed) for seed in sorted(wanted - set(rows.seed))]
+    return pd.concat(parts).sort_values(["dataset_rank", "order"], kind="stable"), left_out
 
 
-def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
+def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
     changed = changed_datasets(frame)
     methods = dict(zip(frame.title, frame.method, strict=True))
     datasets = list(dict.fromkeys(frame.dataset))
     # By data set and title: the cells of HALVES, SPEEDS and the first of HALVES_DETAILS.
-    found: dict[tuple[str, str], list[Metric | None]] = {}
-    for (dataset, title), own in frame.groupby(["dataset", "title"], sort=False):
-        base, novel = (metric_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
-        found[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(own)]
-    metrics = [metric for cells in found.values() for metric in cells[:3] if metric]
-    hms: dict[str, Metric | None] = {}
-    complete = [title for title in methods if all((dataset, title) in found for dataset in datasets)]
+    cells: dict[tuple[str, str], list[Metric | None]] = {}
+    for (dataset, title), rows in frame.groupby(["dataset", "title"], sort=False):
+        base, novel = (metric_over_seeds(rows[rows.target_classes == half]) for half in ("base", "novel"))
+        cells[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(rows)]
+    means: dict[str, Metric | None] = {}
+    complete = [title for title in methods if all((dataset, title) in cells for dataset in datasets)]
     # Skip an average that only one of several methods has.
     averaged = complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else []
     for title in averaged:
-        every = (found[dataset, title] for dataset in datasets)
-        base, novel, mean_of_hms, *speeds = (average(column) for column in zip(*every, strict=True))
+        columns = zip(*(cells[dataset, title] for dataset in datasets), strict=True)
+        base, novel, mean_of_hms, *speeds = (average(column) for column in columns)
         if base or novel:
-            found[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
-            hms[title] = mean_of_hms
+            cells[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
+            means[title] = mean_of_hms
     rows = []
-    for (dataset, title), numbers in found.items():
-        mean_of_hms = hms[title] if dataset == AVERAGE else None
-        cells = (*numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
+    for (dataset, title), numbers in cells.items():
+        mean_of_hms = means[title] if dataset == AVERAGE else None
+        row = (*numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
         compares = not title.endswith(OTHER_CODE)
-        rows.append(Row((dataset, title), cells, group=dataset, average=dataset == AVERAGE, compares=compares))
-    notes = ["Accuracy in %, computed from integer counts; HM is the harmonic mean of base and novel accuracy."]
-    if hms:
-        also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
-        notes.append(f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}")
-    notes += _note_runs(frame, metrics, changed)
-    differ = any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in found.values())
-    if differ or any((AVERAGE, title) not in found for title in averaged):
-        notes.append("There is no HM or average over different seeds.")
-    untimed = dict.fromkeys(frame.title[frame.features != "computed"])
-    notes += [NOTE_ON_SPEED, *left_out, *note_untimed(untimed), *note_sources(frame)]
+        rows.append(Row((dataset, title), row, group=dataset, average=dataset == AVERAGE, compares=compares))
+    rules = ["HM: harmonic mean of base and novel accuracy (of the averages)." if means else "HM: harmonic mean."]
+    metrics = [metric for numbers in cells.values() for metric in numbers[:3] if metric]
+    if any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in cells.values()):
+        rules.append("There is no HM or average over different seeds.")
+    notes = _note_runs(frame, left_out, *rules, metrics=metrics, details=(NOTE_ON_SPEED,))
     labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
-    return Table("table", "Base and novel classes", labels, columns, rows, notes, wide=True)
+    return Table("table", "Base and novel classes", labels, columns, rows, notes.lines, notes.details, wide=True)
 
 
-def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
+def _targets_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
     changed = changed_datasets(frame)
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
     rows: list[Row] = []
     metrics: list[Metric] = []
-    for (trained_on, target, title), own in results.groupby(["trained_on", "target", "title"], sort=False):
-        metric = metric_over_seeds(own)
+    for (trained_on, target, title), group in results.groupby(["trained_on", "target", "title"], sort=False):
+        metric, first = metric_over_seeds(group), group.iloc[0]
         metrics += [metric] if metric else []
-        first = own.iloc[0]
-        cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))
-        # Only the method may vary within a group, so the training set is part of the group's name.
+        fps, seconds, _ = measure_speeds(group)
+        change = _describe_changes(changed, [first.dataset, first.target_dataset])
         compares = not title.endswith(OTHER_CODE)
-        rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}", compares=compares))
-    notes = (
-        "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
-        *_note_runs(frame, metrics, changed),
-        *left_out,
-        *note_sources(frame),
-    )
-    labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
-    return Table("table-targets", "Accuracy", labels, columns, rows, notes, wide=True)
-
-
-def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a column `title`, give results of untrained methods the seeds of the other rows, and sort."""
-    import pandas as pd
-
-    keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
-    order = {key: number for number, key in enumerate(sort_variants(keys))}
-    frame = frame.assign(
-        title=title_variants(frame),
-        order=[order[key] for key in keys],
-        place=[dataset_order(name) for name in frame.dataset],
-    )
-    for title, own in frame[frame.source != ""].groupby("title"):
-        mark = OTHER_CODE * is_of_other_code(str(own.method.iloc[0]), own.source)
-        frame.loc[frame.title == title, "title"] = f"{title}{mark}"
-    trained = frame[frame.epochs > 0]
-    seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
-    parts = [trained]
-    for key, own in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
-        wanted = set(seeds.get(key[:3], trained.seed.unique())) or set(own.seed)
-        parts.append(own[own.seed.isin(wanted)])
-        parts += [own.head(1).assign(seed=seed) for seed in sorted(wanted - set(own.seed))]
-    return pd.concat(parts).sort_values(["place", "order"], kind="stable")
-
-
-def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Drop results of older images, and all but the first that would share a cell and a seed; describe them."""
-    frame, older = leave_out_older_images(frame)
-    keys = [settings_key(*row) for row in zip(frame.method, frame.settings, strict=True)]
-    cells = frame.assign(key=list(map(repr, keys))).groupby(["dataset", "seed", "key", "target"], sort=False)
-    first = cells.path.transform("first")
-    # Runs without training are the same for all shots.
-    is_dropped = (frame.path != first) & (frame.epochs > 0)
-    dropped = zip(frame.path[is_dropped], first[is_dropped], strict=True)
-    notes = [
-        *note_left_out(older),
-        *(
-            f"{path} is left out: it differs from {other} in its recipe or few-shot samples alone."
-            for path, other in dict.fromkeys(dropped)
-        ),
-    ]
-    return frame[frame.path == first], notes
+        # Only the method may vary within a group, so the training set is part of the group's name.
+        row = (metric, fps, seconds, first.method, change)
+        rows.append(Row((trained_on, target, title), row, group=f"{trained_on} {target}", compares=compares))
+    notes = _note_runs(frame, left_out, metrics=metrics, details=(NOTE_ON_SPEED,))
+    labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *SPEEDS, *DETAILS)
+    return Table("table-targets", "Accuracy", labels, columns, rows, notes.lines, notes.details, wide=True)
 
 
 def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> str | None:
@@ -185,15 +151,20 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
-def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
-    """Describe the deviations, the seeds if they are the same everywhere, the settings and the data sets."""
-    found = []
-    if any(metric.std is not None for metric in metrics):
-        found.append("± is the sample standard deviation over seeds (ddof = 1).")
-    if len({metric.seeds for metric in metrics}) == 1:
-        found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
+def _note_runs(
+    frame: pd.DataFrame,
+    left_out: Mapping[str, str],
+    *rules: str,
+    metrics: Iterable[Metric] = (),
+    details: Iterable[str] = (),
+) -> Notes:
+    """Write the notes of runs, with the seeds if they are the same everywhere."""
+    seeds = {metric.seeds for metric in metrics}
+    sentences = list(rules)
+    if len(seeds) == 1:
+        [shared] = seeds
+        spread = "; ± is the sample standard deviation" if len(shared) > 1 else ""
+        sentences.append(f"{format_seeds(shared).capitalize()}{spread}.")
     runs = frame.drop_duplicates("path")
-    found += [*note_settings(runs.settings), *note_recipes(zip(runs.title, runs.config, strict=True))]
-    if any(metric.limited for metric in metrics):
-        found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
-    return [*found, *note_few_steps(frame), *note_one_class(frame), *note_changed(changed)]
+    titled = zip(runs.title, runs.config, strict=True)
+    return frame_notes(frame, titled, *sentences, left_out=left_out, details=details)

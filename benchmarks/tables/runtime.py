@@ -1,4 +1,4 @@
-"""Make the tables and notes of the runtime benchmark: of a report, and of the suite beside the paper's with ratios."""
+"""Make the tables of the runtime benchmark: of a report, and of the suite beside the paper's with ratios."""
 
 from __future__ import annotations
 
@@ -8,43 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.runtime import explain_broken_report, load_runtime_reports
 from benchmarks.results.suite import BACKBONE, SuiteResults
-from benchmarks.tables.notes import note_options
 from benchmarks.tables.render import render
 from benchmarks.tables.rows import published_title
 from benchmarks.tables.table import Column, Row, Table
 from runner.results import write_bytes
 
-EXTRAPOLATED = "≈"
 BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
-# Extrapolated times have a separate column, so that they cannot be marked the best.
 SUITE_COLUMNS = (
     Column("training s", "low", digits=1),
-    Column(f"{EXTRAPOLATED} training s", "", digits=1),
     Column("FPS encoder", digits=1),
     Column("FPS end to end", digits=1),
     Column("Accuracy"),
-    Column("Steps measured", ""),
 )
 REPORT_COLUMNS = (
     *SUITE_COLUMNS,
     Column("step ms", "low", digits=1),
     *(Column(title, "low", digits=0) for title in ("MB train", "MB eval")),
-    *(
-        Column(title, "", digits=0)
-        for title in ("GFLOP/s train", "% of peak, train", "GFLOP/s eval", "% of peak, eval")
-    ),
 )
-RATIO_COLUMNS = tuple(replace(column, digits=2) for column in SUITE_COLUMNS[:4])
-SIZE_COLUMNS = tuple(
-    Column(title, "", digits)
-    for title, digits in (("reference ms", 1), ("fast ms", 1), ("ratio", 2), ("counted", 2), ("reached %", 0))
-)
+RATIO_COLUMNS = tuple(replace(column, digits=2) for column in SUITE_COLUMNS[:3])
 TITLE, LABELS = "Training time and speed of inference", ("Data set", "Method", "Mode")
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
 
@@ -54,12 +42,12 @@ Measurement = dict[str, Any]
 
 def write_report(report: Measurement, folder: Path) -> str:
     """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
-    *sizes, speed = report_tables(report)
-    text = "\n\n".join(render(table, "md") for table in (*sizes, speed))
+    table = report_table(report)
+    text = render(table, "md")
     files = {
         "md": text,
-        "csv": render(speed, "csv"),
-        "tex": render(speed, "latex"),
+        "csv": render(table, "csv"),
+        "tex": render(table, "latex"),
         "json": json.dumps(report, ensure_ascii=False, allow_nan=False, indent=1),
     }
     for suffix, content in files.items():
@@ -67,29 +55,13 @@ def write_report(report: Measurement, folder: Path) -> str:
     return text
 
 
-def report_tables(report: Measurement) -> list[Table]:
-    """Make the table of sizes, if any were measured, and that of speed with its notes."""
-    rows = [
-        row for dataset in {row["dataset"]: None for row in report["rows"]} for row in _measured_rows(report, dataset)
-    ]
-    peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in report["matmul_peak"].items())
-    notes = (
-        *list_runtime_notes(report),
-        "GFLOP/s and counted: operations as torch's FlopCounterMode counts them in eager code; the peak is that of "
-        f"matrix products, measured in this run: {peaks}.",
-        "MB: most memory of tensors alive at once, beyond weights and data.",
-    )
-    sizes = []
-    for one in report["scaling"]:
-        point, seconds = one["point"], one["seconds"]
-        work = {"train": "training step", "eval": "evaluation"}[point["kind"]]
-        labels = work, str(point["classes"]), str(point["batch"]), point["precision"]
-        milliseconds = (_metric(seconds[mode]["median"], 1e3) for mode in ("reference", "fast"))
-        ratios = _metric(one["ratio"]), _metric(one["counted"]), _metric(one["reached"], 100)
-        sizes.append(Row(labels, (*milliseconds, *ratios), group=f"{labels}"))
-    title, labels = "Time against classes and images", ("Work", "Classes", "Batch", "Precision")
-    tables = [Table("sizes", title, labels, SIZE_COLUMNS, sizes)] if sizes else []
-    return [*tables, Table("runtime", TITLE, LABELS, REPORT_COLUMNS, rows, notes, wide=True)]
+def report_table(report: Measurement) -> Table:
+    """Make the table of one measurement."""
+    datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
+    rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
+    details = (*describe_measurement(report), "MB: most memory of tensors alive at once, beyond weights and data.")
+    table = Table("runtime", TITLE, LABELS, REPORT_COLUMNS, rows, list_runtime_notes(report), details, wide=True)
+    return table.without_empty_columns()
 
 
 @explain_broken_report()
@@ -103,22 +75,16 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         rows += _published_rows(dataset) if suite.in_paper else ()
         rows += _measured_rows(report, dataset, printed_accuracies(suite, report, dataset))
     notes = list_runtime_notes(report)
-    if suite.in_paper:
-        notes.append(
-            "published: the paper's rows, measured by its authors on an A100 with mixed precision, ViT-B/16, and their "
-            "own code; it names neither the classes nor whether its FPS includes decoding."
-        )
-        if why := suite.why_incomparable or why_unlike(report):
-            notes.append(f"These results do not compare with published ones, which are rows of their own: {why}.")
-    own_rows = [replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows]
-    table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True)
+    if suite.in_paper and (reason := suite.why_incomparable or why_unlike(report)):
+        notes.append(f"Not comparable with published numbers: {reason}.")
+    details = [*describe_measurement(report), "Published: one A100, mixed precision, ViT-B/16, the authors' code."]
+    rows = [replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows]
+    table = Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, rows, notes, details, wide=True)
     tables = [table.without_empty_columns()]
     if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
-        remarks = ["ProCAP's value divided by MaPLe-style's on the same machine, so machine speed cancels."]
-        if any(row.cells[1] for row in ratios):
-            remarks.append(f"{EXTRAPOLATED} of trainings that were not run to their end.")
-        if any(row.source == "published" for row in ratios) and (why := why_unlike(report)):
-            remarks.append(f"These ratios do not compare with published ones: {why}.")
+        remarks = ["ProCAP's value divided by MaPLe-style's on the same machine."]
+        if any(row.source == "published" for row in ratios) and (reason := why_unlike(report)):
+            remarks.append(f"Not comparable with published ratios: {reason}.")
         table = Table(f"{suite.name}-ratios", RATIO_TITLE, LABELS[::2], RATIO_COLUMNS, ratios, remarks)
         tables.append(table.without_empty_columns())
     return tables
@@ -126,24 +92,19 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 
 @explain_broken_report()
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
-    """Find the newest measurement of every data set and method of the suite, with its backbone, classes and options."""
+    """Return the newest measurement of the suite's data sets, methods, backbone, classes and options."""
     from procap.weights.architectures import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
-    classes = suite.suite.trained_classes(suite.options)
-    found: list[tuple[float, str, Measurement]] = []
+    expected = backbone, suite.suite.trained_classes(suite.options), dict(suite.options.options)
+    reports: list[tuple[str, str, Measurement]] = []
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         complete = sets >= set(suite.options.datasets) and methods >= set(suite.options.methods)
-        # Reports of earlier versions cover all classes.
-        settings = (
-            report["backbone"]["name"],
-            report["settings"].get("classes", "all"),
-            report["settings"].get("options", {}),
-        )
-        if settings == (backbone, classes, suite.options.options) and complete:
-            found.append((file.stat().st_mtime, str(file), report))
-    return max(found, key=lambda one: one[:2])[2] if found else None
+        settings = report["backbone"]["name"], report["settings"]["classes"], report["settings"].get("options", {})
+        if settings == expected and complete:
+            reports.append((report["written"], str(file), report))
+    return max(reports, key=lambda entry: entry[:2])[2] if reports else None
 
 
 def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
@@ -151,20 +112,20 @@ def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float 
     by_method = {row["method"]: row for row in rows}
     if set(RATIO) - set(by_method):
         return None, None, None
-    own, other = (by_method[method] for method in RATIO)
-    trained = own["train_seconds"] is not None and other["train_seconds"]
-    seconds = own["train_seconds"] / other["train_seconds"] if trained else None
-    encoder, whole = (own[name]["median"] / other[name]["median"] for name in ("encoder_fps", "end_to_end_fps"))
+    procap, other = (by_method[method] for method in RATIO)
+    times = _seconds(procap), _seconds(other)
+    seconds = times[0] / times[1] if times[0] is not None and times[1] else None
+    encoder, whole = (procap[name]["median"] / other[name]["median"] for name in ("encoder_fps", "end_to_end_fps"))
     return seconds, encoder, whole
 
 
 def published_ratios(dataset: str) -> tuple[float, float] | None:
     """Compute published training seconds and speed of ProCAP over MaPLe-style; None for other data sets."""
-    by_method = {one.key: one for one in published.runtime() if one.dataset == dataset}
+    by_method = {row.key: row for row in published.runtime() if row.dataset == dataset}
     if set(RATIO) - set(by_method):
         return None
-    own, other = (by_method[key] for key in RATIO)
-    return own.train_seconds / other.train_seconds, own.images_per_second / other.images_per_second
+    procap, other = (by_method[key] for key in RATIO)
+    return procap.train_seconds / other.train_seconds, procap.images_per_second / other.images_per_second
 
 
 def printed_accuracies(suite: SuiteResults, report: Measurement, dataset: str) -> dict[str, float]:
@@ -172,7 +133,7 @@ def printed_accuracies(suite: SuiteResults, report: Measurement, dataset: str) -
     other_weights = report["settings"]["pretrained"] is not None
     if not suite.in_paper or suite.why_incomparable or why_unlike(report) or other_weights:
         return {}
-    return {one.key: one.accuracy for one in published.runtime() if one.dataset == dataset}
+    return {row.key: row.accuracy for row in published.runtime() if row.dataset == dataset}
 
 
 def why_unlike(report: Measurement) -> str:
@@ -181,34 +142,23 @@ def why_unlike(report: Measurement) -> str:
     return "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
 
 
-def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a training used in the ratio was not run to its end."""
-    return any(row["extrapolated"] for row in rows if row["method"] in RATIO)
-
-
 def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, Any]]]:
     """Group the rows of one data set by mode, and by precision if there are several."""
     several = len({row["precision"] for row in report["rows"]}) > 1
-    found: dict[str, list[dict[str, Any]]] = {}
+    modes: dict[str, list[dict[str, Any]]] = {}
     for row in report["rows"]:
         if row["dataset"] == dataset:
-            found.setdefault(f"{row['mode']} {row['precision']}" if several else str(row["mode"]), []).append(row)
-    return found
-
-
-def reference_rows(report: Measurement | None, dataset: str) -> list[dict[str, Any]]:
-    """Return the rows of one data set in reference mode, of the first precision if there are several."""
-    modes = rows_by_mode(report, dataset) if report else {}
-    return next((rows for mode, rows in modes.items() if mode.startswith("reference")), [])
+            modes.setdefault(f"{row['mode']} {row['precision']}" if several else str(row["mode"]), []).append(row)
+    return modes
 
 
 def _published_rows(dataset: str) -> Iterator[Row]:
     """Make the published rows; they come from another machine, so none of their cells is marked the best."""
     name = display_name(dataset)
-    for one in published.runtime():
-        if one.dataset == dataset:
-            cells = Metric(one.train_seconds), None, None, Metric(one.images_per_second), Metric(one.accuracy)
-            yield Row((name, published_title(one.method), "-"), (*cells, None), "published", f"{name} {one.method}")
+    for row in published.runtime():
+        if row.dataset == dataset:
+            cells = Metric(row.train_seconds), None, Metric(row.images_per_second), Metric(row.accuracy)
+            yield Row((name, published_title(row.method), "-"), cells, "published", f"{name} {row.method}")
 
 
 def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
@@ -216,20 +166,16 @@ def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, floa
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
-            seconds = _metric(row["train_seconds"])
             limited = row["test_images"] < row["test_images_all"]
             accuracy = None if row["accuracy"] is None else Metric(1.0 * row["accuracy"], seeds=(1,), limited=limited)
             if accuracy and not limited:
                 accuracy = replace(accuracy, published=(printed or {}).get(row["method"]))
-            counted = (("flops_per_second", 1e-9), ("share_of_peak", 100))
             cells = (
-                *([None, seconds] if row["extrapolated"] else [seconds, None]),
-                *(_metric(row[name]["median"]) for name in ("encoder_fps", "end_to_end_fps")),
+                _metric(_seconds(row)),
+                *(_metric(row[column]["median"]) for column in ("encoder_fps", "end_to_end_fps")),
                 accuracy,
-                f"{row['steps_measured']} of {row['steps']}" if row["steps"] else "-",
                 _metric(row["step_seconds"] and row["step_seconds"]["median"], 1e3),
                 *(_metric(row["peak_bytes"][part], 1e-6) for part in ("train", "eval")),
-                *(_metric(row[name][part], factor) for part in ("train", "eval") for name, factor in counted),
             )
             yield Row((name, str(row["title"]), mode), cells, group=name)
 
@@ -239,92 +185,61 @@ def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Itera
     name = display_name(dataset)
     paper = published_ratios(dataset) if suite.in_paper else None
     if paper:
-        cells = (Metric(paper[0]), None, None, Metric(paper[1]))
+        cells = Metric(paper[0]), None, Metric(paper[1])
         yield Row((name, "published"), cells, "published", f"{name} published")
     known = paper if paper and not why_unlike(report) else (None, None)
     for mode, rows in rows_by_mode(report, dataset).items():
         seconds, encoder, whole = compute_ratios(rows)
-        extrapolated = is_extrapolated(rows)
-        training = [None, _metric(seconds)] if extrapolated else [_metric(seconds, published=known[0]), None]
-        speeds = _metric(encoder), _metric(whole, published=known[1])
-        row = Row((name, mode), (*training, *speeds), group=f"{name} {mode}")
-        if any(row.cells):
-            yield row
+        ratios = _metric(seconds, published=known[0]), _metric(encoder), _metric(whole, published=known[1])
+        if any(ratios):
+            yield Row((name, mode), ratios, group=f"{name} {mode}")
+
+
+def _seconds(row: Mapping[str, Any]) -> float | None:
+    """Return the seconds of a whole training; None if it was not run to its end."""
+    return None if row.get("extrapolated") else row["train_seconds"]
 
 
 def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:
     return None if number is None else Metric(factor * number, published=published)
 
 
-def list_runtime_notes(report: dict[str, Any]) -> list[str]:
-    """List what was measured, and how they were measured."""
+def list_runtime_notes(report: Measurement) -> list[str]:
+    """List what was measured where, what failed, and what limits the numbers."""
     settings, machine, rows = report["settings"], report["environment"], report["rows"]
-    where = machine["gpu"] or f"{machine['cpu']['name']}, {machine['cpu']['threads']} threads"
-    before, after = report["load_average"]
+    device = machine["gpu"] or f"{machine['cpu']['name']}, {plural(machine['cpu']['threads'], 'thread')}"
     weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
-    plain = any(row["method"] == "procap-off" for row in rows)
-    tokens = settings.get("options", {}).get("maple", {}).get("n_ctx", 4)
     notes = [
-        f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {where}; torch "
-        f"{machine['packages'].get('torch', '?')}; load of the machine before and after: {before} and {after}.",
-        f"All methods: ProCAP's recipe, {settings['epochs']} epochs, 16 shots of {_describe_classes(rows)}, seed 1, "
-        f"batch {settings['batch']} in training and {settings['test_batch']} in evaluation, the same images in the "
-        f"same order; MaPLe-style has {tokens} tokens{', as ProCAP has by default' * (tokens == 4)}."
-        + (
-            " ProCAP, all off: without its components, with tokens of its own for each layer or one set for all."
-            if plain
-            else ""
-        ),
-        *note_options(settings.get("options", {})),
-        "reference: as public code works, 77 tokens of every class, prompts and class features again for every batch, "
-        "images decoded in every epoch. fast: the same numbers up to rounding without that work.",
-        "FPS encoder: batches that are on the device already; end to end: all test images from packed bytes, class "
-        "features and decoding included. Medians of rounds in turns, without warm-up; spreads are in runtime.json.",
+        f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {device}; "
+        f"{settings['epochs']} epochs of ProCAP's recipe, 16 shots of {settings['classes']} classes, batches of "
+        f"{settings['batch']} and {settings['test_batch']}. reference: as public code works; fast: the same numbers."
     ]
-    if report["device"]["type"] == "cpu":
-        notes.append(
-            "Threads: all cores, but one for small steps and batches of fast mode (`OMP_NUM_THREADS` sets them all)."
-        )
-    on = ", ".join(name for name, chosen in settings["accelerations"].items() if chosen)
-    starts = [
-        f"{describe_case(row)} {' + '.join(f'{one:.1f}' for one in row['start_seconds'].values() if one)}"
-        for row in rows
-        if row["mode"] == "fast"
-    ]
-    notes.append(
-        f"Accelerations of fast mode: {on or 'none'} (`--accelerate`); of reference mode: none."
-        + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
+    if failed := [f"{name} ({reason})" for name, reason in report["failed"].items()]:
+        notes.append(f"FAILED: {'; '.join(failed)}.")
+    limited = ["† --limit: the first test images only."] * any(
+        row["test_images"] < row["test_images_all"] for row in rows
     )
+    before, _ = report["load_average"]
     if before > BUSY * machine["cpu"]["cores"]:
-        notes.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
-    losses: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        if row["first_loss"] is not None:
-            losses.setdefault((row["dataset"], row["method"], row["precision"]), []).append(row["first_loss"])
-    if differences := [(max(pair) - min(pair)) / abs(max(pair)) for pair in losses.values() if len(pair) == 2]:
-        text = f"{max(differences):.0e} of their value at most"
-        notes.append(f"The first losses of reference and fast differ by {text}.")
-    parts = [f"{describe_case(row)}: {row['steps_measured']} of {row['steps']}" for row in rows if row["extrapolated"]]
-    if parts:
-        notes.append(f"{EXTRAPOLATED} EXTRAPOLATED from the steps that were run: {'; '.join(parts)}.")
-    for why in dict.fromkeys(row["accuracy_note"] for row in rows if row["accuracy_note"]):
-        notes.append(f"Accuracy is left out where it means nothing: {why}.")
-    if any(row["test_images"] < row["test_images_all"] for row in rows):
-        notes.append("† limited: the first images of the test set only.")
-    notes += [f"FAILED and left out: {name} ({reason})." for name, reason in report["failed"].items()]
-    return notes
+        limited.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
+    return [*notes, *([" ".join(limited)] if limited else [])]
 
 
-def describe_case(row: dict[str, Any]) -> str:
-    """Describe a row: `digits ProCAP fast fp32`."""
-    return f"{row['dataset']} {row['title']} {row['mode']} {row['precision']}"
-
-
-def _describe_classes(rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the classes trained and tested on, by data set if they differ; older reports cover all classes."""
-    chosen: dict[str, dict[str, None]] = {}
-    for row in rows:
-        chosen.setdefault(f"{row.get('class_choice', 'all')} classes", {})[row["dataset"]] = None
-    if len(chosen) == 1:
-        return next(iter(chosen))
-    return " and ".join(f"{classes} ({', '.join(datasets)})" for classes, datasets in chosen.items())
+def describe_measurement(report: Measurement) -> list[str]:
+    """Describe how it was measured, for CSV and JSON."""
+    settings = report["settings"]
+    before, after = report["load_average"]
+    options = [
+        f"{method}.{name} {value}"
+        for method, fields in settings.get("options", {}).items()
+        for name, value in fields.items()
+    ]
+    accelerations = [name for name, chosen in settings["accelerations"].items() if chosen]
+    return [
+        "FPS encoder: batches on the device; end to end: all test images, with class features and decoding. Medians of "
+        "rounds, without warm-up.",
+        f"Accelerations of fast: {', '.join(accelerations) or 'none'}. Load before and after: {before}, {after}; torch "
+        f"{report['environment']['packages'].get('torch', '?')}.",
+        *([f"Options: {', '.join(options)}."] if options else []),
+        *dict.fromkeys(f"No accuracy: {row['accuracy_note']}." for row in report["rows"] if row["accuracy_note"]),
+    ]

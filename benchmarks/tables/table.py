@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +14,6 @@ Source = Literal["ours", "published"]
 Mark = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
-MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
-"""Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
 PLAIN: Mapping[Mark | None, str] = {"best": "{}", "second": "{}", None: "{}"}
 
 
@@ -53,7 +50,8 @@ class Row:
 class Table:
     """A table of rows. wide: it spans both columns of a paper. compares: its rows compare rows of another table.
 
-    matrix: it counts true classes by predicted ones; cells of a page are shaded by their share of the row.
+    notes: at most four lines, printed below it. details: further ones, in CSV and JSON. matrix: it counts true classes
+    by predicted ones; cells of a page are shaded by their share of the row.
     """
 
     name: str
@@ -62,6 +60,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
     notes: Sequence[str] = ()
+    details: Sequence[str] = ()
     wide: bool = False
     compares: bool = False
     matrix: bool = False
@@ -115,21 +114,21 @@ class Table:
         the best of the comparable ones would be read as the best of the group. Numbers that are equal as printed share
         a mark.
         """
-        found: dict[tuple[int, int], Mark] = {}
-        mixed = {row.group for row in self.rows if not row.compares}
-        for group, (place, column) in product(self.groups, enumerate(self.columns)):
+        marks: dict[tuple[int, int], Mark] = {}
+        incomparable = {row.group for row in self.rows if not row.compares}
+        for group, (index, column) in product(self.groups, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
             for number, row in enumerate(self.rows):
-                metric = self.metric(number, place)
+                metric = self.metric(number, index)
                 if row.group == group and metric and not metric.limited:
                     printed[number] = round(metric.mean, column.digits)
                     seeds |= {metric.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
-            if column.better and len(order) > 1 and len(seeds) <= 1 and group not in mixed:
-                marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
-                found |= {(number, place): marks[value] for number, value in printed.items() if value in marks}
-        return found
+            if column.better and len(order) > 1 and len(seeds) <= 1 and group not in incomparable:
+                ranks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
+                marks |= {(number, index): ranks[value] for number, value in printed.items() if value in ranks}
+        return marks
 
 
 def format_rows(
@@ -142,30 +141,30 @@ def format_rows(
     """
     marks = table.marks()
     shared = {row.labels[0] for row in table.rows if row.source == "ours"}
-    body, before = [], None
+    body, previous = [], None
     for number, row in enumerate(table.rows):
         labels = [escape(label) for label in row.labels]
         if row.source == "published" and table.mixed:
             first = int(row.labels[0] in shared)
             labels[first:] = [italics.format(label) for label in labels[first:]]
-        if len(labels) > 1 and row.labels[0] == before:
+        if len(labels) > 1 and row.labels[0] == previous:
             labels[0] = ""
-        before = row.labels[0]
+        previous = row.labels[0]
         cells = [
-            format_cell(table, cell, place, marked[marks.get((number, place))], escape)
-            for place, cell in enumerate(row.cells)
+            format_cell(table, cell, index, marked[marks.get((number, index))], escape)
+            for index, cell in enumerate(row.cells)
         ]
         body.append([*labels, *cells])
     return body
 
 
-def format_cell(table: Table, cell: Cell, place: int, template: str = "{}", escape: Callable[[str], str] = str) -> str:
-    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †; `template` is put around the mean."""
+def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", escape: Callable[[str], str] = str) -> str:
+    """Format a cell of a column: 82.28 ± 0.18 (n=3) (+1.02) †; `template` is put around the mean."""
     if cell is None:
         return MISSING
     if isinstance(cell, str):
         return escape(cell)
-    digits = table.columns[place].digits
+    digits = table.columns[index].digits
     text = template.format(format_number(cell.mean, digits))
     if cell.std is not None:
         text += f" ± {cell.std:.{digits}f}"
@@ -187,22 +186,23 @@ def list_headers(table: Table) -> list[str]:
 
 
 def list_notes(table: Table) -> list[str]:
-    """List the notes below a table: what its marks mean, then its own."""
-    return [*list_legend(table), *table.notes]
+    """List the notes below a table; the first begins with what the marks mean."""
+    legend, notes = describe_marks(table), list(table.notes)
+    return [f"{legend} {notes[0]}", *notes[1:]] if legend and notes else [legend] if legend else notes
 
 
-def list_legend(table: Table) -> list[str]:
-    """Explain what the marks, italics and brackets of a table mean."""
+def describe_marks(table: Table) -> str:
+    """Describe what bold type, italics and brackets mean."""
     marks = set(table.marks().values())
-    found = []
+    sentences = []
     if marks:
-        of_each = " of each group of rows" if len(table.groups) > 1 else ""
+        per_group = " of each group" if len(table.groups) > 1 else ""
         second = ", second underlined" if "second" in marks else ""
-        found.append(f"Best{of_each} in bold{second}.")
+        sentences.append(f"Best{per_group} in bold{second}.")
     if table.mixed:
-        found.append("Rows in italics are published, as printed.")
-    if table.seeds_differ:
-        found.append("Seeds differ: (n=...) is their number; means over different seeds are not ranked.")
+        sentences.append("Italics: published.")
     if any(metric.delta is not None for metric in table.metrics):
-        found.append("In brackets: ours minus published.")
-    return found
+        sentences.append("In brackets: ours minus published.")
+    if table.seeds_differ:
+        sentences.append("n: number of seeds, which differ; such means are not ranked.")
+    return " ".join(sentences)

@@ -80,7 +80,7 @@ def _table(suite: SuiteResults, name: str, heading: str, source: str) -> Table:
             for name, metric, number in pair_accuracies(suite, variant, source, targets)
         )
         rows.append(Row((mark_reproduced(title, cells),), cells))
-    mean_note = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
-    notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean_note)
-    table = Table(name, heading, ("Method",), columns, rows, notes, wide=True)
+    mean_note = f"{TARGET_MEAN}: without the source." if len(targets) > 1 else ""
+    notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes.", mean_note)
+    table = Table(name, heading, ("Method",), columns, rows, notes.lines, notes.details, wide=True)
     return add_delta_column(suite, table, columns[-1].title)

@@ -1,0 +1,259 @@
+"""Read the suites, sweeps and other runs of a results folder, even if some of it is missing or broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.console.output import plural
+from benchmarks.results.frame import make_frame, make_records, order_in, run_folders, title_method
+from benchmarks.results.suite import SuiteResults
+from benchmarks.suites import SUITES, load_suite
+from benchmarks.suites.planning import last_options
+from benchmarks.sweeps.table import sweep_table
+from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
+from benchmarks.tables.table import Column, Row, Table
+from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, is_possible
+from procap.errors import UserError
+from procap.methods import describe_change
+from runner.config import RunConfig
+from runner.results import read_document
+from runner.run_collection import Collection, find_collections, read_collection
+from runner.run_folders import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATES = ("failed", "broken", "not evaluated", "unfinished", "not started")
+"""States of a run without all of its results, the worst first."""
+Problem = tuple[str, str]
+"""A part of the report, and what could not be read or made."""
+Folders = Sequence[tuple[RunFolder, RunConfig]]
+
+
+class UnfinishedRun(NamedTuple):
+    """A run with missing results. state: one of STATES. reason: empty if none is known."""
+
+    path: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: a suite, a sweep, or runs of neither.
+
+    text: what it is. frame: its results, with a column `title`. suite: of a suite. facts: how it was run, as terms and
+    values. status: how its last command ended, unless it finished.
+    """
+
+    name: str
+    heading: str
+    frame: pd.DataFrame
+    paths: Sequence[str]
+    make_tables: Callable[[], Sequence[Table]]
+    text: str = ""
+    suite: SuiteResults | None = None
+    facts: Sequence[tuple[str, str]] = ()
+    unfinished: Sequence[UnfinishedRun] = field(default=())
+    status: str = ""
+
+    @property
+    def state(self) -> str:
+        """How many runs are finished: "33 of 35 runs finished: 1 failed, 1 not started"."""
+        if not self.paths:
+            return "measured without runs"
+        states = count_states(self.unfinished)
+        finished = f"{len(self.paths) - len(self.unfinished)} of {plural(len(self.paths), 'run')} finished"
+        return f"{finished}: {states}" if states else finished
+
+
+def count_states(unfinished: Iterable[UnfinishedRun]) -> str:
+    """Count unfinished runs by state: "1 failed, 2 not started"."""
+    counts = Counter(run.state for run in unfinished)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+
+def read_suites(
+    results: Path, data: Path | None = None, wanted: Sequence[str] = ()
+) -> tuple[list[Section], list[Problem]]:
+    """Read the suites that were started below `results`, or those `wanted`, in the order of the paper; and problems."""
+    chosen = {load_suite(word).name: word for word in wanted}
+    sections: list[Section] = []
+    problems: list[Problem] = []
+    for folder in sorted(find_collections(results), key=lambda folder: order_in(folder.name, SUITES)):
+        name = folder.name
+        if folder.parent.name != "suite" or (chosen and name not in chosen):
+            continue
+        try:
+            sections.append(_read_suite(folder, chosen.pop(name, name), results, data))
+        except UserError as error:
+            problems.append((name, str(error)))
+    return sections, [*problems, *((name, "was not started here") for name in chosen)]
+
+
+def _read_suite(folder: Path, word: str, results: Path, data: Path | None) -> Section:
+    collection = read_collection(folder)
+    assert collection is not None
+    try:
+        suite = load_suite(word)
+    except UserError as error:
+        raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
+    done = SuiteResults.read(suite, last_options(suite, results, data), results)
+    missing: dict[str, list[str]] = {}
+    for path, target in done.missing:
+        missing.setdefault(path, []).append(target)
+    titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
+    options = done.options
+    facts = {
+        "Profile": f"{options.profile.name}{', quick' * options.quick}",
+        "Data sets": ", ".join(options.datasets),
+        "Methods": ", ".join(title_method(name) for name in options.methods),
+        "Rows": ", ".join(done.by_title),
+        "Seeds": ", ".join(map(str, options.seeds)),
+    }
+    return Section(
+        suite.name,
+        suite.name,
+        done.frame.assign(title=done.frame.number.map(titles)),
+        done.paths,
+        lambda: suite.tables(done),
+        text=suite.heading,
+        suite=done,
+        facts=[*((name, value) for name, value in facts.items() if value), *list_dates(done.frame)],
+        unfinished=_sort(
+            read_unfinished(results, path, collection, done.unreadable, targets) for path, targets in missing.items()
+        ),
+        status=_describe_status(collection),
+    )
+
+
+def _describe_status(collection: Collection) -> str:
+    return "" if collection.status == "finished" else f"Its last command is recorded as {collection.status}."
+
+
+def list_dates(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the first and the last day of the results as a fact."""
+    days = sorted({moment[:10] for moment in frame.written})
+    return [("Dates", " to ".join(dict.fromkeys((days[0], days[-1]))))] if days else []
+
+
+def read_unfinished(
+    results: Path,
+    path: str,
+    collection: Collection | None,
+    unreadable: Mapping[str, str],
+    targets: Sequence[str] = (),
+) -> UnfinishedRun:
+    """Read the state of an unfinished run. unreadable: errors by run. targets: those that are not evaluated."""
+    folder, failure = RunFolder(results / path), collection.failed.get(path, "") if collection else ""
+    try:
+        if path in unreadable:
+            return UnfinishedRun(path, "broken", unreadable[path])
+        if folder.train():
+            return UnfinishedRun(path, "not evaluated", ", ".join(filter(None, [*targets, failure])))
+        progress = folder.progress()
+    except UserError as error:
+        return UnfinishedRun(path, "broken", str(error))
+    if failure or (progress and progress.status == "failed"):
+        return UnfinishedRun(path, "failed", failure or (progress.reason if progress else ""))
+    return UnfinishedRun(path, "unfinished" if progress else "not started")
+
+
+def _sort(unfinished: Iterable[UnfinishedRun]) -> list[UnfinishedRun]:
+    return sorted(unfinished, key=lambda run: STATES.index(run.state))
+
+
+def read_runs(results: Path, wanted: Callable[[RunConfig], bool], heading: str) -> Section | None:
+    """Read the runs below `results` that are `wanted`; None if there are none."""
+    folders = [entry for entry in run_folders(results) if wanted(entry[1])]
+    if not folders:
+        return None
+    frame, unfinished = _read_results(folders, results)
+
+    def make_tables() -> list[Table]:
+        evaluated = [*run_tables(frame), *calibration_of_runs(frame)] if len(frame) else []
+        return [*evaluated, _runs_table(folders)]
+
+    titled = title_runs(frame)[0] if len(frame) else frame
+    paths = [config.path for _, config in folders]
+    return Section("runs", heading, titled, paths, make_tables, facts=list_dates(frame), unfinished=unfinished)
+
+
+def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[UnfinishedRun]]:
+    """Read the evaluations of runs, and which runs have none."""
+    records, unfinished = [], []
+    for folder, config in folders:
+        evaluations, unreadable = [], {}
+        try:
+            if training := folder.train():
+                evaluations = list(make_records(folder, config, training, folder.evaluations()))
+        except UserError as error:
+            unreadable[config.path] = str(error)
+        records += evaluations
+        if not evaluations:
+            unfinished.append(read_unfinished(results, config.path, None, unreadable))
+    return make_frame(records), _sort(unfinished)
+
+
+def _runs_table(folders: Folders) -> Table:
+    """Make a row for each run, trained or not."""
+    rows = []
+    for folder, config in folders:
+        try:
+            training = folder.train()
+            state = folder.status() + " (other code)" * bool(training and training.changed_code(config))
+            tested = ", ".join(result.target for result in folder.evaluations())
+        except UserError:
+            # The files that cannot be read are listed as problems of their run.
+            state, tested = "broken", ""
+        rows.append(Row((config.path,), (state, tested or None)))
+    return Table("runs", "Runs", ("Run",), (Column("State", ""), Column("Tested on", "")), rows, wide=True)
+
+
+def read_sweeps(results: Path, wanted: Sequence[str] = ()) -> tuple[list[Section], list[Problem]]:
+    """Read the sweeps below `results`, or those `wanted`, and list what cannot be read."""
+    sections, problems = [], []
+    folders = [folder for folder in find_collections(results) if folder.parent.name == "sweep"]
+    runs = {config.path: (folder, config) for folder, config in run_folders(results)} if folders else {}
+    for folder in folders:
+        if wanted and folder.name not in wanted:
+            continue
+        try:
+            sections.append(_read_sweep(folder, results, runs))
+        except UserError as error:
+            problems.append((folder.name, str(error)))
+    return sections, problems
+
+
+def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder, RunConfig]]) -> Section:
+    record = SweepFolder(results / SWEEPS / folder.name)
+    collection = read_collection(folder)
+    settings = read_document(record.path / "sweep.json", SweepSettings)
+    if collection is None or settings is None:
+        raise UserError(f"{record.path / 'sweep.json'} is missing")
+    configurations = list(record.load().values())
+    if any(not is_possible(settings, configuration.values) for configuration in configurations):
+        raise UserError(f"{record.path / 'configurations.json'} has other values than the sweep searches")
+    folders = [runs[path] for path in collection.runs if path in runs]
+    frame, unfinished = _read_results(folders, results)
+    trained = ((config, run_folder.train()) for run_folder, config in folders if config.path in set(frame.path))
+    changes = {
+        config.path: describe_change(config.method, training.method_source) for config, training in trained if training
+    }
+    other_code = {path: change for path, change in changes.items() if change}
+    # Runs that a scheduler has stopped early are not unfinished.
+    ended = {path for entry in configurations if entry.state in ("finished", "stopped") for path in entry.runs}
+    return Section(
+        settings.name,
+        f"Sweep {settings.name}",
+        frame,
+        [config.path for _, config in folders],
+        lambda: [sweep_table(settings, configurations, other_code)],
+        facts=list_dates(frame),
+        unfinished=[run for run in unfinished if run.path not in ended],
+        status=_describe_status(collection),
+    )
