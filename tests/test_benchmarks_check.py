@@ -130,7 +130,8 @@ def contest(
     own = {"pretrained": weights, "classes": classes, "precisions": ["fp32"], "epochs": 10, "batch": 32,
            "test_batch": 100, "accelerations": {"graphs": False}}  # fmt: skip
     cpu = {"name": "some CPU", "threads": 2, "cores": 2}
-    report = {"schema": SCHEMA, "backbone": {"name": backbone, "weights": None}, "settings": own,
+    report = {"schema": SCHEMA, "written": "2026-01-31T12:00:00Z", "settings": own,
+              "backbone": {"name": backbone, "weights": None},
               "environment": {"gpu": None, "cpu": cpu, "packages": {}}, "load_average": [load, load],
               "device": {"type": "cpu"}, "matmul_peak": {}, "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
     write_json(results / "runtime" / "x" / "runtime.json", report)
@@ -141,7 +142,7 @@ def test_runtime_of_all_classes_is_another_reading_and_not_compared(tmp_path):
     done = contest(tmp_path, classes="all")
     assert not done.suite.tables(done), "the suite is of base classes unless --classes says otherwise"
     every = replace(done, options=replace(done.options, classes="all"))
-    [note] = [note for note in table_of(every, "runtime").notes if "published ones" in note]
+    [note] = [note for note in table_of(every, "runtime").notes if "published numbers" in note]
     assert "all classes instead of base" in note
     with pytest.raises(UserError, match=r"runtime: nothing to check, .* all classes"):
         check_table(every, 1.0)
@@ -167,7 +168,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
     write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.to_json()))
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
     said = capsys.readouterr()
-    assert "tiles,ProCAP,ours,false,80.0,1,false" in said.out and "68.571429" in said.out and "n = 1" in said.err
+    assert "tiles,ProCAP,ours,false,80.0,1,false" in said.out and "68.571429" in said.out and "Seed 4." in said.err
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
     assert [table["name"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
     assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0
@@ -204,6 +205,6 @@ def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path,
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("DTD,MaPLe", 'DTD,"MaPLe'))]
         return next(line for line in lines if ",ours," in line)
 
-    assert maple().startswith("DTD,MaPLe (ProCAP's recipe),ours,false,80.0")
+    assert maple().startswith('DTD,"MaPLe, ProCAP\'s recipe",ours,false,80.0')
     assert maple("--recipe", "published").startswith('DTD,"MaPLe, reproduced",ours,false,70.0')
     assert maple("--recipe", "procap") == maple()

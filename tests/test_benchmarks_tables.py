@@ -3,10 +3,11 @@
 import csv
 import io
 import json
-import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean, stdev
@@ -17,10 +18,9 @@ import numpy as np
 import pytest
 from golden_results import write_results
 from made_results import made, put_halves, put_run, put_score, table_of
-from report_pages import Page, tables
+from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
-from benchmarks import results
 from benchmarks.cli import main
 from benchmarks.plots.style import OTHER
 from benchmarks.report.report import write_report
@@ -30,6 +30,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
+from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.packed_predictions import pack_bits
@@ -127,7 +128,7 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
         hms = [line_of(tmp_path, method, dataset).cells["HM"].mean for dataset in datasets]
         assert average.cells["mean of HMs"].mean == pytest.approx(mean(hms))
     notes = notes_of(tmp_path)
-    assert any("ddof = 1" in note for note in notes) and any("n = 3: seeds 1, 2, 3" in note for note in notes)
+    assert any("Seeds 1, 2, 3; ± is the sample standard deviation" in note for note in notes)
 
 
 def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
@@ -139,10 +140,11 @@ def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
     assert base.mean == 70 and base.seeds == (1, 2) and novel.seeds == (1,) and hm is None
     for form, plus_minus in (("md", "±"), ("latex", r"$\pm$")):
         text = text_of(tmp_path, form)
-        assert f"70.00 {plus_minus} 14.14 (n=2)" in text and "40.00 (n=1)" in text and "Seeds differ" in text
+        assert f"70.00 {plus_minus} 14.14 (n=2)" in text and "40.00 (n=1)" in text
+        assert "number of seeds, which differ" in text
     assert any("no HM or average over different seeds" in note for note in notes_of(tmp_path))
     put_score(tmp_path, second, "shapes:novel", 60, 100)
-    assert "(n=" not in text_of(tmp_path, "md") and "n = 2: seeds 1, 2." in notes_of(tmp_path)
+    assert "(n=" not in text_of(tmp_path, "md") and any("Seeds 1, 2;" in note for note in notes_of(tmp_path))
     put_halves(tmp_path, "coop", "petals", (80, 100), (40, 100), seed=1)
     assert {row.labels[0] for row in runs_table(tmp_path).rows} == {"shapes", "petals"}, "no average"
     assert any("no HM or average over different seeds" in note for note in notes_of(tmp_path))
@@ -156,7 +158,11 @@ def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     assert sorted(line.cells["Base"].mean for line in lines_of(tmp_path)) == [20, 50, 80, 90]
     titles = {row.labels[-1] for row in runs_table(tmp_path).rows}
     assert len(titles) == 4
-    assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for t in titles for part in t[7:-1].split(", ")}
+    assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for title in titles for part in title.split(", ")}
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_halves(tmp_path, "coop", "shapes", (30, 100), (30, 100), overrides={"lr": 0.01})
+    titles = {row.labels[-1] for row in runs_table(tmp_path).rows if row.labels[-1].startswith("CoOp")}
+    assert titles == {f"CoOp, shots 16, lr {lr}" for lr in (config.recipe.lr, 0.01)}
 
 
 def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
@@ -185,17 +191,69 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
 
 
-def test_results_on_an_older_packing_of_a_target_are_left_out(tmp_path):
-    old = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    put_score(tmp_path, old, "shapes", 50, 100)
-    for file in (tmp_path / old.path).rglob("eval/*"):
+def test_different_contents_of_a_data_set_are_an_error_that_names_both(tmp_path, capsys):
+    older = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_halves(tmp_path, "maple", "shapes", (60, 100), (40, 100), seed=2)
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    for file in (tmp_path / older.path).rglob("eval/*"):
         file.write_text(file.read_text().replace("d" * 16, "e" * 16))
-        os.utime(file, (1, 1))
-    put_halves(tmp_path, "coop", "shapes", (60, 100), (40, 100), seed=2)
-    assert len(run_tables(load(tmp_path))) == 1, "a target without newer results mixes the contents as well"
-    assert line_of(tmp_path, "coop", "shapes").cells["Base"].values == (60,)
-    [note] = [note for note in notes_of(tmp_path) if "packed again" in note]
-    assert note.startswith(f"LEFT OUT: {old.path}: shapes was packed again since") and "--force" in note
+    for times in ((1, 1), (2**31, 2**31)):
+        for file in (tmp_path / older.path).rglob("eval/*"):
+            os.utime(file, times)
+        assert main(["table", "--results", str(tmp_path)]) == 1
+        said = capsys.readouterr().err
+        assert "different contents of shapes" in said and older.path in said
+        assert "d" * 16 in said and "e" * 16 in said
+    assert main(["table", "--results", str(tmp_path), "--methods", "maple"]) == 0
+
+
+def test_results_of_other_weights_than_most_runs_have_are_left_out_by_name(tmp_path, capsys):
+    for seed in (1, 2):
+        put_halves(tmp_path, "maple", "shapes", (60, 100), (40, 100), seed=seed)
+    other = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    for file in (tmp_path / other.path).rglob("*.json"):
+        file.write_text(file.read_text().replace("b" * 16, "c" * 16))
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "CoOp" not in said and "MaPLe" in said
+    assert f"LEFT OUT: {other.path}: its weights of mini are {'c' * 16}, those of most runs {'b' * 16}." in said
+
+
+def test_reading_results_does_not_import_torch(tmp_path):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (40, 100))
+    _, entries = begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), seeds=(1,))
+    for entry in entries:
+        put_entry(tmp_path, entry)
+    words = [["table"], ["table", "base-to-novel"], ["table", "calibration"], ["ls", "runs"], ["report"]]
+    code = (
+        "import sys; from benchmarks.cli import main\n"
+        f"for words in {words}: assert main([*words, '--results', {str(tmp_path)!r}]) == 0, words\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_command_imports_a_file_that_results_name(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "results/collections/suite/shared"
+    folder.mkdir(parents=True)
+    (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
+    record = {"schema": 1, "kind": "suite", "name": "shared", "runs": [], "status": "finished", "started": 1, "ended": 2}
+    monkeypatch.chdir(tmp_path)
+    for more in ({}, {"file": "evil.py"}, {"file": str(tmp_path / "evil.py")}):
+        (folder / "collection.json").write_text(json.dumps(record | more))
+        for words in (["ls", "suites"], ["table", "shared"], ["report", "--out", "page"]):
+            main([*words, "--results", "results"])
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_names_in_markdown_are_no_links_pictures_or_code(tmp_path):
+    name = "![x](http://tracker/x.png) `code`"
+    table = Table("t", name, ("Class",), (Column("A", ""),), (Row((name,), (name,)),), (name,))
+    text = render(table, "md")
+    assert text.count(r"\!\[x\](http://tracker/x.png) \`code\`") == 4
+    assert [line.split("|")[2] for line in text.splitlines() if line.startswith("| ---")] == [" " + "-" * 39 + " "]
 
 
 def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
@@ -232,49 +290,16 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     assert "no result of base-to-novel" in capsys.readouterr().err
 
 
-def test_rows_are_in_the_order_of_their_numbers_and_name_what_is_unusual(tmp_path, capsys):
-    """Settings that most runs share are in no label, and a note has what differs from the published recipe."""
-    for shots in (16, 2, 0, 1):
-        put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), shots=shots)
-    for changed in ({"depth": 3}, {"depth": 3, "n_ctx": 4}, {"depth": 3, "n_ctx": 4, "fp16_rounding": True}):
-        put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), options=changed)
-    [table] = run_tables(load(tmp_path))
-    titles = [row.labels[1] for row in table.rows]
-    assert titles[:4] == [f"CoOp (shots {shots})" for shots in (1, 2, 16, "full")]
-    assert titles[4:] == [f"MaPLe ({more}shots 16)" for more in ("", "n_ctx 4, ", "fp16_rounding true, n_ctx 4, ")]
-    [note] = [note for note in table.notes if "depth 3 instead of 9" in note]
-    assert note.count("MaPLe (") == 3 and "n_ctx" not in note.rpartition(":")[2], "what no title names"
-    put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), overrides={"epochs": 2}, options={"depth": 3})
-    [table] = run_tables(load(tmp_path))
-    assert [note for note in table.notes if "epochs 2 instead of 5" in note and "recipe custom" in note]
-    many = {"epochs": 2, "lr": 0.5, "batch_size": 2, "optimizer": "adamw"}
-    put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), overrides=many, options={"depth": 3})
-    [table] = run_tables(load(tmp_path))
-    assert max(len(row.labels[1]) for row in table.rows) < 60
-    changes = [note for note in table.notes if note.startswith("Not the published recipe")]
-    [name] = {found for note in changes for found in re.findall(r"recipe [0-9a-f]{4}(?=\):.* lr 0.5 instead)", note)}
-    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
-    assert re.search(rf"^{name}: .*lr 0\.5", capsys.readouterr().out, re.M)
-    for change in ({}, {"epochs": 3, "lr": 0.7, "batch_size": 4}):
-        config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), overrides=many | change)
-    put_score(tmp_path, config, "shapes-sketch", 33, 100)
-    [table, [other]] = [[row.labels[-1] for row in table.rows] for table in run_tables(load(tmp_path))]
-    named = [title for title in table if "recipe " in title]
-    names = [title.rpartition("recipe ")[2] for title in named]
-    assert len(named) == 4 and len(set(names)) == 3, "equal recipes have one name"
-    assert other in named and {*table} == {*load(tmp_path).variant}, "one name in all tables and in the frame"
-
-
 def test_titles_name_shots_that_vary_and_the_default_evaluation_beside_another_one():
     found = [("4", "mini", "fp32"), ("4", "ViT-B/16", "fp32"), ("8", "mini", "bf16")]
     settings = [{"shots": shots, "backbone": name, "precision": precision} for shots, name, precision in found]
     titles = title_variants(SimpleNamespace(method=["coop"] * 3, settings=settings))
     assert titles == [
-        f"CoOp (shots {shots}, backbone {name}, precision {precision})" for shots, name, precision in found
+        f"CoOp, shots {shots}, backbone {name}, precision {precision}" for shots, name, precision in found
     ]
     settings = [{"evaluation": name} for name in ("default", "squash", "default")]
     titles = title_variants(SimpleNamespace(method=["coop", "coop", "zeroshot"], settings=settings))
-    assert titles == ["CoOp (evaluation default)", "CoOp (evaluation squash)", "CLIP (zero-shot)"]
+    assert titles == ["CoOp, evaluation default", "CoOp, evaluation squash", "CLIP (zero-shot)"]
 
 
 def test_an_unfinished_run_has_no_number(tmp_path):
@@ -375,33 +400,6 @@ def test_rows_are_means_over_data_sets_with_the_deviation_over_seeds(done):
         assert (cell.mean, cell.std) == (pytest.approx(mean(by_seed)), pytest.approx(stdev(by_seed)))
 
 
-def test_the_worst_classes_are_those_of_procap_beside_zero_shot_and_the_best_other_method(done, monkeypatch):
-    table = table_of(done, "base-to-novel-worst-classes")
-    shares = {method: share_by_class(done, method) for method in METHODS}
-    best = max(METHODS[1:-1], key=lambda method: done.frame[done.frame.method == method].correct.sum())
-    titles = {one.method: one.name for one in done.variants}
-    assert [column.title for column in table.columns[1:]] == [titles[name] for name in ("procap", "zeroshot", best)]
-    halves = {row.labels[::2] for row in table.rows[:2]}
-    assert len(table.rows) == 2 * 2 * 3 and halves == {("b", "base"), ("b", "novel")}
-    found = [row.cells[1].mean for row in table.rows if isinstance(row.cells[1], Metric)]
-    assert found == sorted(found) and found == pytest.approx(sorted(shares["procap"].values()))
-    for row in table.rows:
-        label, dataset, half = row.labels
-        wanted = [shares[name][dataset, half, label] for name in ("procap", "zeroshot", best)]
-        assert [cell.mean for cell in row.cells[1:] if isinstance(cell, Metric)] == pytest.approx(wanted)
-    monkeypatch.setattr("benchmarks.tables.base_novel.find_default", lambda *_: "MaPLe")
-    assert table_of(done, table.name).columns[1].title == "MaPLe", "the reference of the comparison"
-
-
-def share_by_class(done, method):
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for row in done.frame[done.frame.method == method].itertuples():
-        for name, correct, total in zip(NAMES, row.per_class.correct, row.per_class.total, strict=True):
-            counts = found.setdefault((row.dataset, row.target_classes, name), [0, 0])
-            counts[0], counts[1] = counts[0] + correct, counts[1] + total
-    return {key: 100 * correct / total for key, (correct, total) in found.items()}
-
-
 def test_the_diagram_shows_the_accuracy_of_every_bin(done, monkeypatch):
     figure = done.suite.plots(done)["reliability"]()
     headings = [axes.get_title(loc="left").split("\n") for axes in figure.axes]
@@ -419,23 +417,9 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done, monkeypatch):
     assert done.suite.plots(done)["reliability"]() is None, "no highlighted method has recorded its calibration"
 
 
-def test_the_command_prints_all_runs_and_names_what_to_do_about_older_files(done, tmp_path, capsys):
-    assert main(["table", "calibration", "--results", str(done.results), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [table["name"] for table in document["tables"]] == ["calibration", "worst-classes"]
-    assert len(document["tables"][0]["rows"]) == 2 * len(METHODS)
-    old = made(tmp_path, "base-to-novel", datasets=("shapes",), methods=("maple",), seeds=(1,))
-    assert not [table for table in old.suite.tables(old) if "calibration" in table.name]
-    assert old.suite.plots(old)["reliability"]() is None
-    assert results.load(tmp_path).nll.isna().all()
-    assert main(["table", "calibration", "--results", str(tmp_path)]) == 1
-    assert "procap eval RUN --force" in capsys.readouterr().err
-
-
-def test_the_report_has_the_measures_the_worst_classes_and_the_diagram(done, tmp_path):
+def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     runs, settings = tuple(done.paths), done.options.to_json()
     write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
     page = write_report(done.results, tmp_path / "page", wanted=[done.name])
-    assert {"Calibration", "Classes with the lowest accuracies of ProCAP"} <= {*tables(Page(page.read_text()).root)}
+    assert {"Calibration"} <= {*tables(Page(page.read_text()).root)}
     assert (page.parent / "figures" / "reliability.png").is_file()
-    assert "<code>procap bench runtime</code>" in page.read_text()
