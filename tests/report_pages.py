@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from made_results import put_config, put_score
 
 from benchmarks.results.profiles import MINI
+from benchmarks.results.suite import write_plan
 from benchmarks.suites import load_suite
 from runner.run_collection import Collection, write_collection
 
@@ -71,6 +72,7 @@ def begin(results, name, **chosen):
     runs = tuple(dict.fromkeys(entry.path for entry in entries))
     moments = {"status": "finished", "started": 1_700_000_000_000, "ended": 1_700_000_090_000}
     settings = options.to_json()
+    write_plan(results / "collections" / "suite" / suite.name, options, entries)
     write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=settings, **moments))
     return options, entries
 

@@ -18,6 +18,7 @@ from benchmarks.results.profiles import PROFILES
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.suites import load_suite
+from procap.methods import METHODS
 from runner.results import harmonic_mean
 
 TOTAL = 400
@@ -261,9 +262,11 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
     for one, other in itertools.permutations(style.LOOKS.values(), 2):
         assert (one.marker, one.dashes) != (other.marker, other.dashes)
     assert len(set(style.assign_dataset_looks(map(str, range(56))).values())) == 56
-    # A plot with base and novel accuracy has another colour for the third line.
-    third = style.assign_looks({"VPT": "vpt"}, taken=(style.BASE, style.NOVEL))["VPT"]
-    assert third.colour not in (style.BASE.colour, style.NOVEL.colour)
+    # Every method has a look of its own, in whatever plot it is.
+    assert {*style.LOOKS} == {*METHODS}
+    assert len(set(style.LOOKS.values())) == len({(look.colour, look.hatch) for look in style.LOOKS.values()}) == 16
+    for method, look in style.LOOKS.items():
+        assert style.assign_looks({"CoOp": "coop", "title": method})["title"] == look or method == "coop"
 
 
 def test_of_many_methods_ours_zero_shot_and_the_best_are_highlighted():

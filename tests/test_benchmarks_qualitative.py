@@ -21,6 +21,7 @@ from benchmarks.results.profiles import PAPER, find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
+from benchmarks.tables.check import check_table
 from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError

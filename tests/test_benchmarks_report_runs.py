@@ -210,7 +210,7 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
         (["--methods", "tcp"], "no run below"),
         (["rates", "--seeds", "1"], "name suites or select"),
         (["rates", str(run)], "name suites or run folders"),
-        (["none"], "rates, readings"),
+        (["none"], "unknown suite 'none'"),
     ):
         assert main(["report", "--results", str(root), *flags]) in (1, 2)
         assert why in capsys.readouterr().err

@@ -83,7 +83,7 @@ def make_look(number: int) -> Look:
 
 
 LOOKS: Mapping[str, Look] = {
-    **{name: make_look(number) for number, name in enumerate(name for name in TITLES if name not in ENDS)},
+    **{name: make_look(number) for number, name in enumerate((name for name in TITLES if name not in ENDS), 1)},
     **ENDS,
 }
 """The look of each built-in method, by its place in TITLES."""
@@ -108,7 +108,7 @@ def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = Mappi
 
     highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]
     looks: dict[str, Look] = {}
-    further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS)))
+    further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS) + 1))
     for title, method in methods.items():
         if title not in highlighted:
             looks[title] = OTHER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,10 @@ from benchmarks.results.metrics import Halves, Metric, average, harmonic
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
+from cluster.run import RunSpec
 from procap.errors import UserError
-from runner.config import Target
+from runner.config import RunConfig, Target
+from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
 from shards.files import read_file
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 BACKBONE = "ViT-B-16"
 """The backbone of every published number, with its default weights, which are OpenAI's."""
+PLAN = "plan.json"
+"""The last planned runs of a suite: planning them again imports the methods, and with them torch."""
 PICTURES = "pictures.json"
 """Pictures of more than results: the planned `runs`, `seconds` and `environment` of making them, caption and text
 (`alt`) of `pictures` by the name of their files, and the data that they show."""
@@ -62,7 +66,7 @@ class SuiteResults:
         cls, suite: SuiteDefinition, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
     ) -> SuiteResults:
         """Read existing results below `results` of the suite's plan."""
-        runs = tuple(suite.plan(options))
+        runs = read_plan(results / COLLECTIONS / "suite" / suite.name, options) or tuple(suite.plan(options))
         variants = _list_variants(runs)
         records: list[dict[str, Any]] = []
         unreadable: dict[str, str] = {}
@@ -255,6 +259,42 @@ class SuiteResults:
     def mean_of_hms(self, variant: Variant) -> Metric | None:
         """Return the mean of the data sets' harmonic means, the other reading of an average HM."""
         return average([self.halves(variant, dataset)[2] for dataset in self.options.datasets])
+
+
+def write_plan(folder: Path, options: SuiteOptions, runs: Iterable[SuiteRun]) -> None:
+    """Write the planned runs of a suite with these options to the suite's folder."""
+    documents = [
+        {
+            "variant": asdict(run.variant),
+            "dataset": run.dataset,
+            "seed": run.seed,
+            "config": run.spec.config.model_dump(mode="json"),
+            "targets": run.spec.targets,
+        }
+        for run in runs
+    ]
+    write_json(folder / PLAN, {"options": options.to_json(), "runs": documents})
+
+
+def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
+    """Read the planned runs of a suite with these options; empty if others or none were planned last."""
+    try:
+        document = json.loads(read_file(folder / PLAN))
+        if document["options"] != options.to_json():
+            return ()
+        return tuple(
+            SuiteRun(
+                Variant(**run["variant"]),
+                run["dataset"],
+                run["seed"],
+                RunSpec(
+                    config=RunConfig.model_validate_json(json.dumps(run["config"])), targets=tuple(run["targets"])
+                ),
+            )
+            for run in document["runs"]
+        )
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return ()
 
 
 def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:

@@ -15,7 +15,7 @@ from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.metrics import average
 from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite import SuiteResults, write_plan
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import SUFFIXES, write_tables
@@ -23,6 +23,7 @@ from benchmarks.tables.table import Table
 from runner.config import RuntimeConfig, Target
 from runner.failures import describe_failure
 from runner.results import write_json
+from runner.run_collection import COLLECTIONS
 from runner.stop_signals import Interrupted
 
 OUTPUTS = "outputs.json"
@@ -45,6 +46,7 @@ def make_outputs(
     suite: Suite, options: SuiteOptions, runtime: RuntimeConfig, *, force: bool = False, verbose: bool = False
 ) -> SuiteOutputs:
     """Write the suite's tables and plots into its folder below the results."""
+    write_plan(runtime.results / COLLECTIONS / "suite" / suite.name, options, suite.plan(options))
     done = SuiteResults.read(suite, options, runtime.results)
     folder = done.folder
     failed: list[str] = []

@@ -32,8 +32,8 @@ RULE = (
 
 
 def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite: str = "") -> list[Table]:
-    """Make the table of results by title, parts of the frame; none without results. suite: its name, if any."""
-    results = {title: frame for title, frame in variants.items() if len(frame)}
+    """Make the table of results by title, parts of the frame; none without calibration. suite: its name, if any."""
+    results = {title: frame for title, frame in variants.items() if frame.nll.notna().any()}
     if not results:
         return []
     name, labels = f"{suite}-calibration" if suite else "calibration", ("Test images", "Method")

@@ -144,10 +144,8 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         if table.matrix:
             counts = [cell.mean if isinstance(cell, Metric) else 0 for cell in row.cells]
             total = sum(counts) or 1
-            kinds[1:] = [
-                f"{'right' if index == number else 'wrong'} share{round(9 * count / total)}" if count else ""
-                for index, count in enumerate(counts)
-            ]
+            kinds[1:] = [f"wrong share{round(9 * count / total)}" if count else "" for count in counts]
+            kinds[1 + number] = kinds[1 + number].replace("wrong", "right") or "right"
         classes.append([f"{kind} {shared}".strip() for kind in kinds])
     headers = [escape(header) for header in list_headers(table)]
     headers = [

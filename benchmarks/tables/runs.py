@@ -118,7 +118,8 @@ def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
         rows.append(Row((dataset, title), row, group=dataset, average=dataset == AVERAGE, compares=compares))
     rules = ["HM: harmonic mean of base and novel accuracy (of the averages)." if means else "HM: harmonic mean."]
     metrics = [metric for numbers in cells.values() for metric in numbers[:3] if metric]
-    if any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in cells.values()):
+    differ = any(base and novel and not hm and base.seeds != novel.seeds for base, novel, hm, *_ in cells.values())
+    if differ or any((AVERAGE, title) not in cells for title in averaged):
         rules.append("There is no HM or average over different seeds.")
     notes = _note_runs(frame, left_out, *rules, metrics=metrics, details=(NOTE_ON_SPEED,))
     labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
