@@ -87,7 +87,7 @@ class Sweep:
             tune_config["scheduler"] = ASHAScheduler(
                 time_attr="epoch",
                 metric=SCORE,
-                mode=settings.direction,
+                mode="max",
                 max_t=longest(settings, self.runtime.data),
                 **halving._asdict(),
             )
@@ -130,7 +130,7 @@ class Sweep:
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             # The constant liar keeps concurrent trials from choosing nearly the same point.
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        domains, mode = OptunaSearch.convert_search_space(dict(space)), self.settings.direction
+        domains, mode = OptunaSearch.convert_search_space(dict(space)), "max"
         points = unfinished or None
         searcher = OptunaSearch(domains, metric=SCORE, mode=mode, points_to_evaluate=points, sampler=sampler)
         for one in scored:

@@ -54,7 +54,6 @@ class SweepSettings(FrozenModel):
     datasets: tuple[str, ...] = Field(description="averaged over, unless `dataset` is a field of the space")
     seeds: tuple[int, ...] = Field(description="averaged over")
     metric: Metric = "val"
-    direction: Literal["max", "min"] = "max"
     search: Search = "grid"
     search_seed: int = 0
     classes: Literal["base", "all"] = "base"

@@ -38,7 +38,6 @@ class Collection(FrozenModel):
         default_factory=dict, description="reasons, of runs whose last attempt failed"
     )
     started: Moment = Field(default_factory=lambda: time.time_ns() // 1_000_000)
-    file: str = Field(default="", description="of a user's own suite, an absolute path")
     ended: Moment | None = Field(default=None, description="None while it is running")
 
     @property
@@ -67,12 +66,10 @@ def read_collection(folder: Path) -> Collection | None:
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
-    """Write `collection` below `results`, merged with the runs and the start time of an existing file; return it."""
+    """Write `collection` below `results`, with the start time of an existing file; return it."""
     folder = results / collection.path
     if before := read_collection(folder):
-        runs = tuple(dict.fromkeys([*before.runs, *collection.runs]))
-        started = min(before.started, collection.started)
-        collection = collection.model_copy(update={"runs": runs, "started": started})
+        collection = collection.model_copy(update={"started": min(before.started, collection.started)})
     write_json(folder / FILE, collection)
     return collection
 

@@ -1,9 +1,9 @@
 """Suites by name: done once, at a path or a URL; what a failing run costs, and which files are kept."""
 
 import json
-import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from benchmarks.report.describe import list_caveats
@@ -16,19 +16,17 @@ from test_cluster_sweep import sweep_settings
 from test_runner_train import pack_digits
 
 from benchmarks.cli import bench as bench_command
-from benchmarks.cli import execution, main
+from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import make_outputs, short_names
-from benchmarks.suites.planning import SuitePlan, find_suite, join_recorded
 from cluster.launcher import launch
 from cluster.sweep import Sweep
-from procap.errors import UsageError
 from runner.config import RuntimeConfig
-from runner.run_collection import Collection, read_collection, read_collections, write_collection
+from runner.run_collection import Collection, read_collection, read_collections
 from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -69,23 +67,18 @@ SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), s
 """
 
 
-def test_the_file_that_results_name_is_run_if_it_is_the_users_and_not_among_them(tmp_path, monkeypatch):
+def test_no_command_runs_a_file_that_results_name(tmp_path, monkeypatch, capsys):
     """Results can come from other people, and a suite is code."""
-    results, file = tmp_path / "results", tmp_path / "mine.py"
-    file.write_text(OWN)
-    write_collection(results, Collection(kind="suite", name="mine", file=str(file)))
-    assert find_suite("mine", results).name == "mine"
-    if os.geteuid() == 0:
-        os.chown(file, 7, -1)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 1)
-    with pytest.raises(UsageError, match="which belongs to another user: name its file"):
-        find_suite("mine", results)
-    file.rename(results / "mine.py")
-    monkeypatch.chdir(results)
-    write_collection(results, Collection(kind="suite", name="mine", file="/proc/self/cwd/mine.py"))
-    with pytest.raises(UsageError, match="lies among the results: name its file"):
-        find_suite("mine", results)
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('PWNED', 'w')")
+    recorded = Collection(kind="suite", name="shared").model_dump(by_alias=True, mode="json") | {"file": "evil.py"}
+    folder = Path("results/collections/suite/shared")
+    folder.mkdir(parents=True)
+    for content in (recorded, {name: value for name, value in recorded.items() if name != "file"}):
+        (folder / "collection.json").write_text(json.dumps(content))
+        for line in ("ls suites", "table shared", "report shared", "report", "table", "ls runs", "track sync"):
+            main(line.split())
+            assert not Path("PWNED").exists(), line
 
 
 def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
@@ -97,18 +90,11 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert "CLIP (zero-shot) (recipe published)" in out and "CLIP (zero-shot) (recipe procap)" in out
     assert "procap table" in err and "--suite mine" in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
-    # Its file is recorded, so that its name is enough.
-    _, named, _ = run(capsys, "table", "mine")
-    assert "| digits" in named and run(capsys, "report", "mine")[::2] == (0, "")
-    assert "mine  " in run(capsys, "ls", "suites")[1]
-    assert "results/collections/suite/mine/*.csv" in run(capsys, "table", "mine", "--format", "csv")[2]
-    assert run(capsys, "table", "mine", "--format", "latex")[1].count("booktabs") == 1
-    code, _, err = run(capsys, "table", "mien")
-    assert code == 2 and "unknown suite 'mien': did you mean mine?" in err
-    moved = file.rename(tmp_path / "moved.py")
+    code, printed, _ = run(capsys, "table", file)
+    assert code == 0 and "| digits" in printed and run(capsys, "report", file)[::2] == (0, "")
+    assert run(capsys, "table", file, "--format", "latex")[1].count("booktabs") == 1
     code, _, err = run(capsys, "table", "mine")
-    assert code == 2 and f"suite 'mine' was run from {file}, which is not there or lies" in err
-    assert run(capsys, "table", moved)[:2] == (0, named)
+    assert code == 2 and "unknown suite 'mine'" in err
     other = tmp_path / "other.py"
     other.write_text("SUITE = 3")
     code, _, err = run(capsys, "bench", other)
@@ -237,7 +223,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
         launch(*arguments)
         shutil.rmtree(tmp_path / "results/base/digits/coop")
 
-    monkeypatch.setattr(execution, "launch", and_remove_one)
+    monkeypatch.setattr("benchmarks.suites.execute.launch", and_remove_one)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
@@ -377,47 +363,20 @@ def test_outputs_of_other_options_are_removed_and_other_files_kept(tmp_path, mon
     assert make_outputs(suite, done.options, runtime).tables and before <= {f.name for f in done.folder.iterdir()}
 
 
-def test_a_narrower_command_keeps_the_rows_of_earlier_ones_and_one_of_other_seeds_names_them(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
     made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
-    made(tmp_path, "base-to-novel", MINI, datasets=("tiles",), methods=("maple",), seeds=(8, 9))
-    place = ["--profile", "mini", "--results", str(tmp_path), "--seeds", "1"]
+    results = ["--results", str(tmp_path)]
     printed = []
     for methods, datasets in (("zeroshot,maple", "digits,tiles"), ("maple", "tiles")):
-        assert main(["bench", "base-to-novel", "--methods", methods, "--datasets", datasets, *place]) == 0
-        assert main(["table", "base-to-novel", "--results", str(tmp_path)]) == 0
+        chosen = ["--methods", methods, "--datasets", datasets, "--seeds", "1"]
+        assert main(["bench", "base-to-novel", "--profile", "mini", *chosen, *results]) == 0
+        assert main(["table", "base-to-novel", *results]) == 0
         printed.append((tmp_path / "collections/suite/base-to-novel/base-to-novel.md").read_text())
-        assert printed[0] in capsys.readouterr().out
-    assert main(["table", "base-to-novel", "--datasets", "tiles", "--methods", "maple", *place]) == 0
-    assert "further run" not in capsys.readouterr().err
-    assert printed[0] == printed[1] and "| digits" in printed[0] and "CLIP (zero-shot)" in printed[0]
-    for seed in "98":
-        assert main(["bench", "base-to-novel", "--methods", "maple", "--datasets", "tiles", *place[:-1], seed]) == 0
-    out, err = capsys.readouterr()
-    assert "MISSING" not in out and "One seed: 8" in out and "| digits" not in out
-    named = "--datasets digits,tiles --methods zeroshot,maple --seeds 1 --results " + str(tmp_path)
-    assert "5 further runs of base-to-novel with other seeds or settings" in err and named in err
-    assert main(["table", "base-to-novel", *named.split()]) == 0 and printed[0] in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("name", "earlier", "now", "together"), [
-    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",)}, {"methods": ("coop", "maple")}),
-    ("base-to-novel", {"seeds": (1, 2)}, {"seeds": (3,)}, {}),
-    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop", "maple")}, {"methods": ("coop", "maple")}),
-    ("base-to-novel", {"methods": ("maple",)}, {"methods": ("coop",), "overrides": {"epochs": 3}}, {}),
-    ("base-to-novel", {"methods": ("maple",), "shots": (4,)}, {"methods": ("coop",)}, {}),
-])  # fmt: skip
-def test_commands_with_the_same_settings_share_their_tables(tmp_path, name, earlier, now, together):
-    shared = {"datasets": ("tiles",), "seeds": (1,)}
-    before = made(tmp_path, name, MINI, **shared | earlier)
-    unfinished = before.suite.options(MINI, **shared | earlier | {"datasets": ("tiles", "petals")})
-    write_collection(tmp_path, SuitePlan.make(before.suite, unfinished).collection)
-    options = before.suite.options(MINI, **shared | now)
-    joined = join_recorded(SuitePlan.make(before.suite, options), tmp_path)
-    # The data set without a finished run is left out.
-    assert joined.options == before.suite.options(MINI, **shared | now | together)
+        assert printed[-1] in capsys.readouterr().out
+    assert "| digits" in printed[0] and "| digits" not in printed[1]
+    assert main(["table", "base-to-novel", "--methods", "zeroshot,maple", "--datasets", "digits,tiles", *results]) == 0
+    assert printed[0] in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -443,7 +402,7 @@ def and_interrupted(work):
 
 
 def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, capsys):
-    monkeypatch.setattr(execution, "launch", and_interrupted(launch))
+    monkeypatch.setattr("benchmarks.suites.execute.launch", and_interrupted(launch))
     assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
     collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
@@ -459,7 +418,7 @@ def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, 
 
 
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_command, "PAPER_SUITES", ["base-to-novel"])
+    monkeypatch.setattr(bench_command, "SUITES", ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
     assert f"the result files in local://{there}" in page.read_text()

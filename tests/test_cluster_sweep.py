@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks.sweeps.file import read_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import make_runtime
@@ -14,7 +15,6 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.file import read_yaml
 from benchmarks.sweeps.table import find_best_of_each, summarize
 from cluster import distributed_trial, executor, ray_cluster, tune_runner
 from cluster.run import Halving, RunSpec, StoragePaths, TrialReport

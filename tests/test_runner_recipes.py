@@ -13,7 +13,7 @@ from public_code import FIGURES
 from safetensors.torch import load_file
 from small_runs import make_runtime, seeded
 
-from benchmarks.suites.planning import is_done
+from benchmarks.suites.planning import read_state
 from cluster.run import RunSpec
 from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
@@ -253,7 +253,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     result = train(config, runtime)
     assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
     spec = RunSpec(config=config, targets=())
-    assert train(config, runtime) == result and is_done(spec, runtime)
+    assert train(config, runtime) == result and read_state(spec, runtime).is_done
     write("another")
     with pytest.raises(errors.UserError, match=r"was trained on another content of sentences = .*\.json"):
         train(config, runtime)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +11,33 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli import flags
-from benchmarks.cli.dry_run import show_checked_plan
+from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.report import write_report
 from benchmarks.results.profiles import MINI, PAPER, find_profile
-from benchmarks.suites import ALL, PAPER_SUITES, load_suite, suite_help, suite_paths, suite_titles
-from benchmarks.suites.checks import check_runs, check_setup, check_training_images, note_warmup
-from benchmarks.suites.cost import forecast_runs
+from benchmarks.suites import ALL, SUITES, load_suite, suite_help, suite_paths, suite_titles
+from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import (
-    SuitePlan,
-    describe_other_runs,
-    find_obstacle,
-    find_other_runs,
-    is_done,
-    join_recorded,
-    merge_runs,
-)
+from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, read_states
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
-from cluster.launcher import check_launcher
+from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
 from runner.tracking.background import CollectionTracker, exporter_for
-from shards.default_paths import cache_home
-from shards.resolve import kind_of_name
+from shards.resolve import is_packed, kind_of_name
 
-MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
+MISSING = "its results were not found: is --results on storage that all nodes share?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
 A run that several suites share is done once. With --datasets all suites train on the named sets alone; those that
-cannot run on a user's own set are left out. `readings`, `readings-training` and `mmlop-ladder` are no experiments of
-the paper and are left out too.
+cannot run on a user's own set are left out.
 """
 RESUME_TEXT = (
     "Finished runs are never repeated and interrupted ones are resumed: stop the command at any time and repeat it."
@@ -122,71 +111,40 @@ def bench(
     library_defaults()
     launcher = launch.to_launcher()
     settings = eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples)
-    # A smoke test need not report the speed of every method.
-    features = cache_home() / "features" if chosen.quick else None
-    runtime = runtime_config(runtime_flags, engine, limit=chosen.limit, features=features, evaluation=settings)
-    several = name == ALL
-    suites = [load_suite(one) for one in (PAPER_SUITES if several else [name])]
+    runtime = runtime_config(runtime_flags, engine, limit=chosen.limit, evaluation=settings)
+    suites = [load_suite(suite) for suite in (SUITES if name == ALL else [name])]
     plans = plan_suites(suites, chosen, runtime_flags, runtime.data)
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
-    for plan in plans:
-        _note_prescribed(plan, chosen)
     note_warmup(run.config for run in runs)
     remote = RemoteResults.from_runtime(runtime)
     remote.pull_all()
-    open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
+    states = read_states(runs, runtime, force=mode.force)
     if mode.dry_run:
-        check_training_images((run.config for run in runs), runtime.data)
-        forecast = forecast_runs(open_runs, runtime, launcher, force=mode.force)
-
-        def check() -> None:
-            check_launcher(launcher, runtime.device)
-            if launcher.kind == "local":
-                check_runs(open_runs, runtime, launcher.processes, force=mode.force)
-
-        tasks = {run.path: plan.suite.task for plan in plans for run in plan.runs}
-        show_checked_plan(check, runs, runtime, output, force=mode.force, forecast=forecast, tasks=tasks)
-        return 0
-    # Before `--force` deletes anything.
-    if (chosen.option or mode.force) and launcher.kind == "local":
-        check_setup((run.config for run in open_runs), runtime, launcher.processes)
-    # This imports torch, which a wrong flag need not wait for.
-    from benchmarks.cli.execution import execute
-
-    title = plural(len(plans), "suite") if several else plans[0].suite.title
-    kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
-    where = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
-    note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
-    shown = [join_recorded(plan, runtime.results) for plan in plans]
-    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in shown])
+        return show_plan(runs, states, output)
+    open_runs = [run for run in runs if not states[run.path].is_done]
+    _note_begin(plans, len(runs), len(open_runs))
+    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
-    unreadable: dict[str, str] = {}
     outputs: list[SuiteOutputs] = []
     try:
         if open_runs:
-            failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
+            # This imports torch, which a wrong flag need not wait for.
+            from benchmarks.suites.execute import execute
+
+            # Workers print nothing and do not send to MLflow: this process does both for all runs.
+            paths = StoragePaths.with_absolute_paths(
+                runtime_flags.data, runtime_flags.results, replace(runtime, quiet=True, tracking_uri="off")
+            )
+            failed = execute(
+                open_runs, states, paths, runtime, launcher, trackers, force=mode.force, verbose=output.verbose
+            )
         remote.pull_all()
-        planned = {run.path for run in runs}
-        missing = {run.path: MISSING for run in runs if run.path not in failed and not is_done(run, runtime)}
         trackers.started = True
         note("making tables and plots")
-        for plan, tracker in zip(shown, trackers.trackers, strict=True):
-            # Includes runs that an earlier, killed attempt finished without recording them.
-            tracker.update(tracker.collection.runs)
-            if plan.suite.finish:
-                # Exports would disturb its measurements.
-                exporter_for(runtime).flush()
-            made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
-            outputs.append(made)
-            unreadable |= {path: why for path, why in made.unreadable.items() if path in planned}
-            reasons = {**missing, **unreadable, **failed}
-            own = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
-            status: Status = "failed" if own or made.failed else "finished"
-            tracker.close(status, {**made.metrics, "runs_failed": float(len(own))}, own, wait=False)
-            if others := find_other_runs(tracker.collection, runtime.results, (run.path for run in plan.runs)):
-                note(describe_other_runs(plan, others, runtime_flags.results))
+        for plan, tracker in zip(plans, trackers.trackers, strict=True):
+            outputs.append(_finish(plan, tracker, failed, runtime, mode, output))
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
@@ -194,9 +152,38 @@ def bench(
         raise
     exporter_for(runtime).flush()
     remote.push_all()
-    failed = {**missing, **unreadable, **failed}
+    failed = {**{path: MISSING for made in outputs for path in made.missing},
+              **{path: why for made in outputs for path, why in made.unreadable.items()}, **failed}  # fmt: skip
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
+
+
+def _note_begin(plans: Sequence[SuitePlan], runs: int, left: int) -> None:
+    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
+    kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
+    data = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
+    note(f"{title}, {data}: {plural(runs, 'run')}, {runs - left} done already")
+
+
+def _finish(
+    plan: SuitePlan,
+    tracker: CollectionTracker,
+    failed: Mapping[str, str],
+    runtime: RuntimeConfig,
+    mode: flags.ModeFlags,
+    output: flags.OutputFlags,
+) -> SuiteOutputs:
+    """Write the tables and plots of a suite whose runs have ended, and record its end. failed: errors by run."""
+    tracker.update(tracker.collection.runs)
+    if plan.suite.finish:
+        # Exports would disturb its measurements.
+        exporter_for(runtime).flush()
+    made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
+    reasons = {**dict.fromkeys(made.missing, MISSING), **made.unreadable, **failed}
+    runs_failed = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
+    status: Status = "failed" if runs_failed or made.failed else "finished"
+    tracker.close(status, {**made.metrics, "runs_failed": float(len(runs_failed))}, runs_failed, wait=False)
+    return made
 
 
 def plan_suites(
@@ -226,7 +213,8 @@ def plan_suite(
 ) -> SuitePlan:
     """Plan `suite` with the options given by the flags.
 
-    The profile is that of the named data sets, else the paper's if there is a data root, else the generated one.
+    The profile is that of the named data sets, else the paper's if one of its data sets is packed, else the generated
+    one.
     several: planned together with other suites; --classes then does not apply to a suite without a choice.
     """
     changes = suite_changes(chosen, data)
@@ -238,12 +226,12 @@ def plan_suite(
     elif named & {*PAPER.datasets}:
         profile = PAPER
     else:
-        generated = named and named <= {*MINI.datasets}
-        profile = MINI if generated or not (runtime.data or os.environ.get("PROCAP_DATA")) else PAPER
+        is_paper = not named and any(is_packed(data, dataset) for dataset in PAPER.datasets)
+        profile = PAPER if is_paper else MINI
     overrides = {} if chosen.epochs is None else {"epochs": chosen.epochs}
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.
-    every = PAPER_SUITES if several and not chosen.methods else ()
+    every = SUITES if several and not chosen.methods else ()
     others = [method for name in every for method in load_suite(name).methods]
     parsed = parse_options(chosen.option or (), dict.fromkeys([*methods, *others]))
     given = {method: own for method, own in parsed.items() if method in methods}
@@ -260,24 +248,6 @@ def plan_suite(
         **changes,
     )
     return SuitePlan.make(suite, options)
-
-
-def _note_prescribed(plan: SuitePlan, chosen: flags.SuiteFlags) -> None:
-    """Note the flags that variants of the suite overrule because they set the same themselves."""
-    options, variants = plan.options.options, {id(run.variant): run.variant for run in plan.runs}.values()
-    kept = {
-        f"--option {one.method}.{name}"
-        for one in variants
-        for name in options.get(one.method, {})
-        if name in one.options
-    }
-    if chosen.recipe and any(one.recipe not in ("", chosen.recipe) for one in variants):
-        kept.add(f"--recipe {chosen.recipe}")
-    trained = [run.variant.shots for run in plan.runs if run.spec.config.recipe.epochs]
-    if chosen.shots and any(shots not in (None, *plan.options.shots) for shots in trained):
-        kept.add(f"--shots {chosen.shots}")
-    if kept:
-        note(f"{plan.suite.name} sets {', '.join(sorted(kept))} itself in some or all variants, which keep theirs")
 
 
 def _show_outputs(

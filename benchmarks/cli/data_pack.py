@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets
-from benchmarks.cli.dry_run import data_states
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
@@ -129,7 +128,7 @@ def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> s
 
 
 def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:
-    states = data_states((one.name for one in wanted), root)
+    states: dict[str, str] = {}
     rows, failed = [], {}
     for one in wanted:
         counts = size = "-"
@@ -140,7 +139,7 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             raise_problems(one.name, source.problems, report_note)
             counts = format_counts(source.counts)
             size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
-            states[one.name] = states[one.name] if is_packed(root, one.name) else "to be packed"
+            states[one.name] = "packed" if is_packed(root, one.name) else "to be packed"
         except UserError as error:
             failed[one.name] = str(error)
             states[one.name] = "cannot be packed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.dry_run import show_checked_plan
+from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import (
     absent_targets,
     default_targets,
@@ -25,12 +24,13 @@ from benchmarks.cli.selection import (
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import split_names
-from benchmarks.suites.checks import check_targets, check_training_images, check_weights, check_weights_of
+from benchmarks.suites.checks import check_training_images, check_weights_of
+from benchmarks.suites.planning import read_states
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults, resolve_device
+from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
 from runner.run_folders import OtherContent, RunFolder, check_training_content, locate_run
@@ -100,11 +100,13 @@ def evaluate(
 
     train_flags = "" if folders else flags.command_line(selection, recipe, runtime_flags)
     if mode.dry_run:
-        if is_first_rank():
-            runs, runtime = find_runs()
-            check = partial(_check_plan, runs, runtime, train_flags, force=mode.force)
-            show_checked_plan(check, runs, runtime, output, evaluate_again=mode.force)
-        return 0
+        if not is_first_rank():
+            return 0
+        runs, runtime = find_runs()
+        states = read_states(runs, runtime)
+        if mode.force:
+            states = {run.path: states[run.path]._replace(open=run.targets) for run in runs}
+        return show_plan(runs, states, output)
     # One process checks its flags before it imports torch, which takes seconds.
     found = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as (group, runtime):
@@ -240,34 +242,6 @@ def _describe_similar(folder: RunFolder, config: RunConfig) -> str:
     nearest = min(found, key=lambda path: len({*found[path]} ^ {*own}))
     changed = " ".join(f"--{flag}" for flag in found[nearest] if flag not in own)
     return f", but with {changed or 'default settings'} {nearest} was"
-
-
-def _check_plan(runs: Iterable[RunSpec], runtime: RuntimeConfig, train_flags: str, *, force: bool) -> None:
-    """Raise what would stop the evaluations before the first image."""
-    from runner.acceleration import Acceleration
-    from runner.checkpoint import read_checkpoint
-    from runner.distributed.collectives import ProcessGroup
-    from runner.evaluate import find_result, load_trained
-
-    work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
-    needed = [one for one in work if _is_needed(one[0], runtime, one[1], train_flags, force=force)]
-    if needed:
-        Acceleration.parse(runtime.accelerate, resolve_device(runtime.device))
-    check_targets((target for _, target in needed), runtime.data)
-    check_weights((config.backbone, config.pretrained) for config, _ in needed)
-    for config, target in work:
-        is_there = RunFolder(runtime.results / config.path).train_file.exists()
-        if is_there and (config.recipe.epochs or not force):
-            find_result(config, target, runtime, force=force, group=ProcessGroup())
-    kinds: set[tuple[str | None, ...]] = set()
-    for config in {config.path: config for config, _ in needed if runtime.store is None}.values():
-        folder, kind = RunFolder(runtime.results / config.path), (config.method, config.backbone, config.pretrained)
-        if training := folder.train():
-            # Loading a run of each kind finds weights that do not fit; reading the others finds altered files.
-            read_checkpoint(folder.checkpoint_file, training.checkpoint_sha256)
-            if kind not in kinds:
-                load_trained(config, runtime)
-            kinds.add(kind)
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:

@@ -166,7 +166,7 @@ class SuiteFlags(ChoiceFlags):
 class SweepFlags:
     """Flags that define a sweep: what it searches, how, and how long."""
 
-    name: Annotated[str, flag("NAME", "a sweep of the same name is resumed [default: the file's]")] = ""
+    name: Annotated[str, flag("NAME", "a sweep of the same name is resumed [default: by what is searched]")] = ""
     param: Annotated[
         list[str] | None,
         flag(
@@ -180,7 +180,6 @@ class SweepFlags:
     trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
     hours: Annotated[float | None, flag("H", "time limit; repeat the command to resume")] = None
     metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM over two halves of base [default: val]")] = ""
-    direction: Annotated[str, flag("max|min", "of the metric [default: max]")] = ""
     scheduler: Annotated[str, flag("none|asha", "asha stops configurations that fall behind [default: none]")] = ""
     grace_period: Annotated[int | None, flag("N", "asha: epochs before the first stop [default: 1]")] = None
     reduction_factor: Annotated[int | None, flag("N", "asha: one of so many continues [default: 3]")] = None

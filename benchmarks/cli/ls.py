@@ -15,8 +15,7 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_method, title_variants
-from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import find_suite
+from benchmarks.suites import load_suite, suite_paths
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_summaries
 from procap.methods.plugins import describe_unexpected
@@ -105,7 +104,7 @@ def _suites(results: Path) -> Listing:
     run = sorted(path.name for path in results.glob(f"{COLLECTIONS}/suite/*"))
     for name in dict.fromkeys([*suite_paths(), *run]):
         try:
-            suite = find_suite(name, results)
+            suite = load_suite(name)
             row = {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds}
         except UserError as error:
             row = {"name": name, "title": str(error), "methods": [], "seeds": []}

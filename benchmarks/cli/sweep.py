@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_code, check_setup, check_training_images, note_small_classes, note_warmup
+from benchmarks.suites.checks import check_code, check_training_images, note_small_classes, note_warmup
 from benchmarks.sweeps import table
-from benchmarks.sweeps.file import load_file
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, check_launcher
 from cluster.preflight import TRAINING_SPLITS
@@ -47,12 +43,10 @@ LISTED = 20
 
 
 @flags.command(
-    "procap sweep lr.yaml",
     "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
     "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "
     "--scheduler asha",
-    "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
-    "procap sweep lr.yaml --dry-run",
+    "procap sweep --methods coop --datasets shapes --param lr=1e-3,1e-2 --launcher ray --address cluster:6379",
 )
 def sweep(
     searched: flags.SweepFlags,
@@ -63,15 +57,6 @@ def sweep(
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="YAML with the flags below as keys; a flag on the command line wins",
-            is_eager=True,
-            callback=load_file,
-        ),
-    ] = None,
 ) -> int:
     """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
 
@@ -94,7 +79,6 @@ def sweep(
     check_launcher(launcher, at.device)
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
-        check_setup((run.config for run in runs), at, launcher.processes)
     note_warmup(run.config for run in checked)
     if mode.dry_run:
         return _show_plan(settings, folder, at, output)
@@ -108,7 +92,7 @@ def sweep(
 
 def _delete(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig) -> None:
     """Delete the runs of all configurations that were tried, and of a grid all, with the record of their scores."""
-    from benchmarks.cli.execution import delete_runs
+    from benchmarks.suites.execute import delete_runs
 
     paths = {path for one in folder.load().values() for path in one.runs}
     for values in examples(settings) if settings.search == "grid" else ():
@@ -131,7 +115,7 @@ def _execute(
     output: flags.OutputFlags,
 ) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
-    from benchmarks.cli.execution import connect_checked
+    from benchmarks.suites.execute import connect_checked
     from benchmarks.sweeps.progress import SweepProgress
 
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)

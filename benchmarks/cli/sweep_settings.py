@@ -33,7 +33,7 @@ from shards.resolve import resolve_dataset
 
 MOST_LISTED = 100_000
 """Largest number of configurations in a grid."""
-OPTIONAL = ("metric", "direction", "search_seed", "scheduler", "grace_period", "reduction_factor", "trials", "hours",
+OPTIONAL = ("metric", "search_seed", "scheduler", "grace_period", "reduction_factor", "trials", "hours",
             "classes", "backbone", "pretrained", "precision", "recipe")  # fmt: skip
 """Settings that are left to the defaults of `SweepSettings` unless their flag is given."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import glob
 from typing import TYPE_CHECKING, Annotated
@@ -17,22 +16,15 @@ from benchmarks.console.parse import parse_integers, parse_options
 from benchmarks.report.sections import read_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import suite_paths
-from benchmarks.suites.planning import (
-    SuitePlan,
-    describe_other_runs,
-    describe_unusable,
-    find_other_runs,
-    find_suite,
-    recorded_options,
-)
+from benchmarks.suites import load_suite, suite_paths
+from benchmarks.suites.planning import last_options
 from benchmarks.tables.check import check_table
 from benchmarks.tables.notes import note_other_content
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, unknown_name
-from runner.run_collection import COLLECTIONS, read_collection
+from runner.run_collection import COLLECTIONS
 from runner.run_folders import find_runs
 from shards.default_paths import data_root
 
@@ -151,11 +143,8 @@ def _suite_tables(
         return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.
     find_runs(root)
-    suite = find_suite(name, root)
-    collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
-    recorded = recorded_options(suite, collection, root, data, profile=suite_flags.profile)
-    if collection and (missing := describe_unusable(collection)):
-        note(f"procap: {missing}")
+    suite = load_suite(name)
+    recorded = last_options(suite, root, data, profile=suite_flags.profile)
     given = {"recipe": suite_flags.recipe, "classes": selection.classes}
     changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
     if suite_flags.option:
@@ -169,13 +158,6 @@ def _suite_tables(
         checked, agrees = check_table(done, suite_flags.tolerance)
         return [checked], 0 if agrees else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
-    planned = {*done.paths}
-    # A data set of earlier runs may not be here any more.
-    with suppress(UserError):
-        whole = replace(options, datasets=recorded.datasets, methods=recorded.methods)
-        planned.update(run.path for run in SuitePlan.make(suite, whole).runs)
-    if collection and (further := find_other_runs(collection, root, planned)):
-        note(describe_other_runs(SuitePlan(suite, options, done.runs), further, results))
     if not tables:
         command = suite.command(options, results)
         raise UserError(f"no result of {name} as it is chosen here below {results}; make them: {command}")

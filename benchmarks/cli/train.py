@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.dry_run import show_checked_plan
+from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.results.frame import FEW_STEPS
-from benchmarks.suites.checks import (
-    check_runs,
-    check_training_images,
-    check_weights_of,
-    note_warmup,
-    note_warning,
-)
+from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
+from benchmarks.suites.planning import read_states
 from cluster.run import RunSpec
 from procap.methods import method_class, method_options
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
+from runner.remote_results import RemoteResults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.tracking.background import exporter_for
@@ -54,13 +49,11 @@ def train(
     library_defaults()
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
-        if is_first_rank():
-            runs = _checked_runs(selection, recipe, runtime, mode)
-            specs, processes = [RunSpec(config=config) for config in runs], ranks_from_environment().size
-            check = partial(check_runs, specs, runtime, processes, force=mode.force)
-            show_checked_plan(check, specs, runtime, output, force=mode.force)
-            note_warmup(runs)
-        return 0
+        if not is_first_rank():
+            return 0
+        RemoteResults.from_runtime(runtime).pull_all()
+        specs = [RunSpec(config=config) for config in selected_runs(selection, recipe, runtime.data)]
+        return show_plan(specs, read_states(specs, runtime, force=mode.force), output)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
     runs = _checked_runs(selection, recipe, runtime, mode) if ranks_from_environment().size == 1 else []
@@ -97,12 +90,11 @@ def _checked_runs(
     selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
 ) -> list[RunConfig]:
     """Return the selected runs. Raises UserError without their weights."""
-    runs = selected_runs(selection, recipe, runtime.data, results=None if mode.dry_run else runtime.results)
-    if not mode.dry_run:
-        check_weights_of(runs, runtime)
-        folders = [(config, RunFolder(runtime.results / config.path)) for config in runs]
-        find_unpacked((one.dataset for one, at in folders if mode.force or not at.train_file.exists()), runtime.data)
-        note_warmup(runs)
+    runs = selected_runs(selection, recipe, runtime.data, results=runtime.results)
+    check_weights_of(runs, runtime)
+    folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
+    find_unpacked((name for name, folder in folders if mode.force or not folder.train_file.exists()), runtime.data)
+    note_warmup(runs)
     return runs
 
 

@@ -33,14 +33,8 @@ SUITES: dict[str, str] = {
     "duration": "benchmarks.suites.duration:SUITE",
     "runtime": "benchmarks.runtime.suite:SUITE",
     "qualitative": "benchmarks.qualitative.suite:SUITE",
-    "readings": "benchmarks.suites.readings:SUITE",
-    "readings-training": "benchmarks.suites.readings:TRAINING",
-    "mmlop-ladder": "benchmarks.suites.mmlop_ladder:SUITE",
 }
-"""Our own suites in the order of the paper, as `module:attribute`, so that each is imported only when it is used."""
-
-PAPER_SUITES = tuple(name for name in SUITES if name not in ("readings", "readings-training", "mmlop-ladder"))
-"""The experiments that the paper has, which `procap bench all` runs."""
+"""The experiments of the paper in its order, as `module:attribute`, so that each is imported only when it is used."""
 
 ALL = "all"
 """The name of all suites of the paper together on the command line."""

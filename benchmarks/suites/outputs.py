@@ -32,7 +32,10 @@ OUTPUTS = "outputs.json"
 
 @dataclass(frozen=True)
 class SuiteOutputs:
-    """The tables and metrics of a suite. failed: why a part could not be made. unreadable: errors by run."""
+    """The tables and metrics of a suite.
+
+    failed: why a part could not be made. unreadable: errors by run. missing: runs without one of their results.
+    """
 
     suite: Suite
     folder: Path
@@ -40,6 +43,7 @@ class SuiteOutputs:
     metrics: Mapping[str, float]
     failed: str = ""
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
 
 def make_outputs(
@@ -83,7 +87,8 @@ def make_outputs(
             if verbose:
                 traceback.print_exc()
             failed.append(describe_failure(error))
-    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable)
+    missing = tuple(dict.fromkeys(path for path, _ in done.missing))
+    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable, missing)
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:

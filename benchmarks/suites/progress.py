@@ -70,7 +70,7 @@ class RunProgress(TrialProgress):
         trace: Callable[[str], None] | None = None,
         quiet: bool = False,
     ) -> None:
-        """work: estimated seconds of each run."""
+        """work: the images of each run, infinite if unknown."""
         super().__init__(ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False), trace)
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._work, self._trackers = work, trackers
@@ -100,7 +100,8 @@ class RunProgress(TrialProgress):
     def seconds_left(self) -> float:
         """Estimate the seconds left: what has ended took as long as its share of the work; infinite at first."""
         ended = sum(self._work[number] for number in (*self.done, *self.failed))
-        return (time.monotonic() - self._began) * (sum(self._work) / ended - 1) if ended else math.inf
+        is_known = ended and math.isfinite(sum(self._work))
+        return (time.monotonic() - self._began) * (sum(self._work) / ended - 1) if is_known else math.inf
 
     def _show(self, changed: int | None = None) -> None:
         """Update the display, and the tracker with a changed run."""

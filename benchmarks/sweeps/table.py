@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
@@ -33,8 +34,8 @@ def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> li
 
 def _place(settings: SweepSettings, one: Configuration) -> tuple[float, ...]:
     """Return what is equal for configurations of one rank, and less for a better one."""
-    score = float("inf") if one.score is None else round(one.score, 6) * (-1 if settings.direction == "max" else 1)
-    return list(STATES).index(one.state), 0 if one.state == "finished" else -one.epoch, score
+    score = -math.inf if one.score is None else round(one.score, 6)
+    return list(STATES).index(one.state), 0 if one.state == "finished" else -one.epoch, -score
 
 
 def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
@@ -69,8 +70,7 @@ def sweep_table(
         state = STATES[one.state] + (" (other code)" if other_code.keys() & {*one.runs} else "")
         rows.append(Row((str(places.index(place) + 1),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
-    better: Literal["high", "low"] = "high" if settings.direction == "max" else "low"
-    columns = (*fields, Column(f"{settings.metric}, %", better), Column("Epochs", ""), Column("State", ""))
+    columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
     notes = [
         f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
     ]
@@ -109,7 +109,6 @@ def summarize(settings: SweepSettings, configurations: Sequence[Configuration], 
     return {
         "name": settings.name,
         "metric": settings.metric,
-        "direction": settings.direction,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
         "counts": count_states(configurations),

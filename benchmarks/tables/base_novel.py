@@ -98,11 +98,6 @@ def duration_tables(suite: SuiteResults) -> list[Table]:
     return [*_average_first(suite, ("Method", "Epochs"), "epochs"), *comparison_tables(suite)]
 
 
-def ladder_tables(suite: SuiteResults) -> list[Table]:
-    """Make results of ever more parts of MMLoP: on average, as in its paper, and for every data set."""
-    return [*_average_first(suite, ("Variant",)), *comparison_tables(suite)]
-
-
 def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") -> list[Table]:
     """Make the averages if there are several data sets, beside the paper's, and the table of every data set."""
     title, tables = suite.suite.heading, []
@@ -143,9 +138,9 @@ def printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed:
     if printed == "ablation":
         rows = [row for row in published.ablation() if row.variant == variant.key.get("variant")]
         return None, None, _ablation_hm(suite, rows[0], dataset) if rows else None
-    by_key = printed in ("training_duration", "mmlop_ladder")
-    key = variant.key if by_key else {}
-    row = published.halves(key.get("variant", variant.method), dataset, printed, key.get("epochs", 0))
+    by_key = printed == "training_duration"
+    epochs = variant.key.get("epochs", 0) if by_key else 0
+    row = published.halves(variant.method, dataset, printed, epochs)
     other_average = dataset == AVERAGE and not suite.covers_paper
     if row is None or other_average or (variant.changed and not by_key):
         return None, None, None

@@ -33,14 +33,6 @@ METHOD_KEYS: Mapping[str, str] = {
 }
 """Our name of a method, by the paper's. "MaPLe-style", which the paper does not define, is read as MaPLe."""
 
-MMLOP_LADDER: Mapping[str, tuple[float, float, float]] = {
-    "IVLP": (84.21, 71.79, 77.51),
-    "+ low rank": (83.70, 71.39, 77.06),
-    "+ consistency": (83.60, 74.48, 78.78),
-    "+ drift correction": (83.78, 75.12, 79.20),
-    "+ shared factor": (83.79, 75.98, 79.70),
-}
-
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
 
@@ -96,12 +88,6 @@ def duration(folder: Path = PUBLISHED) -> list[Any]:
     return _read(folder / "training_duration.csv")
 
 
-def mmlop_ladder() -> list[Any]:
-    """List method, key, base, novel, hm of ever more parts of MMLoP, over the data sets, from MMLoP's paper."""
-    names = ("method", "key", "base", "novel", "hm")
-    return [SimpleNamespace(**dict(zip(names, (name, name, *row), strict=True))) for name, row in MMLOP_LADDER.items()]
-
-
 def runtime(folder: Path = PUBLISHED) -> list[Any]:
     """Load dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1."""
     return _read(folder / "runtime.csv", time_s="train_seconds", fps="images_per_second")
@@ -109,12 +95,11 @@ def runtime(folder: Path = PUBLISHED) -> list[Any]:
 
 @functools.cache
 def halves_rows(table: str) -> list[Any]:
-    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of four tables; empty for another."""
+    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of three tables; empty for another."""
     tables = {
         "base_to_novel": base_to_novel,
         "seed_stability": stability,
         "training_duration": duration,
-        "mmlop_ladder": mmlop_ladder,
     }
     usual = {"epochs": 0, "venue": "Ours", "dataset": AVERAGE, "method": "ProCAP", "key": "procap"}
     return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_code, check_training_images, check_weights
-from benchmarks.suites.cost import SHORT_SECONDS, CostModel, find_machine
+from benchmarks.suites.planning import RunState, count_images
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
@@ -20,61 +19,64 @@ from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder
 
+FEW_IMAGES = 8000
+"""Runs on fewer images in all are executed one after the other: Ray takes as long to start and to load the program."""
+
 
 def execute(
     runs: Sequence[RunSpec],
+    states: Mapping[str, RunState],
+    paths: StoragePaths,
     runtime: RuntimeConfig,
-    flags: RuntimeFlags,
     launcher: Launcher,
     trackers: CollectionTrackers,
-    output: OutputFlags,
     *,
     force: bool,
+    verbose: bool,
 ) -> dict[str, str]:
-    """Execute runs, the longest first; returns the error of each failed run by its path."""
-    # Workers print nothing and do not send to MLflow: this process does both for all runs.
-    paths = StoragePaths.with_absolute_paths(
-        flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off")
-    )
-    configs = [run.config for run in runs]
+    """Execute runs, those with the most images first; returns the error of each failed run by its path.
+
+    states: what exists of each run. paths: the folders as workers find them. force: delete the runs first.
+    """
     if not force:
-        check_code((config.path for config in configs), runtime.results)
+        check_code((run.path for run in runs), runtime.results)
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
         for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
-    backbones = [(config.backbone, config.pretrained) for config in configs]
     find_unpacked(splits, runtime.data)
+    backbones = [(run.config.backbone, run.config.pretrained) for run in runs]
     if launcher.kind == "local":
         check_weights(backbones)
     ensure_packed(splits, runtime.data)
-    check_training_images(configs, runtime.data)
-    methods = {config.method for config in configs}
-    if launcher == Launcher():
-        costs = CostModel(runtime, find_machine(runtime.device), force=force)
-        launcher = replace(launcher, max_concurrent=1 if sum(map(costs.seconds, runs)) < SHORT_SECONDS else None)
-    with connect_checked(launcher, paths, splits, backbones, methods) as capacity:
-        hosts = nodes() if capacity.ray else []
-        costs = CostModel(runtime, find_machine(runtime.device, hosts), processes=launcher.processes)
-        if capacity.ray:
-            machines = f"on {plural(len(hosts), 'node')}" if launcher.kind == "ray" else "on this machine"
-            note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
-            note("loading the program on the workers ...")
-        else:
-            note("one run at a time, in this process (--max-concurrent N for more)")
+    check_training_images((run.config for run in runs), runtime.data)
+    work = {run.path: count_images(run, states[run.path], runtime) for run in runs}
+    if launcher == Launcher() and sum(work.values()) < FEW_IMAGES:
+        launcher = replace(launcher, max_concurrent=1)
+    with connect_checked(launcher, paths, splits, backbones, {run.config.method for run in runs}) as capacity:
+        _describe_capacity(capacity, launcher)
         if force:
             # Once, in the driver, so that a restarted run resumes.
             delete_runs((run.path for run in runs), runtime)
         # Greedy packing of the longest first ends early.
-        work = {run.path: costs.seconds(run) for run in runs}
         ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
         trackers.started = True
-        trace = note if output.verbose else None
-        progress = RunProgress(ordered, [work[run.path] for run in ordered], trackers, trace=trace)
+        progress = RunProgress(
+            ordered, [work[run.path] for run in ordered], trackers, trace=note if verbose else None
+        )
         with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}
+
+
+def _describe_capacity(capacity: Capacity, launcher: Launcher) -> None:
+    if capacity.ray:
+        machines = f"on {plural(len(nodes()), 'node')}" if launcher.kind == "ray" else "on this machine"
+        note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
+        note("loading the program on the workers ...")
+    else:
+        note("one run at a time, in this process (--max-concurrent N for more)")
 
 
 def delete_runs(paths: Iterable[str], runtime: RuntimeConfig) -> None:

@@ -1,0 +1,188 @@
+"""Readings of the paper: every passage that can be read in several ways, one changed at a time around the default.
+
+    procap bench examples/suites/readings.py --profile mini
+    procap bench examples/suites/readings.py --data DATA --datasets dtd --option n_ctx=2
+
+A reading is an option of ProCAP, a field of its recipe, or a precision. It is judged by base validation images and by
+classes held out from the base half, which needs a second training; the tables report test accuracies next to them. An
+option chosen with --option moves the default that the others are compared with.
+
+Cost: three data sets, two seeds, each variant trained on the base classes and on half of them. With --profile mini, two
+data sets: less than half an hour on two cores.
+
+Published: nothing. The documentation lists the passages and what this suite measured (docs/paper.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from scipy.stats import ttest_1samp
+
+from benchmarks.console.output import plural
+from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.profiles import PAPER
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Suite, halves
+from benchmarks.tables.notes import suite_notes
+from benchmarks.tables.table import Column, Row, Table, format_number
+from procap.methods.options import ProCAPOptions
+from procap.recipe import format_value
+from runner.config import Target
+
+DEFAULT = "default"
+"""The title of the variant that the others are compared with."""
+MEASURES = ("base val", "held-out HM", "base test", "novel test", "HM test")
+"""Accuracies and harmonic means of one variant, those without test images first."""
+OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "class_prompt": ("phrase", "maple", "template"),
+    "template_init_combine": ("mean", "first", "features"),
+    "learn_logit_scale": (False, True),
+    "depth": (9, 12),
+    "deep_tokens": ("refined", "independent"),
+    "inject": ("levels", "final", "final-all"),
+    "norm": ("pre", "post", "none"),
+    "zero_output": (True, False),
+    "shared_attention": (False, True),
+    "heads": (8, 4),
+    "nce_hidden_width": (None, 256),
+    "nce_activation": ("gelu", "relu"),
+    "logvar_init": (-9.0, -6.0, -4.0),
+    "logvar_lr_scale": (1.0, 1000.0),
+    "vision_init_std": (0.02, 0.1),
+}
+"""The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
+RECIPE: Mapping[str, tuple[Any, ...]] = {
+    "schedule": ("epoch", "warmup-step"),
+    "warmup_epochs": (3, 0),
+    "betas": ((0.9, 0.999), (0.9, 0.98)),
+    "weight_decay": (0.03, 0.0),
+    "grad_clip": (None, 1.0),
+    "drop_last": (True, False),
+    "crop_scale": ((0.8, 1.0), (0.08, 1.0)),
+    "flip": (True, False),
+    "colour_jitter": (0.0, 0.2),
+    "rotation": (0.0, 10.0),
+}
+"""The same of its recipe."""
+PRECISIONS = ("fp32", "bf16", "fp16")
+PAPER_ONLY = ("drop_last=false", "precision=fp16", "logvar_init=-6.0", "logvar_init=-4.0")
+"""Left out on generated data, where every batch is full, fp16 takes minutes for a run on a CPU, and initial variances
+are compared in a sweep of their own (docs/paper.md)."""
+
+
+def readings(options: SuiteOptions, method: str) -> list[Variant]:
+    """Return the default, and one variant for each value that is not the default; any other method as it is."""
+    if method != "procap":
+        return [Variant(method)]
+    # These import torch.
+    from procap.methods.procap import PROCAP_RECIPE
+
+    chosen = ProCAPOptions(**options.options.get(method, {}))
+    variants = [Variant(method, DEFAULT, {"reading": DEFAULT})]
+    for title, change in further_values(OPTIONS, chosen):
+        # Leave out what a chosen option excludes, as deep_tokens=independent does with inject=final.
+        with suppress(ValidationError):
+            ProCAPOptions(**chosen.model_dump() | change)
+            variants.append(Variant(method, title, {"reading": title}, options=change))
+    recipe = PROCAP_RECIPE.model_copy(update=dict(options.overrides))
+    for title, change in further_values(RECIPE, recipe):
+        variants.append(Variant(method, title, {"reading": title}, overrides=change))
+    for precision in PRECISIONS:
+        if precision != (options.precision or options.profile.precision):
+            title = f"precision={precision}"
+            variants.append(Variant(method, title, {"reading": title}, precision=precision))
+    left_out = () if options.profile.name == PAPER.name else PAPER_ONLY
+    return [variant for variant in variants if variant.title not in left_out]
+
+
+def further_values(listed: Mapping[str, tuple[Any, ...]], default: BaseModel) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield title and change for each listed value that is not the default."""
+    for name, values in listed.items():
+        for value in values:
+            if value != getattr(default, name):
+                yield f"{name}={format_value(value)}", {name: value}
+
+
+def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """Return the validation images of the base classes, then base and novel test images."""
+    return Target(dataset, "base", "val"), *halves(options, dataset)
+
+
+def readings_tables(suite: SuiteResults) -> list[Table]:
+    """Make the differences to the default with their intervals, then the numbers themselves."""
+    default = suite.by_title.get(DEFAULT, suite.variants[0])
+    reference = {name: measures(suite, default, name) for name in suite.options.datasets}
+    differences, numbers = [], []
+    for title, variant in suite.by_title.items():
+        found = {name: measures(suite, variant, name) for name in suite.options.datasets}
+        means = tuple(average(column) for column in zip(*found.values(), strict=True))
+        numbers.append(Row((title,), means))
+        cells = [
+            _format_difference([found[name][place] for name in found], [reference[name][place] for name in found])
+            for place in range(len(MEASURES))
+        ]
+        differences.append(Row((title,), means if variant is default else tuple(cells), group=title))
+    rule = (
+        "Base val: validation images of the base classes trained on. Held-out HM: trained on half of the base classes, "
+        "harmonic mean over the validation images of both halves. Choose by these two; the test columns only report."
+    )
+    over = plural(len(suite.options.datasets), "data set")
+    interval = (
+        f"Other rows: mean difference to `{DEFAULT}` over pairs of data set and seed, in percentage points (of HMs of "
+        "single seeds), with its 95 % interval by Student's t. Seeds of one data set are not independent; of twenty "
+        "rows without effect one interval leaves out zero by chance."
+    )
+    columns, title = tuple(Column(name, "") for name in MEASURES), suite.suite.heading
+    return [
+        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval), wide=True),
+        Table(
+            f"{suite.name}-accuracy",
+            f"{title}: means over {over}",
+            ("Reading",),
+            tuple(map(Column, MEASURES)),
+            numbers,
+            suite_notes(suite, rule, "HM: mean of the data sets' HMs."),
+        ),
+    ]
+
+
+def measures(suite: SuiteResults, variant: Variant, dataset: str) -> tuple[Metric | None, ...]:
+    """Return MEASURES of a variant on one data set; None where results are missing."""
+    base_val, dev_base, dev_novel = (
+        suite.metric(variant, dataset, Target(dataset, classes, "val")) for classes in ("base", "dev-base", "dev-novel")
+    )
+    return base_val, harmonic(dev_base, dev_novel), *suite.halves(variant, dataset)
+
+
+def _format_difference(found: list[Metric | None], reference: list[Metric | None]) -> str | None:
+    """Format the mean difference over data sets and seeds with its interval; None if a result is missing."""
+    differences: list[float] = []
+    for own, other in zip(found, reference, strict=True):
+        if own is None or other is None or own.limited != other.limited:
+            return None
+        differences += (a - b for a, b in zip(own.values, other.values, strict=True))
+    text = format_number(fmean(differences), 2, "+")
+    if len(differences) < 2:
+        return text
+    low, high = ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    return f"{text} ({format_number(low, 2)} to {format_number(high, 2)})"
+
+
+SUITE = Suite(
+    name="readings",
+    title="readings of the paper",
+    methods=("procap",),
+    datasets={"paper": ("ucf101", "eurosat", "dtd"), "mini": ("digits", "tiles")},
+    held_out=True,
+    variants=readings,
+    targets=validated,
+    tables=readings_tables,
+    seeds=(1, 2),
+    quick_seeds=(1,),
+)
