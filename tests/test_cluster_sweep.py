@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from benchmarks.sweeps.file import read_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import make_runtime
@@ -206,82 +205,39 @@ def test_runs_pause_where_asha_decides_and_not_at_their_end(grace, reduction):
         assert Halving(grace, reduction).rungs(epochs) == tuple(milestones), epochs
 
 
-@pytest.fixture
-def write(tmp_path):
-    file = tmp_path / "mine.yaml"
-
-    def write_file(text: str) -> Path:
-        file.write_text(f"methods: coop\ndatasets: digits\n{text}\n")
-        return file
-
-    return write_file
+COOP = ("--methods", "coop", "--datasets", "digits")
 
 
 def planned(capsys, *words):
     capsys.readouterr()
-    code = main(["sweep", *map(str, words), "--dry-run", "--json"])
+    code = main(["sweep", *COOP, *map(str, words), "--dry-run", "--json"])
     captured = capsys.readouterr()
     assert code == 0, captured.err
     return json.loads(captured.out.splitlines()[-1])["sweep"]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    assert main(["sweep", *map(str, words), "--dry-run"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1 and not captured.out
-    return captured.err
-
-
-def test_numbers_with_an_exponent_are_numbers(write):
-    assert read_yaml(write("a: [-3, 1e-5, .5e1, 2E+3, 1.5]"))["a"] == [-3, 1e-5, 5.0, 2000.0, 1.5]
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("metods: coop", "mine.yaml 'metods': did you mean methods"),
-    ("param:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is given already, in line 4"),
-    ('results: "a\\nb"', "has a control character"), ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
-    ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
-    ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
-    ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
-    ("timeout: 0\nparam: {lr: [0.1]}", "Invalid value for '--timeout'"),
-    ("trials: many\nparam: {lr: [0.1]}", "Invalid value for '--trials'"),
-    ("param: {betas: [[1e999, 0.9]]}", "less than 1"), ("param: {lr: [1", "is not valid YAML in line"),
-    ("name: 2001-99-99", "is not valid YAML: month must be in 1..12"),
-    ("param: " + 9999 * "[", "is not valid YAML: maximum recursion depth"),
+@pytest.mark.parametrize(("line", "message"), [
+    ("--param lr=0.1 --param recipe.lr=0.2", "given twice"),
+    ("--lr 0.5 --param lr=0.1,0.2", "lr is varied and has one value as well"),
+    ("--option n_ctx=4 --param n_ctx=2,8", "n_ctx is varied and has one value as well"),
+    ("--param epochs=uniform(1,4) --hours 1", "epochs = 2.5"),
+    ("--trials many --param lr=0.1", "Invalid value for '--trials'"),
+    ("--param betas=[1e999,0.9]", "less than 1"),
 ])  # fmt: skip
-def test_what_would_be_lost_or_never_run_is_refused(write, capsys, text, message):
-    assert message in refused(capsys, write(text))
+def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):
+    assert main(["sweep", *COOP, *line.split(), "--dry-run"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_data_and_results_of_a_file_may_be_urls_and_others_may_not(write, tmp_path, capsys):
-    text = "data: memory://data\nresults: memory://results\ntracking: http://127.0.0.1:9\nparam: {lr: [0.1, 0.2]}"
-    assert "memory://" not in (message := refused(capsys, write(f"{text}\npretrained: s3://weights/x.pt")))
-    assert "s3://weights/x.pt is a URL, and a file or a folder is needed" in message
-
-
-def test_domains_are_written_as_mappings_or_as_on_the_command_line(write, capsys):
-    domains = "lr: 'loguniform(1e-5, 1e-2)', weight_decay: {uniform: [0, 1e-1]}, epochs: '2,4'"
-    plan = planned(capsys, write(f"param: {{{domains}}}\ntrials: 3"))
+def test_domains_are_lists_or_distributions(capsys):
+    domains = ("lr=loguniform(1e-5, 1e-2)", "weight_decay=uniform(0, 1e-1)", "epochs=2,4")
+    plan = planned(capsys, *(word for domain in domains for word in ("--param", domain)), "--trials", 3)
     assert plan["space"] == {
         "recipe.lr": {"loguniform": [1e-5, 1e-2]},
         "recipe.weight_decay": {"uniform": [0.0, 0.1]},
         "recipe.epochs": [2, 4],
     }
-
-
-def test_flags_of_the_command_line_win(write, capsys):
-    file = write("seeds: [1, 2]\nshots: 4\nparam: {lr: [0.1, 0.2], epochs: [2, 4]}")
-    plan = planned(capsys, file, "--shots", "16", "--param", "lr=0.3", "--tracking", "off")
-    assert (plan["seeds"], plan["shots"]) == ([1, 2], 16)
-    assert plan["space"] == {"recipe.lr": [0.3]}
-
-
-def test_the_name_of_a_sweep_is_its_own_or_the_files(write, tmp_path, capsys):
-    assert planned(capsys, write("name:\nparam: {lr: [0.1, 0.2]}"))["name"] == "mine"
-    odd = write("param: {lr: [0.1, 0.2]}").rename(tmp_path / "s 7.yaml")
-    assert "name = 's 7'" in refused(capsys, odd)
-    assert planned(capsys, "--name", "seven", odd)["name"] == "seven"
 
 
 def run(method="coop", seed=1, epochs=1, **more):
