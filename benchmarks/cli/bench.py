@@ -20,7 +20,7 @@ from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.suites import ALL, SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, read_states
+from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, read_state, read_states
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
@@ -124,6 +124,10 @@ def bench(
     if mode.dry_run:
         return show_plan(runs, states, output)
     open_runs = [run for run in runs if not states[run.path].is_done]
+    for run in open_runs:
+        if states[run.path].status == "other data":
+            # Raises before anything is written.
+            read_state(run, runtime)
     _note_begin(plans, len(runs), len(open_runs))
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
