@@ -15,11 +15,12 @@ from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks import results
 from benchmarks.cli import main
+from procap import errors
 from procap.methods import METHODS, method_class
 from runner.config import Target
 from runner.predict import ImageClassifier
 from runner.run_folders import RunFolder, find_runs
-from shards import errors, fewshot, image_files, reader
+from shards import fewshot, image_files, reader
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
 FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}

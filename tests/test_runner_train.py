@@ -13,13 +13,14 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from cluster.run import RunSpec, final_score
+from procap import errors
 from procap.errors import UserError
 from procap.recipe import learning_rate, warmup_warning
 from runner import acceleration, evaluate, run_folders, setup
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.results import EvalResult, TrainResult
 from runner.train import UNTIMED_PHASES, train
-from shards import builtin_sources, catalogue, errors, fewshot, pack, reader, transforms
+from shards import builtin_sources, catalogue, fewshot, pack, reader, transforms
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
-from shards import errors, manifest, pack, reader, records
+from procap import errors
+from shards import manifest, pack, reader, records
 from shards.fewshot import draw_positions, evaluation_labels, evaluation_split, load_few_shot, select_labels
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"

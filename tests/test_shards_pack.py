@@ -17,7 +17,8 @@ from command_line import read_files
 from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, label, pack_some_shapes, pixels, toy_records, toy_source
 
-from shards import builtin_sources, catalogue, check_dataset, errors, reader
+from procap import errors
+from shards import builtin_sources, catalogue, check_dataset, reader
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.records import ImageRecord, png

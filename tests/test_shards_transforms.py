@@ -11,7 +11,8 @@ from PIL import Image
 from small_runs import seeded
 from toy_shards import toy_source
 
-from shards import errors, loader, pack, reader, records, transfer
+from procap import errors
+from shards import loader, pack, reader, records, transfer
 from shards.device.images import COEFFICIENT_BITS, REDUCTION, DeviceCrops, fits, is_pillow_reproduced, taps
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.pools import prefetch
