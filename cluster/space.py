@@ -56,10 +56,10 @@ def resolve_field(name: str, methods: Sequence[str]) -> str:
 
     Raises UsageError with the nearest names for an unknown field, or one that not each of `methods` has.
     """
-    from procap.methods import options_class
+    from procap.methods import method_class
 
     name = name.strip()
-    first, *others = [options_class(method).model_fields for method in methods]
+    first, *others = [method_class(method).Options.model_fields for method in methods]
     common = [option for option in first if all(option in own for own in others)]
     fields = [*RUN_FIELDS, *(f"recipe.{field}" for field in Recipe.model_fields), *(f"options.{one}" for one in common)]
     matching = [name] if name in fields else [field for field in fields if field.partition(".")[2] == name]

@@ -21,7 +21,8 @@ from pydantic import Field, field_validator, model_validator
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError
-from runner.config import Count, FrozenModel, RuntimeConfig, control_options, plan_run
+from runner.config import Count, FrozenModel, RuntimeConfig
+from runner.planning import control_options, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
 from shards.files import file_lock

@@ -76,12 +76,6 @@ class Recipe(BaseModel):
         return scale
 
 
-ADDED_FIELDS = (
-    *("eps", "average", "augmentation", "iterations", "drop_last", "schedule", "min_lr", "vision_lr", "batches"),
-)
-"""Fields that recipes got later: at their defaults they are no part of a run's identity, so older runs keep theirs."""
-
-
 def learning_rate(recipe: Recipe, epoch: int) -> float:
     """Compute the learning rate of `epoch` (0-based) under the schedule per epoch.
 

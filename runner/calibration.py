@@ -18,7 +18,7 @@ from runner.config import Amount, Count, FrozenModel
 
 BINS = 15
 DECIMALS = 6
-"""Of a confidence. An image in a batch of another size has other last bits, which should not change its bin."""
+"""A confidence is rounded to these decimals: its last bits depend on the batch size, and its bin should not."""
 
 
 class ReliabilityBins(FrozenModel):
@@ -47,7 +47,6 @@ class Calibration(FrozenModel):
         ge=0, le=2.000001, description="sum over the classes of (probability - 1 if it is the true one)^2: 0 to 2"
     )
     equal_width: ReliabilityBins = Field(description="bin k of K has confidences in ((k - 1) / K, k / K]")
-    equal_mass: ReliabilityBins = Field(description="edges are the 1/K .. (K - 1)/K quantiles, equal ones in one bin")
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,17 @@ class ImagePredictions:
 def measure_calibration(images: ImagePredictions) -> Calibration:
     """Measure N >= 1 images, with float64 sums in their order: the processes that predicted them do not matter."""
     confidence = images.confidence.round(DECIMALS)
-    quantiles = -(-np.arange(1, BINS) * len(confidence) // BINS) - 1
     return Calibration(
         nll=float(images.nll.mean()),
         brier=float(images.brier.mean()),
-        equal_width=_fill_bins(confidence, images.is_correct, np.arange(1, BINS) / BINS),
-        equal_mass=_fill_bins(confidence, images.is_correct, np.sort(confidence)[quantiles]),
+        equal_width=_fill_bins(confidence, images.is_correct),
     )
 
 
-def _fill_bins(
-    confidence: NDArray[np.float64], is_correct: NDArray[np.bool_], edges: NDArray[np.float64]
-) -> ReliabilityBins:
-    """Fill the bins between `edges` [K - 1], ascending; a confidence on an edge belongs to the bin below it."""
-    bins = np.searchsorted(edges, confidence)
-    count, correct = (np.bincount(own, minlength=BINS) for own in (bins, bins[is_correct]))
+def _fill_bins(confidence: NDArray[np.float64], is_correct: NDArray[np.bool_]) -> ReliabilityBins:
+    """Fill K bins of equal width; a confidence on an edge belongs to the bin below it."""
+    bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
+    count, correct = np.bincount(bins, minlength=BINS), np.bincount(bins[is_correct], minlength=BINS)
     confidences = np.bincount(bins, confidence, BINS)
     ece = 100 * np.abs(confidences - correct).sum() / len(confidence)
     return ReliabilityBins(

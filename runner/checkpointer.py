@@ -45,7 +45,7 @@ class Checkpointer:
             **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
         }
         if source := self.setup.method_source:
-            identity[f"source of {self.config.method}"] = source.digest
+            identity[f"source of {self.config.method}"] = str(source)
         self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
         self.saved_at: tuple[int, int] | None = None

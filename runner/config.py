@@ -1,26 +1,24 @@
-"""Configure runs: what is trained and evaluated, its identity, and where it runs."""
+"""Define the configuration of a run: what is trained and evaluated, its identity, and where it runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from procap.errors import UsageError, explain_invalid, unknown_name
-from procap.methods import ADDED_OPTIONS
-from procap.recipe import ADDED_FIELDS, Recipe
+from procap.errors import UsageError, unknown_name
+from procap.recipe import Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
 from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
 
-IDENTITY_SCHEMA = 1
+IDENTITY_SCHEMA = 2
 
 RecipeName = Literal["published", "procap", "custom"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -55,6 +53,9 @@ class RunConfig(FrozenModel):
     pretrained: str | None = Field(
         default=None, description="weights tag, a local file, or None for the backbone's own"
     )
+    weights_digest: str = Field(
+        default="", pattern="^([0-9a-f]{16})?$", description="of a file of weights; empty for weights with a name"
+    )
     dataset: str
     classes: Classes = "all"
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
@@ -79,23 +80,18 @@ class RunConfig(FrozenModel):
                 raise ValueError(f"{name} must be a finite number")
         return fields
 
-    @field_validator("options")
-    @classmethod
-    def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Add the options that the method got after the run was stored."""
-        return {**ADDED_OPTIONS.get(info.data.get("method", ""), {}), **options}
-
     def identity(self) -> dict[str, Any]:
-        """Return the fields that change the trained weights and no others, so that equal trainings are one run."""
+        """Return the fields that change the trained weights and no others, so that equal trainings are one run.
+
+        A file of weights counts by the digest of its content: its path can differ between machines.
+        """
         plain = self.model_dump(mode="json", exclude={"recipe_name"})
+        if self.weights_digest:
+            plain |= {"backbone": self.backbone_name, "pretrained": None}
         recipe = plain["recipe"]
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
         if self.recipe.warmup == "none":
             unread |= {"warmup_epochs", "warmup_lr"}
-        fields = type(self.recipe).model_fields
-        unread |= {name for name in ADDED_FIELDS if getattr(self.recipe, name) == fields[name].default}
-        added = ADDED_OPTIONS.get(self.method, {})
-        plain["options"] = dict(option for option in plain["options"].items() if option not in added.items())
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 
@@ -117,8 +113,12 @@ class RunConfig(FrozenModel):
     def path(self) -> str:
         """The run's folder below the results, readable and unique: base/shapes/maple/mini/16shot/seed1-3fa29c10."""
         shots = f"{self.shots}shot" if self.shots else "fullshot"
-        backbone = Path(self.backbone).stem if "/" in self.backbone else self.backbone
-        return f"{self.classes}/{self.dataset}/{self.method}/{backbone}/{shots}/seed{self.seed}-{self.hash}"
+        return f"{self.classes}/{self.dataset}/{self.method}/{self.backbone_name}/{shots}/seed{self.seed}-{self.hash}"
+
+    @property
+    def backbone_name(self) -> str:
+        """The name of the architecture, or that of the file that has its own."""
+        return Path(self.backbone).stem if "/" in self.backbone else self.backbone
 
 
 class EvalSettings(FrozenModel):
@@ -212,7 +212,6 @@ class RuntimeConfig:
     """Where and how a run is executed; no field changes its training, and only two its evaluations.
 
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
-    features: folder of `runner.features`; None computes image features for every evaluation.
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
@@ -230,7 +229,6 @@ class RuntimeConfig:
     tracking_uri: str | None = None
     log_checkpoints: bool = False
     quiet: bool = False
-    features: Path | None = None
     accelerate: str = "auto"
     timeout: float = 300.0
     engine: str = "ddp"
@@ -253,125 +251,3 @@ class RuntimeConfig:
             raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit = {self.limit}: at least 1 image is needed")
-
-
-def plan_run(
-    *,
-    method: str,
-    dataset: str,
-    classes: str = "",
-    shots: int = 16,
-    seed: int = 1,
-    backbone: str = "mini",
-    pretrained: str | None = None,
-    precision: str = "fp32",
-    recipe: str = "published",
-    task: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-) -> RunConfig:
-    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
-
-    classes: by default "base", or "all" of a data set of test images alone, which has no halves.
-    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
-    task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
-    options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
-    data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
-    """
-    from procap.methods import method_class, method_options
-    from shards.resolve import resolve_dataset
-
-    if recipe not in ("published", "procap"):
-        raise unknown_name("recipe", recipe, ("published", "procap"))
-    found = resolve_dataset(dataset, data)
-    classes = parse_classes(classes or ("all" if found.test_only else "base"))
-    fields = {"dataset": found.name, "classes": classes, "shots": shots, "seed": seed}
-    fields |= {"method": method, "precision": precision}
-    # Once before the method is known, whose import takes longer than everything else here.
-    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
-    kind = method_class(method)
-    from procap.methods.method import TASKS
-
-    task = task or ("few-shot" if classes == "all" else "base-to-novel")
-    if task not in TASKS:
-        raise unknown_name("task", task, TASKS)
-    own = kind.recipe(task, shots, found.base)
-    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
-    changes = dict(overrides or {})
-    if own.epochs == 0:
-        changes["epochs"] = 0
-    if "epochs" in changes:
-        # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
-        changes = {"iterations": None, **changes}
-    resolved = _make_recipe({**base.model_dump(), **changes})
-    if own.epochs and not resolved.epochs:
-        raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
-    filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    from procap.weights.architectures import canonical_name
-
-    backbone, pretrained = canonical_name(backbone, pretrained)
-    recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe
-    fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
-    return _make_config(resolved, fields)
-
-
-def control_options(method: str, recipe: str) -> dict[str, Any]:
-    """Return the options of a method where the recipe is chosen by name: in ProCAP's, MaPLe has as many tokens."""
-    return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
-
-
-def recipe_settings(
-    config: RunConfig, task: str | None = None, recipe: str = "published"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
-    from procap.methods import method_class, method_options
-    from shards.resolve import base_name
-
-    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
-    case = task, config.shots, base_name(config.dataset)
-    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
-    options = method_options(config.method, own).model_dump(mode="json")
-    return options, (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
-
-
-def changed_settings(
-    config: RunConfig, task: str | None = None, recipe: str = "published"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
-    options, fields = recipe_settings(config, task, recipe)
-    return (
-        {name: value for name, value in config.options.items() if value != options.get(name, value)},
-        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
-    )
-
-
-def nearest_recipe(config: RunConfig, task: str | None = None) -> str:
-    """Return whose recipe a run differs from in the fewest settings, "published" or "procap"."""
-    return min(("published", "procap"), key=lambda name: sum(map(len, changed_settings(config, task, name))))
-
-
-def check_recipe(changes: Mapping[str, Any]) -> None:
-    """Raise UsageError for a field of a recipe that is wrong whatever the others are."""
-    if changes.get("epochs") == 0:
-        raise UsageError("epochs = 0 trains nothing: give 1 or more, or `procap eval --methods zeroshot`")
-    try:
-        Recipe.model_validate({"lr": 1, "epochs": 1, "batch_size": 1, **changes})
-    except ValidationError as error:
-        if error.errors()[0]["loc"]:
-            raise explain_invalid(error, "recipe", Recipe.model_fields) from error
-
-
-def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
-    try:
-        return Recipe.model_validate(fields)
-    except ValidationError as error:
-        raise explain_invalid(error, "recipe", Recipe.model_fields) from error
-
-
-def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
-    try:
-        return RunConfig(recipe=recipe, **fields)
-    except ValidationError as error:
-        raise explain_invalid(error, "run", RunConfig.model_fields) from error

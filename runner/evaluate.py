@@ -24,15 +24,13 @@ from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device
-from runner.features import FeatureStore, feature_key, reads_plain_features
 from runner.inference import Inference, Predictions, count_classes
 from runner.meters import Meter, ResourceMonitor
-from runner.packed_predictions import pack_bits, pack_labels
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder, check_content, check_training_content
-from runner.setup import clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
+from runner.setup import check_backbone, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
@@ -66,11 +64,6 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
     clip = load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
-    if (digest := clip.digest()) != training.backbone_digest:
-        raise UserError(
-            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, not {digest}: "
-            "name the weights it was trained on, or train again with --force"
-        )
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
     return TrainedRun(config, training, clip, method)
@@ -87,14 +80,13 @@ def evaluate(
 ) -> EvalResult:
     """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
-    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images. One
-    process uses stored image features in `runtime.features` if the classifier has no prompts in the image tower and
-    `force` is not set: logits then differ by rounding at most, and speeds are None. `runtime.evaluation` sets the
-    precision, the resizing and the samples, which come from named streams of the run's seed; nothing else is random.
+    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
+    `runtime.evaluation` sets the precision, the resizing and the samples, which come from named streams of the run's
+    seed; nothing else is random.
     trained: the loaded run, to evaluate several targets without loading it again.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
-    Raises UserError when the run is not finished, when a data set has changed, and when a limited result would replace
-    a whole one; UserError for an image or shard that cannot be read.
+    Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
+    replace a whole one, and for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
@@ -108,7 +100,7 @@ def evaluate(
         return existing
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group)
-        result = _evaluate(target, settings, runtime, trained, stop, group, read_features=not force)
+        result = _evaluate(target, settings, runtime, trained, stop, group)
         if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
             store.push_run(config.path)
@@ -152,6 +144,7 @@ def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup) ->
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
     if why := training.changed_code(config):
         raise UserError(why)
+    group.call_on_first(lambda: check_backbone(config, training))
     return training
 
 
@@ -177,8 +170,6 @@ def _evaluate(
     trained: TrainedRun,
     stop: StopRequest,
     group: ProcessGroup,
-    *,
-    read_features: bool,
 ) -> EvalResult:
     config, clip, device = trained.config, trained.clip, trained.clip.device
     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
@@ -195,14 +186,8 @@ def _evaluate(
         space = label_space(manifest, selection.classnames)
         warn_of_unknown_names(clip, space.names())
         classifier = make_classifier(trained.method, config, space, settings.samples)
-    store = stored = None
-    if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):
-        backbone = trained.training.backbone_digest
-        store = FeatureStore(runtime.features, feature_key(manifest, target, backbone, transform, precision, device))
-        with meter.phase("features", rated=False):
-            stored = store.load(count) if read_features else None
     graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
-    inference = Inference(clip, classifier, images, graphs, stored=stored, keep=store is not None)
+    inference = Inference(clip, classifier, images, graphs)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
@@ -225,13 +210,8 @@ def _evaluate(
     if predictions is None:
         group.barrier()
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
-    if store and stored is None:
-        with meter.phase("features", rated=False):
-            store.save(inference.features())
     meter.settle()
     per_class = count_classes(images.labels, predictions.is_correct, selection.classnames)
-    # With stored features the image tower does not run, so the speed would not be that of the method.
-    rated = stored is None
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -247,10 +227,9 @@ def _evaluate(
         batch_size=batch_size,
         workers=workers,
         device=str(device),
-        features="computed" if rated else "cached",
         seconds=meter.seconds,
-        images_per_second=meter.images_per_second() if rated else None,
-        images_per_second_model=meter.images_per_second("model") if rated else None,
+        images_per_second=meter.images_per_second(),
+        images_per_second_model=meter.images_per_second("model"),
         warmup_batches=warmup_batches,
         phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
@@ -259,14 +238,14 @@ def _evaluate(
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
         **provenance(environment(device)),
-        correct_bits=pack_bits(predictions.is_correct),
-        wrong_labels=pack_labels(predictions.labels, predictions.predicted, len(selection.classnames)),
+        labels=predictions.labels.tolist(),
+        predicted=predictions.predicted.tolist(),
     )
 
 
 def predict(
     inference: Inference,
-    batches: Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]],
+    batches: Iterator[tuple[torch.Tensor, NDArray[np.int64]]],
     config: RunConfig,
     precision: Precision,
     target: Target,
@@ -285,7 +264,7 @@ def predict(
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"), autocast(precision, inference.clip.device):
-            evaluated = predictions.add(inference(images, indices), indices)
+            evaluated = predictions.add(inference(images), indices)
         # All ranks have equally many images in a batch.
         on_batch(group.size * evaluated)
         if signum := flag_sync.exchange(signum=stop.signum).signum:

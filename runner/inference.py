@@ -1,8 +1,8 @@
-"""Compute logits of the images of a target, from pixels or from image features stored on disk, and collect predictions.
+"""Compute logits of the images of a target, and collect predictions.
 
 An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
-Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
+Shapes: B images, C classes, N images of the target, S image size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shards.transforms import EvalTransform
 WARMUP_BATCHES = 2
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Images [B, 3, S, S] to logits [B, C] or to features [B, E]."""
+"""Images [B, 3, S, S] to logits [B, C]."""
 
 
 class Inference:
@@ -40,61 +40,31 @@ class Inference:
         classifier: Classifier | SampledClassifier,
         images: Split,
         graphs: CudaGraphs | None = None,
-        *,
-        stored: torch.Tensor | None = None,
-        keep: bool = False,
     ) -> None:
-        """stored: the features [N, E] of the images, for which the tower then does not run. keep: for `features`."""
-        self.clip, self.classifier, self.images = clip, classifier, images
-        self._stored, self._keep = stored, keep
-        self._encoded: list[tuple[NDArray[np.int64], torch.Tensor]] = []
-        self._logits: Forward = classifier
-        # Inference mode from the warm-up on, because torch.compile compiles separately for each gradient mode.
-        self._encode: Forward = torch.inference_mode()(clip.encode_image)
-        if graphs:
-            self._logits, self._encode = GraphedFunction(self._logits, graphs), GraphedFunction(self._encode, graphs)
+        """graphs: captures of the forward pass, which a GPU replays; None computes it eagerly."""
+        self.clip, self.images = clip, images
+        self._logits: Forward = GraphedFunction(classifier, graphs) if graphs else classifier
 
     def warm_up(self, images: int) -> int:
         """Run batches of `images` blank images before rates are measured; returns the number of batches."""
-        if self._stored is not None:
-            return 0
         size = self.clip.geometry.image_size
         blank = torch.zeros(images, 3, size, size, device=self.clip.device)
         for _ in range(WARMUP_BATCHES):
-            self._encode(blank) if self._keep else self._logits(blank)
+            self._logits(blank)
         return WARMUP_BATCHES
 
     def batches(
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
-    ) -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
-        """Yield this rank's images [B, 3, S, S], None if their features are stored, and indices [B], -1 for padding."""
-        if self._stored is not None:
-            for start in range(0, len(self.images), batch_size):
-                yield None, np.arange(start, min(start + batch_size, len(self.images)))
-            return
+    ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
+        """Yield this rank's images [B, 3, S, S] and their indices [B], -1 for padding."""
         share = {"rank": ranks.rank, "world_size": ranks.size}
         decoded = evaluation_batches(self.images, transform, batch_size, workers, **share)
         for pixels, _, indices in to_device(decoded, self.clip.device, moved=(0,)):
             yield pixels, indices.numpy()
 
-    def __call__(self, pixels: torch.Tensor | None, indices: NDArray[np.int64]) -> torch.Tensor:
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Compute logits [B, C] of a batch from `batches`."""
-        if pixels is not None and not self._keep:
-            return self._logits(pixels)
-        assert isinstance(self.classifier, Classifier)
-        with torch.inference_mode():
-            if pixels is not None:
-                features = self._encode(pixels)
-                self._encoded.append((indices, features))
-            else:
-                assert self._stored is not None
-                features = self._stored[indices].to(self.clip.device)
-            return self.classifier.logits(features)
-
-    def features(self) -> torch.Tensor:
-        """Return the features [N, E] that one process has computed for all images, on the CPU, in their order."""
-        order = np.argsort(np.concatenate([indices for indices, _ in self._encoded]))
-        return torch.cat([batch for _, batch in self._encoded]).float().cpu()[torch.from_numpy(order)]
+        return self._logits(pixels)
 
 
 class Predictions:
@@ -134,8 +104,8 @@ class Predictions:
 
 def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
     """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
-    correct, total = (np.bincount(own, minlength=len(names)).tolist() for own in (labels[is_correct], labels))
-    return PerClass(correct=correct, total=total, names=list(names))
+    correct, total = np.bincount(labels[is_correct], minlength=len(names)), np.bincount(labels, minlength=len(names))
+    return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))
 
 
 def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from procap.methods.method import TASKS, Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
@@ -35,6 +35,7 @@ from runner.engine import autocast, check_terms, learned_parameters
 from runner.environment import resolve_device
 from runner.evaluate import evaluate
 from runner.failures import describe_failure
+from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_method, set_up

@@ -22,7 +22,6 @@ from procap.methods.plugins import PlugInSource
 from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
-from runner.packed_predictions import unpack_bits, unpack_labels
 from shards.credentials import mask
 from shards.files import read_file, require_regular, write_file
 from shards.names import has_control
@@ -61,7 +60,7 @@ class FewShotRecord(FrozenModel):
     shots: Count
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
-    picks: list[str] = Field(description="paths of the chosen training images")
+    samples: list[str] = Field(description="paths of the chosen training images")
 
 
 class ImportedFile(FrozenModel):
@@ -113,7 +112,7 @@ class TrainResult(FrozenModel):
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
     method_source: PlugInSource | None = Field(
-        default=None, description="code of a plug-in method; None for a built-in method and in files of older versions"
+        default=None, description="code of a plug-in method; None for a built-in method"
     )
 
     def changed_code(self, config: RunConfig) -> str:
@@ -184,7 +183,7 @@ class PerClass(FrozenModel):
 
     correct: list[Count]
     total: list[Count]
-    names: list[str] | None = Field(default=None, description="None in files of older versions")
+    names: list[str] | None = None
 
     @model_validator(mode="after")
     def _classes_fit(self) -> PerClass:
@@ -209,7 +208,7 @@ class EvalResult(FrozenModel):
     correct: Count
     total: Count = Field(gt=0)
     per_class: PerClass
-    calibration: Calibration | None = Field(default=None, description="None in files of older versions")
+    calibration: Calibration | None = None
     limit: Count | None = Field(gt=0, description="number of images, the first of the list; None: all")
     dataset_size: Count = Field(description="images of the target without a limit")
     num_classes: Count
@@ -218,10 +217,9 @@ class EvalResult(FrozenModel):
     batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
     workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
     device: str = Field(description="torch's name; `environment` says what it is")
-    features: Literal["computed", "cached", "mixed"] = "computed"
-    seconds: Amount = Field(description="class features, warm-up, all images, and reading and keeping features")
-    images_per_second: Rate | None = Field(description="decoding included; None unless every image was encoded")
-    images_per_second_model: Rate | None = Field(description="all images, decoding excluded; None likewise")
+    seconds: Amount = Field(description="class features, warm-up, and all images")
+    images_per_second: Rate | None = Field(description="decoding included")
+    images_per_second_model: Rate | None = Field(description="decoding excluded")
     warmup_batches: Count = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
@@ -232,8 +230,8 @@ class EvalResult(FrozenModel):
     written: str = Field(pattern=WRITTEN, description="when, in UTC")
     program: str = Field(description="version of this program, and its commit if known")
     environment: dict[str, Any]
-    correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
-    wrong_labels: str | None = Field(default=None, repr=False, description="of the other images, see pack_labels")
+    labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
+    predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
@@ -249,19 +247,18 @@ class EvalResult(FrozenModel):
             raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
         if self.total != min(self.limit or self.dataset_size, self.dataset_size):
             raise ValueError(f"total is {self.total}, limit {self.limit} and dataset_size {self.dataset_size}")
-        if fit := self.calibration:
-            for bins in (fit.equal_width, fit.equal_mass):
-                if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
-                    raise ValueError("the bins of calibration have another sum of images than correct and total")
-        right, wrong = self.correct_images(), self.wrong_images()
-        if right is not None and (found := int(right.sum())) != self.correct:
-            raise ValueError(f"correct_bits has {found} correct images, correct is {self.correct}")
-        if wrong is not None:
-            missed = np.subtract(counts.total, counts.correct)
-            if (wrong[0] == wrong[1]).any() or wrong.max(initial=0) >= self.num_classes:
-                raise ValueError("wrong_labels has a predicted label that is the true one, or a label of no class")
-            if not np.array_equal(np.bincount(wrong[0], minlength=len(missed)), missed):
-                raise ValueError("wrong_labels has other numbers of wrong images by class than per_class")
+        bins = self.calibration and self.calibration.equal_width
+        if bins and (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
+            raise ValueError("the bins of calibration have another sum of images than correct and total")
+        if self.labels is not None and self.predicted is not None:
+            if not len(self.labels) == len(self.predicted) == self.total:
+                raise ValueError(f"labels and predicted have {len(self.labels)} and {len(self.predicted)} images")
+            labels, predicted = np.array(self.labels), np.array(self.predicted)
+            if max(labels.max(), predicted.max()) >= self.num_classes:
+                raise ValueError("labels or predicted have a label of no class")
+            for wanted, counted in ((counts.total, labels), (counts.correct, labels[labels == predicted])):
+                if np.bincount(counted, minlength=self.num_classes).tolist() != wanted:
+                    raise ValueError("labels and predicted have different counts of images by class than per_class")
         return self
 
     @property
@@ -277,23 +274,13 @@ class EvalResult(FrozenModel):
         return weights == wanted and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:
-        """Decode whether each of the first `total` images of the target was right [total]; None if not stored."""
-        return None if self.correct_bits is None else unpack_bits(self.correct_bits, self.total)
+        """Return whether each image of the target was right [total]; None if not recorded."""
+        return None if self.predicted is None else np.equal(np.array(self.labels), np.array(self.predicted))
 
     def wrong_images(self) -> NDArray[np.int64] | None:
-        """Decode true and predicted labels of the wrong images, in order [2, total - correct]; None if not stored."""
-        if self.wrong_labels is None:
-            return None
-        return unpack_labels(self.wrong_labels, self.total - self.correct, self.num_classes)
-
-    def predictions(self, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the predicted labels [total], given the true ones of the target; None if not stored."""
-        right, wrong = self.correct_images(), self.wrong_images()
-        if right is None or wrong is None:
-            return None
-        predicted = labels[: self.total].copy()
-        predicted[~right] = wrong[1]
-        return predicted
+        """Return true and predicted labels of the wrong images, in order [2, total - correct]; None if not recorded."""
+        right = self.correct_images()
+        return None if right is None else np.array([self.labels, self.predicted])[:, ~right]
 
     @property
     def accuracy(self) -> float:

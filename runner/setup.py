@@ -19,7 +19,7 @@ from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from procap.weights.loading import load_clip
+from procap.weights.loading import load_clip, weights_digest
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
@@ -27,6 +27,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
+from runner.results import TrainResult
 from runner.schedule import Schedule
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot
@@ -182,6 +183,21 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
         set_compile_cache()
         compile_blocks(clip)
     return clip
+
+
+def check_backbone(config: RunConfig, training: TrainResult) -> None:
+    """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
+
+    Weights that are not on this machine are not compared.
+    """
+    digest = training.backbone_digest
+    with suppress(UserError):
+        digest = weights_digest(config.backbone, config.pretrained)
+    if digest != training.backbone_digest:
+        raise UserError(
+            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone_name}, and here they "
+            f"are {digest}: name the weights it was trained on, or train again with --force"
+        )
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:

@@ -23,7 +23,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.run_folders import RunFolder, check_training_content
-from runner.setup import Setup, changed_file, set_up
+from runner.setup import Setup, changed_file, check_backbone, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -89,10 +89,11 @@ def train(
 def read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
-    """Read the result of a finished run. Raises UserError if its settings, data or files differ from those now."""
+    """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
     result = folder.train() if group.ranks.is_first else None
     if result is not None:
         check_training_content(config, result, runtime.data)
+        check_backbone(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -342,7 +343,7 @@ def _write_result(
     few_shot = (
         None
         if few is None
-        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, picks=few.train.paths)
+        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, samples=few.train.paths)
     )
     result = TrainResult(
         config_hash=config.hash,

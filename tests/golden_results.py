@@ -22,7 +22,9 @@ from benchmarks.suites import load_suite
 from benchmarks.suites.ablation import VARIANTS
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.table import Table
+from procap.methods import method_class
 from runner.config import RunConfig
+from runner.results import EvalResult, TrainResult
 
 GOLDEN = Path(__file__).with_name("golden")
 SUITES = (
@@ -103,12 +105,34 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
     return {**texts, "md": printed.getvalue(), "json": json.dumps(document, ensure_ascii=False) + "\n"}
 
 
+def _renew(name: str, document: dict) -> None:
+    """Bring a document of a frozen run to today's schema."""
+    kinds = {"config.json": RunConfig, "train.json": TrainResult}
+    kind = EvalResult if "/eval/" in name else kinds.get(name.rpartition("/")[2])
+    if kind is None:
+        return
+    for field in document.keys() - kind.model_fields.keys() - {"schema"}:
+        del document[field]
+    if kind is RunConfig:
+        options = method_class(document["method"]).Options
+        known = {field: value for field, value in document["options"].items() if field in options.model_fields}
+        document["options"] = options(**known).model_dump(mode="json")
+    else:
+        document |= {"written": "2026-01-01T00:00:00Z", "program": "0.1.0"}
+        if samples := document.get("fewshot"):
+            samples["samples"] = samples.pop("picks")
+        if calibration := document.get("calibration"):
+            calibration.pop("equal_mass")
+
+
 @functools.cache
 def _documents():
     documents = json.loads(lzma.decompress((GOLDEN / "quick_results.json.xz").read_bytes()))
     for name, document in documents.items():
         if name.endswith("/collection.json") or name.endswith("/runtime.json"):
             document["settings"]["options"] = {"procap": DEFAULTS_THEN}
+    for name, document in documents.items():
+        _renew(name, document)
     # The pictures were frozen with runs of all classes; the suite now has those of base classes of the same data sets.
     folder = "collections/suite/qualitative"
     for file in (f"{folder}/pictures.json", f"{folder}/collection.json"):

@@ -5,8 +5,9 @@ import random
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
-from runner.config import Target, plan_run
+from runner.config import Target
 from runner.environment import provenance
+from runner.planning import plan_run
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, TrainResult, write_json
 from runner.run_folders import RunFolder
 
@@ -55,6 +56,17 @@ def put_score(results, config, target, correct, total, *, of=None, rate=200.0, c
         ),
     )  # fmt: skip
     return file
+
+
+def answer_fields(right):
+    """The fields of an evaluation with one class whose images `right` [N] are predicted, or taken for another class."""
+    counts = {"correct": [int(right.sum()), 0], "total": [len(right), 0]}
+    return {
+        "num_classes": 2,
+        "per_class": counts,
+        "labels": [0] * len(right),
+        "predicted": (~right).astype(int).tolist(),
+    }
 
 
 def put_halves(results, method, dataset, base, novel, **plan):

@@ -181,7 +181,7 @@ def test_maple_style_has_the_tokens_that_are_chosen():
     assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}
 
 
-@pytest.mark.parametrize("inject", ["final", "final-all"])
+@pytest.mark.parametrize("inject", ["final"])
 def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
     """Variants with a token set per layer have no last level and keep theirs."""
     for name in SUITES:

@@ -19,7 +19,6 @@ from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import title_runs
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_classes
-from runner.packed_predictions import pack_bits, pack_labels
 from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
@@ -37,8 +36,8 @@ def put_predictions(results, config, labels, predicted, names, digest):
         "per_class": count_classes(labels, right, names).model_dump(),
         "num_classes": len(names),
         "manifest_digest": digest,
-        "correct_bits": pack_bits(right),
-        "wrong_labels": pack_labels(labels, predicted, len(names)),
+        "labels": labels.tolist(),
+        "predicted": predicted.tolist(),
     }
     file.write_text(json.dumps(document))
 
@@ -178,7 +177,9 @@ def test_what_hides_the_images_is_said(made, few_digits, tmp_path, change, text)
     shutil.copytree(made[0], root)
     for file in root.glob("all/digits/coop/*/*/*/eval/*.json"):
         document = json.loads(file.read_text())
-        document |= {"packed again": {"manifest_digest": "0" * 16}, "older": {"wrong_labels": None}}.get(change, {})
+        document |= {"packed again": {"manifest_digest": "0" * 16}, "older": {"labels": None, "predicted": None}}.get(
+            change, {}
+        )
         file.write_text(json.dumps(document))
     if change == "absent":
         data = tmp_path / "nothing"

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import put_run, put_score
+from made_results import answer_fields, put_run, put_score
 
 from benchmarks.results import load
 from benchmarks.results.statistics import Comparison, compare, holm, sign_flip_p
 from benchmarks.tables.comparison import comparison_table
 from procap.errors import UsageError, UserError
-from runner.packed_predictions import pack_bits
 from runner.results import harmonic_mean
 
 SIZES = {"base": 40, "novel": 31, "all": 50}
@@ -64,7 +63,7 @@ def frame_of(parts: dict[tuple[str, str], np.ndarray]):
             "method": "m", "dataset": dataset, "classes": "base", "seed": seed, "target": f"{dataset}:{half}:test",
             "target_dataset": dataset, "target_classes": half, "split": "test", "accuracy": 100 * right.mean(),
             "total": len(right), "images": len(right), "limited": False, "manifest": "d",
-            "correct_bits": pack_bits(right),
+            "correct_images": right,
         }
         for (dataset, half), every in parts.items()
         for seed, right in enumerate(every, 1)
@@ -142,7 +141,7 @@ def edit(file, **changed):
 
 
 def put(results, config, target, right):
-    edit(put_score(results, config, target, int(right.sum()), len(right)), correct_bits=pack_bits(right))
+    edit(put_score(results, config, target, int(right.sum()), len(right)), **answer_fields(right))
 
 
 def right_of(method: str, target: str, seed: int) -> np.ndarray:
@@ -237,7 +236,7 @@ def left_out(results, what):
 
 def test_results_without_answers_have_a_test_but_no_interval(results):
     whole = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
-    edit(file_of(results, "maple", "eurosat", 2, "novel"), correct_bits=None)
+    edit(file_of(results, "maple", "eurosat", 2, "novel"), labels=None, predicted=None)
     found = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
     assert found.interval is None and whole.interval is not None
     assert (found.difference, found.p) == (whole.difference, whole.p)

@@ -36,7 +36,8 @@ from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
 from benchmarks.report.links import COMPARED, compare_page
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig, plan_run
+from runner.config import RunConfig
+from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore

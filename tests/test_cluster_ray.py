@@ -25,7 +25,8 @@ from cluster.run import TrialReport
 from cluster.sweep_record import Configuration, SweepFolder
 from cluster.tune_runner import make_callback, run_trials
 from procap.errors import UsageError, UserError
-from runner.config import Target, plan_run
+from runner.config import Target
+from runner.planning import plan_run
 from runner.run_collection import read_collection
 from runner.run_folders import RunFolder, find_runs
 

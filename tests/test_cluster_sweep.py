@@ -21,7 +21,8 @@ from cluster.space import parse_param, resolve_field, round_value, to_tune, valu
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings, make_runs
 from procap.errors import UsageError, UserError
-from runner.config import RuntimeConfig, plan_run
+from runner.config import RuntimeConfig
+from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 

@@ -194,15 +194,13 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("mmrl", {"width": 16}),
     ("skipt", {}),
     ("2sfs", {"first_stage": 0.0}),
-    ("2sfs", {"first_stage": 1.0}),
     ("mmlop", {}),
     ("procap", {"zero_output": False}),
-    ("procap", {"zero_output": False, "n_ctx": 2, "init_templates": "a red photo of {} || a drawing of {} here"}),
+    ("procap", {"zero_output": False, "n_ctx": 2}),
     ("procap", {"zero_output": False, "class_prompt": "maple"}),
     ("procap", {"zero_output": False, "inject": "final"}),
-    ("procap", {"zero_output": False, "inject": "final-all", "depth": 3}),
+    ("procap", {"zero_output": False, "inject": "final", "depth": 3}),
     ("procap", {"zero_output": False, "deep_tokens": "independent", "class_prompt": "template", "n_ctx": 2}),
-    ("procap", {"template_init_combine": "features", "init_templates": "a photo of a {} || a photo of one {} here"}),
 ]
 
 

@@ -29,7 +29,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("maple", {}),
     ("procap", {}),
     ("procap", {"class_prompt": "template", "deep_tokens": "independent"}),
-    ("procap", {"template_init_combine": "features", "init_templates": "a photo of a {} || a photo of one {} here"}),
     ("procap", {"cross_attention": False}),
 ]
 

@@ -16,11 +16,10 @@ from tiny_geometry import SHORT_OPTIONS
 
 from procap import errors, recipe, reference, teacher, text
 from procap.methods import build_method, load_public
-from procap.methods.options import SkipTOptions
-from procap.methods.skipt import SkipT, keep_odds
-from runner.config import plan_run
+from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
 from runner.engine import Batch, Engine
 from runner.epoch_average import EpochAverage
+from runner.planning import plan_run
 from shards.catalogue import CATALOGUE
 from shards.loader import one_class_order
 

@@ -1,11 +1,9 @@
 """What an evaluation records: counts, correct images and calibration, without images that only fill a batch."""
 
-import base64
 import dataclasses
 import json
 import math
 import shutil
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -18,14 +16,14 @@ from small_runs import make_runtime
 import runner.inference
 from benchmarks import results
 from runner.calibration import BINS, Calibration, ReliabilityBins, measure_calibration
-from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.inference import Predictions
 from runner.meters import Meter
-from runner.packed_predictions import pack_labels, unpack_bits, unpack_labels
+from runner.planning import plan_run
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train
@@ -34,42 +32,20 @@ from shards import fewshot, loader, reader, transforms
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
 
 
-BOMB = "zlib:" + base64.b64encode(zlib.compress(bytes(10**7), 9)).decode()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "bits:", "/w==", "bits:/w", "bits:!w==", "bits:/w==AA", "bits://///w==", "bits:é", "zlib:/w==", BOMB]
-)
-def test_a_broken_text_is_refused(text):
-    with pytest.raises(ValueError):
-        unpack_bits(text, 8)
-
-
-@pytest.mark.parametrize("classes", [2, 256, 257, 70_000])
-def test_labels_of_wrong_images_are_stored_whatever_the_number_of_classes(classes):
-    draws = np.random.default_rng(classes)
-    labels, predicted = draws.integers(0, classes, 50), draws.integers(0, classes, 50)
-    wrong = np.flatnonzero(labels != predicted)
-    text = pack_labels(labels, predicted, classes)
-    assert unpack_labels(text, len(wrong), classes).tolist() == [labels[wrong].tolist(), predicted[wrong].tolist()]
-    with pytest.raises(ValueError):
-        unpack_labels(text, len(wrong) + 1, classes)
-
-
 @pytest.mark.parametrize(("labels", "predicted", "why"), [
-    ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0], "by class"),
-    ([0, 0, 1, 1, 1], [2, 1, 0, 0, 0], "no class"),
-    ([0, 0, 1, 1], [1, 1, 0, 0], "bytes"),
+    ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0, 0, 0], "by class"),
+    ([0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0], "by class"),
+    ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 2, 1, 1, 0, 0, 0], "no class"),
+    ([0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0], "7 and 7 images"),
 ])  # fmt: skip
-def test_labels_of_wrong_images_that_do_not_fit_the_counts_are_refused(tmp_path, labels, predicted, why):
+def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path, labels, predicted, why):
     file = put_score(tmp_path, put_run(tmp_path, "maple", "digits"), "digits:base", 3, 8)
     counts = {"per_class": {"correct": [2, 1], "total": [4, 4]}, "num_classes": 2}
     document = json.loads(file.read_text()) | counts
-    sound = pack_labels(np.array([0, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0]), 2)
-    EvalResult.model_validate(document | {"wrong_labels": sound})
-    wrong = pack_labels(np.array(labels), np.array(predicted), 2)
+    sound = {"labels": [0, 0, 0, 0, 1, 1, 1, 1], "predicted": [0, 0, 1, 1, 1, 0, 0, 0]}
+    assert EvalResult.model_validate(document | sound).wrong_images().T.tolist() == [[0, 1]] * 2 + [[1, 0]] * 3
     with pytest.raises(ValueError, match=why):
-        EvalResult.model_validate(document | {"wrong_labels": wrong})
+        EvalResult.model_validate(document | {"labels": labels, "predicted": predicted})
 
 
 def plan(checkpoint: str, method: str = "maple", **options: float) -> RunConfig:
@@ -139,9 +115,9 @@ def measure_drawn(group: ProcessGroup) -> str:
 def assert_same_calibration(one: Calibration | None, other: Calibration | None) -> None:
     """Logits of an image in batches of two sizes may differ in their last bits."""
     assert (other.nll, other.brier) == pytest.approx((one.nll, one.brier), rel=1e-5)
-    for mine, theirs in ((one.equal_width, other.equal_width), (one.equal_mass, other.equal_mass)):
-        assert (mine.count, mine.correct) == (theirs.count, theirs.correct)
-        assert theirs.confidence == pytest.approx(mine.confidence, abs=1e-5)
+    mine, theirs = one.equal_width, other.equal_width
+    assert (mine.count, mine.correct) == (theirs.count, theirs.correct)
+    assert theirs.confidence == pytest.approx(mine.confidence, abs=1e-5)
 
 
 def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoint, tmp_path):
@@ -155,13 +131,13 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
     for target in TARGETS:
         one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
         assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
-        assert one.wrong_labels == two.wrong_labels
+        assert one.predicted == two.predicted
         assert_same_calibration(one.calibration, two.calibration)
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
     folders = [RunFolder(at / plan_sampled(str(short_checkpoint)).path) for at in (trained.results, tmp_path)]
     one, two = (folder.evaluation(TARGETS[1], SAMPLED) for folder in folders)
-    assert (one.correct_bits, one.calibration.nll) == (two.correct_bits, pytest.approx(two.calibration.nll, rel=1e-5))
+    assert (one.predicted, one.calibration.nll) == (two.predicted, pytest.approx(two.calibration.nll, rel=1e-5))
     assert one.seconds != two.seconds, "the samples were counted again"
 
 
@@ -194,7 +170,6 @@ def test_four_images_computed_by_hand():
     assert {place + 1: count for place, count in enumerate(width.count) if count} == {8: 2, 12: 1, 14: 1}
     assert (width.correct[7], width.correct[11], width.correct[13]) == (1, 1, 0)
     assert width.confidence[7] == pytest.approx(1.0) and width.ece == pytest.approx(100 * (0 + 0.2 + 0.9) / 4)
-    assert sum(found.equal_mass.count) == 4 and found.equal_mass.ece == pytest.approx(width.ece)
 
 
 @pytest.mark.parametrize(("count", "classes"), [(400, 10), (61, 3), (8, 2), (1, 5)])
@@ -208,24 +183,13 @@ def test_measures_are_those_of_plain_formulas(count, classes):
     assert found.nll == pytest.approx(log_loss(labels, probabilities, labels=range(classes)), rel=1e-5)
     one_hot = np.eye(classes)[labels]
     assert found.brier == pytest.approx(((probabilities - one_hot) ** 2).sum(1).mean(), rel=1e-5)
-    ends = [math.ceil(k * count / BINS) for k in range(1, BINS)]
-    for bins, groups in (
-        (found.equal_width, [(low < confidence) & (confidence <= low + 1 / BINS) for low in np.arange(BINS) / BINS]),
-        (found.equal_mass, [np.isin(np.arange(count), own) for own in np.split(np.argsort(confidence), ends)]),
-    ):
-        gaps = [own.sum() * abs(confidence[own].mean() - correct[own].mean()) for own in groups if own.any()]
-        assert bins.ece == pytest.approx(100 * sum(gaps) / count, abs=1e-3)
-        assert bins.count == [own.sum() for own in groups]
-        assert bins.correct == [correct[own].sum() for own in groups]
-        assert bins.confidence == pytest.approx([confidence[own].sum() for own in groups], abs=1e-4)
-
-
-def test_images_of_equal_confidence_are_in_one_bin_whatever_their_order():
-    """All images have the same confidence and every other one is correct."""
-    for labels in ([0] * 20 + [1] * 20, [0, 1] * 20):
-        found = measure(torch.zeros(40, 2), labels)
-        assert found.equal_mass.count == [40] + [0] * (BINS - 1)
-        assert found.equal_mass.ece == found.equal_width.ece == 0
+    bins = found.equal_width
+    groups = [(low < confidence) & (confidence <= low + 1 / BINS) for low in np.arange(BINS) / BINS]
+    gaps = [group.sum() * abs(confidence[group].mean() - correct[group].mean()) for group in groups if group.any()]
+    assert bins.ece == pytest.approx(100 * sum(gaps) / count, abs=1e-3)
+    assert bins.count == [group.sum() for group in groups]
+    assert bins.correct == [correct[group].sum() for group in groups]
+    assert bins.confidence == pytest.approx([confidence[group].sum() for group in groups], abs=1e-4)
 
 
 def test_sums_depend_neither_on_batches_nor_on_their_order():
@@ -235,12 +199,12 @@ def test_sums_depend_neither_on_batches_nor_on_their_order():
 
 def test_a_single_class_gives_zeros_and_valid_json():
     found = measure(30 * torch.randn(9, 1), [0] * 9)
-    assert (found.nll, found.brier, found.equal_width.ece, found.equal_mass.ece) == (0, 0, 0, 0)
+    assert (found.nll, found.brier, found.equal_width.ece) == (0, 0, 0)
     assert "NaN" not in (text := found.model_dump_json()) and "-0" not in text
     assert Calibration.model_validate_json(text) == found
 
 
-def test_the_frame_has_the_measures_and_nan_for_files_of_older_versions(tmp_path):
+def test_the_frame_has_the_measures_and_nan_where_they_were_not_recorded(tmp_path):
     config = put_run(tmp_path, "maple", "digits")
     put_score(tmp_path, config, "digits:base", 3, 8)
     file = put_score(tmp_path, config, "digits:novel", 3, 8)
@@ -248,16 +212,14 @@ def test_the_frame_has_the_measures_and_nan_for_files_of_older_versions(tmp_path
     document["per_class"] = {"correct": [3, 0, 0], "total": [4, 4, 0], "names": ["one", "two", "three"]}
     bins = {"ece": 12.5, "count": [8] + [0] * 14, "confidence": [4.0] + [0.0] * 14, "correct": [3] + [0] * 14}
     document["num_classes"] = 3
-    zeros = [0] * 13
-    mass = {"ece": 37.5, "count": [4, 4, *zeros], "confidence": [2.0, 2.0, *zeros], "correct": [3, 0, *zeros]}
-    document["calibration"] = {"nll": 1.5, "brier": 0.5, "equal_width": bins, "equal_mass": mass}
+    document["calibration"] = {"nll": 1.5, "brier": 0.5, "equal_width": bins}
     file.write_text(json.dumps(document))
     frame = results.load(tmp_path).set_index("target_classes")
     new, old = frame.loc["novel"], frame.loc["base"]
-    assert (new.nll, new.brier, new.ece, new.ece_mass) == (1.5, 0.5, 12.5, 37.5)
+    assert (new.nll, new.brier, new.ece) == (1.5, 0.5, 12.5)
     assert new.macro_accuracy == pytest.approx(100 * (3 / 4 + 0) / 2) and new.per_class.names[0] == "one"
     assert new.calibration.equal_width == ReliabilityBins(**bins)
-    assert old[["nll", "brier", "ece", "ece_mass"]].isna().all() and old.calibration is None
+    assert old[["nll", "brier", "ece"]].isna().all() and old.calibration is None
     assert old.macro_accuracy == 37.5 and read_document(file, EvalResult).macro_accuracy == new.macro_accuracy
 
 
@@ -287,5 +249,5 @@ def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkey
     monkeypatch.undo()
     again = evaluate(config, target, runtime, force=True)
     assert again.per_class == result.per_class and again.calibration and result.calibration
-    assert again.calibration.equal_mass.count == result.calibration.equal_mass.count
+    assert again.calibration.equal_width.count == result.calibration.equal_width.count
     assert again.calibration.nll == pytest.approx(result.calibration.nll, rel=1e-5)

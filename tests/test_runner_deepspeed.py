@@ -30,12 +30,13 @@ from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner import evaluate, run_folders, train
 from runner.checkpoint import StateFiles, TrainState, read_checkpoint
-from runner.config import RunConfig, Target, plan_run
+from runner.config import RunConfig, Target
 from runner.deepspeed_engine import DeepSpeedEngine
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.engine import Batch, Engine, learned_parameters
+from runner.planning import plan_run
 from shards import builtin_sources, catalogue, pack
 
 BATCH = 4

@@ -17,7 +17,8 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from procap.errors import UserError
 from runner.checkpoint import pack_tensors, save_checkpoint, unpack_tensors
-from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.config import RunConfig, RuntimeConfig
+from runner.planning import plan_run
 from runner.results import CheckpointCard, write_bytes
 from runner.run_folders import RunFolder
 from runner.train import train
@@ -54,7 +55,7 @@ def change(file, **fields):
 def bins(**fields: Any) -> dict[str, Any]:
     zeros = [0] * 14
     own = {"ece": 0.0, "count": [40, *zeros], "confidence": [30.0, *zeros], "correct": [30, *zeros], **fields}
-    return {"nll": 1.0, "brier": 0.5, "equal_width": own, "equal_mass": own}
+    return {"nll": 1.0, "brier": 0.5, "equal_width": own}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"num_classes": 2}, "num_classes is 2"),
         ({"dataset_size": 39}, "dataset_size 39"),
         ({"limit": 5}, "limit 5"),
-        ({"correct_bits": "bits:AAAAAAA="}, "0 correct images"),
-        ({"wrong_labels": "bits:AAAA"}, "wrong_labels|per-image answers"),
+        ({"labels": [0], "predicted": [0]}, "1 and 1 images"),
         ({"images_per_second": 0.0}, "images_per_second = 0.0"),
         ({"images_per_second_model": -1.0}, "images_per_second_model = -1.0"),
         ({"images_per_second": float("nan")}, "images_per_second = nan"),

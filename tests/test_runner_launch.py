@@ -90,7 +90,7 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, short_chec
     for folder in Path("results").rglob("eval"):
         shutil.rmtree(folder)
     capsys.readouterr()
-    assert main(["eval", *chosen, "--no-feature-cache", "--json"]) == 0
+    assert main(["eval", *chosen, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluated"]
     kept = ("run", "target", "correct", "total")
     assert [[one[name] for name in kept] for one in alone] == [[one[name] for name in kept] for one in together]

@@ -18,9 +18,10 @@ from cluster.run import RunSpec
 from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
 from runner.checkpoint import read_checkpoint
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.epoch_average import gaussian_weights
 from runner.evaluate import evaluate, load_trained
+from runner.planning import plan_run
 from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.train import train

@@ -24,7 +24,8 @@ from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
 from procap.methods import METHODS
 from runner import checkpoint, checkpointer, evaluate, remote_results, run_folders, train
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.planning import plan_run
 from runner.results import Progress, write_json
 from shards.remote import RemoteFolder
 

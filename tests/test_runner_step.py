@@ -10,10 +10,10 @@ import torch
 from small_runs import ReplayByRunning, seeded
 
 from procap.methods import METHODS, build_method
-from runner.config import plan_run
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.engine import Batch, Engine
 from runner.meters import Meter
+from runner.planning import plan_run
 from runner.step import AsyncLosses, TrainStep
 
 CPU = torch.device("cpu")

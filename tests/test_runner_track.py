@@ -14,7 +14,8 @@ import pytest
 import tracked_runs
 
 from benchmarks.cli import main
-from runner.config import EvalSettings, RuntimeConfig, Target, plan_run
+from runner.config import EvalSettings, RuntimeConfig, Target
+from runner.planning import plan_run
 from runner.remote_results import RemoteResults
 from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection

@@ -18,10 +18,11 @@ import runner.inference
 import runner.train
 import runner.validate
 from procap.errors import UsageError
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
+from runner.planning import plan_run
 from runner.results import EpochLog, Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted

@@ -13,7 +13,8 @@ from toy_shards import CLASSNAMES, toy_source
 from benchmarks.cli import main
 from benchmarks.console.parse import parse_datasets
 from procap.errors import UsageError, UserError
-from runner.config import Target, plan_run
+from runner.config import Target
+from runner.planning import plan_run
 from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.manifest import FILE, lines_digest
 from shards.mirror import mirror_root

@@ -20,10 +20,11 @@ from toy_shards import toy_source
 
 from benchmarks.cli import main
 from procap.errors import UserError
-from runner.config import RuntimeConfig, Target, plan_run
+from runner.config import RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
+from runner.planning import plan_run
 from runner.train import train
 from shards import loader, pipeline, remote
 from shards.builtin_sources import builtin_source
@@ -391,7 +392,7 @@ def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
     config = plan_run(method="coop", dataset="digits", shots=2, backbone=checkpoint, overrides={"epochs": 1})
     with init_process_group(ranks, torch.device("cpu")) as group:
         found = [evaluate(config, target, place, group=group, force=True) for target in TARGETS]
-        print(json.dumps([[one.correct, one.correct_bits] for one in found]))
+        print(json.dumps([[one.correct, one.predicted] for one in found]))
 
 
 def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(short_checkpoint, tmp_path):
@@ -406,13 +407,13 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
     config = plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1})
     train(config, local)
     expected = [evaluate(config, target, local) for target in TARGETS]
-    wanted = [[one.correct, one.correct_bits] for one in expected]
+    wanted = [[one.correct, one.predicted] for one in expected]
     with LocalServer(tmp_path / "data") as server:
         mirrored = mirror_root(server.url, tmp_path / "cache")
         for data in (tmp_path / "data", mirrored):
             place = runtime(str(data), str(results), no_cache=True)
             found = [evaluate(config, target, place, force=True) for target in TARGETS]
-            assert [[one.correct, one.correct_bits] for one in found] == wanted
+            assert [[one.correct, one.predicted] for one in found] == wanted
             assert [one.calibration for one in found] == [one.calibration for one in expected]
         ended = run_ranks(2, evaluate_streamed, str(mirrored), str(results), str(short_checkpoint))
         assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))

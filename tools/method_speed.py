@@ -34,7 +34,7 @@ from procap.methods import METHODS
 from procap.methods.method import Method
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
-from runner.config import plan_run
+from runner.planning import plan_run
 from runner.results import write_bytes, write_json
 from tools.record import describe_run
 
@@ -221,9 +221,7 @@ def write_page(tables: str, page: Path = PAGE) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.method_speed", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.method_speed", description=__doc__.splitlines()[0])
     parser.add_argument("--methods", default="all")
     parser.add_argument("--backbone", default="ViT-B/16", help="with random weights")
     parser.add_argument("--classes", default="51,500", help="numbers of classes")

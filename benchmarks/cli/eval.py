@@ -35,7 +35,6 @@ from runner.remote_results import RemoteResults
 from runner.results import EvalResult
 from runner.run_folders import OtherContent, RunFolder, check_training_content, locate_run
 from runner.tracking.background import exporter_for
-from shards.default_paths import cache_home
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
@@ -60,20 +59,14 @@ def evaluate(
     eval_precision: flags.EvalPrecision = "",
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
-    no_feature_cache: Annotated[bool, flags.switch("--no-feature-cache", "no stored image features")] = False,
 ) -> int:
     """Evaluate trained runs on any target.
-
-    Methods that put no prompts into the image tower share its features of a test split, kept in the folder features of
-    the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there gives the
-    same accuracy but reports no speed; --force computes them again.
 
     A result under another --eval-precision, --eval-resize or --samples is kept beside that under the default ones.
     """
     library_defaults()
-    features = None if no_feature_cache else cache_home() / "features"
     settings = eval_settings(eval_precision, eval_resize, samples)
-    runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings, features=features)
+    runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
@@ -126,11 +119,9 @@ def evaluate(
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
         note(f"{target} has one class, so that every image counts as right")
-    if any(result.features != "computed" for _, _, result in done):
-        note("no images/s where image features came from the cache: --force computes and times them")
     code = note_failures(len(done), failures.reasons)
     if output.json:
-        long = {"per_class", "correct_bits", "wrong_labels", "environment"}
+        long = {"per_class", "labels", "predicted", "environment"}
         evaluated = [
             {
                 **{"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy},

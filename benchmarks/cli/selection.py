@@ -38,18 +38,8 @@ from benchmarks.suites.checks import check_images
 from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHODS, method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
-from runner.config import (
-    PRECISIONS,
-    EvalSettings,
-    RunConfig,
-    RuntimeConfig,
-    Target,
-    changed_settings,
-    check_recipe,
-    control_options,
-    nearest_recipe,
-    plan_run,
-)
+from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
+from runner.planning import changed_settings, check_recipe, control_options, nearest_recipe, plan_run
 from runner.remote_results import results_root
 from runner.tracking.store import check_uri
 from shards.catalogue import CATALOGUE, find_or_none
@@ -213,7 +203,6 @@ def runtime_config(
     *,
     limit: int | None = None,
     evaluation: EvalSettings | None = None,
-    features: Path | None = None,
 ) -> RuntimeConfig:
     """Make the runtime given by the flags. Raises UsageError for a folder that is a file, or a wrong store."""
     if flags.tracking not in ("", "off"):
@@ -231,7 +220,6 @@ def runtime_config(
         evaluation=evaluation or EvalSettings(),
         tracking_uri=flags.tracking or None,
         log_checkpoints=flags.log_checkpoints,
-        features=features,
         accelerate=flags.accelerate,
         timeout=flags.timeout,
         store=store,

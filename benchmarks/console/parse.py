@@ -183,9 +183,9 @@ def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dic
 
 
 def _methods_with(option: str, methods: Sequence[str]) -> list[str]:
-    from procap.methods import options_class
+    from procap.methods import method_class
 
-    fields = {method: options_class(method).model_fields for method in methods}
+    fields = {method: method_class(method).Options.model_fields for method in methods}
     owners = [method for method, names in fields.items() if option in names]
     if not owners:
         known = {name for names in fields.values() for name in names}

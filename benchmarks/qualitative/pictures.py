@@ -156,9 +156,5 @@ def _load_predictions(
     found = []
     for run in runs.values():
         result = evaluate(run.config, target, runtime, trained=run)
-        if (predicted := result.predictions(labels)) is None:
-            # An older version has evaluated it without storing predictions.
-            predicted = evaluate(run.config, target, runtime, trained=run, force=True).predictions(labels)
-            assert predicted is not None
-        found.append(predicted[: runtime.limit])
+        found.append(np.array(result.predicted)[: runtime.limit])
     return np.stack([predicted[: min(map(len, found))] for predicted in found])

@@ -19,7 +19,6 @@ from benchmarks.tables.comparison import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
-from runner.results import unpack_bits
 from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
@@ -112,9 +111,9 @@ def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     parts = [
-        pd.DataFrame(
-            {"title": row.title, "position": np.flatnonzero(~unpack_bits(row.correct_bits, row.total))}
-        ).assign(label=row.wrong_images[0], predicted=row.wrong_images[1])
+        pd.DataFrame({"title": row.title, "position": np.flatnonzero(~row.correct_images)}).assign(
+            label=row.wrong_images[0], predicted=row.wrong_images[1]
+        )
         for row in frame.itertuples()
     ]
     return pd.concat(parts)

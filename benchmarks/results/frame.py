@@ -68,14 +68,13 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         accuracy              100 * correct / total
         macro_accuracy        mean of the classes' accuracies in percent
         nll, brier            negative log-likelihood (nats) and Brier score (0 to 2), means over images; with
-        ece, ece_mass         expected calibration error in percent, in 15 bins of equal width or equally many images,
+        ece                   expected calibration error in percent, in 15 bins of equal width,
                               as `runner.calibration` defines them
         calibration           the `runner.calibration.Calibration` with the counts of the bins
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
-        fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
-        features              computed, cached or mixed: whether the image encoder ran in the evaluation
+        fps, fps_model        evaluated images per second with and without decoding
         imported              whether the weights were imported from a checkpoint of public code
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
@@ -86,7 +85,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         backbone_digest       of the backbone's weights
         written               when the evaluation was written, UTC, as 2026-01-31T12:00:00Z
         changed               how the test set differs from the published one, empty if it does not
-        correct_bits          which images were right, see `runner.packed_predictions`
+        correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
@@ -171,7 +170,7 @@ def make_records(
                 f"repeat it: {' '.join(command)}"
             )
         target, fit = Target.parse_unchecked(result.target), result.calibration
-        kept = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited", "features", "correct_bits")
+        kept = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
             **{name: getattr(result, name) for name in kept},
@@ -183,7 +182,6 @@ def make_records(
             "nll": fit.nll if fit else math.nan,
             "brier": fit.brier if fit else math.nan,
             "ece": fit.equal_width.ece if fit else math.nan,
-            "ece_mass": fit.equal_mass.ece if fit else math.nan,
             "calibration": fit,
             "images": result.dataset_size,
             "evaluation": result.settings.label,
@@ -194,6 +192,7 @@ def make_records(
             "backbone_digest": result.backbone_digest,
             "written": result.written,
             "changed": result.variant,
+            "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
         }
 
@@ -203,10 +202,10 @@ FEW_STEPS = 20
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
-    *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "ece_mass", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "features", "imported", "source", "train_seconds"),
+    *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "imported", "source", "train_seconds"),
     *("steps", "losses", "manifest", "contents", "backbone_digest", "written", "changed"),
-    *("correct_bits", "wrong_images"),
+    *("correct_images", "wrong_images"),
 )
 
 

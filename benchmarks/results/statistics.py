@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from benchmarks.results.frame import dataset_order, is_half
 from procap.errors import unknown_name
-from runner.packed_predictions import unpack_bits
 from runner.results import harmonic_mean
 from shards.rng import stream_seed
 
@@ -94,7 +93,7 @@ def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int 
 
 def bootstrap_interval(paired: pd.DataFrame, draws: int = DRAWS) -> tuple[float, float] | None:
     """Compute the 95 % interval of the difference under other test images; None if all draws give the same."""
-    if paired[["correct_bits_a", "correct_bits_b"]].isna().any(axis=None):
+    if paired[["correct_images_a", "correct_images_b"]].isna().any(axis=None):
         return None
     drawn = np.mean([_resample_task(task, draws) for _, task in paired.groupby(TASK, sort=False)], axis=0)
     low, high = np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])
@@ -154,7 +153,7 @@ def _resample_task(paired: pd.DataFrame, draws: int) -> Floats:
     dataset, task = paired[TASK].iloc[0]
     parts = []
     for number, (_, rows) in enumerate(paired.groupby("part")):
-        a, b = (np.stack(list(map(unpack_bits, rows[f"correct_bits_{side}"], rows.total_a))) for side in "ab")
+        a, b = (np.stack(list(rows[f"correct_images_{side}"])) for side in "ab")
         generator = np.random.default_rng(stream_seed(0, "comparison", "images", dataset, task, number))
         parts.append(resample_accuracy(a, b, draws, generator))
     if len(parts) == 1:
@@ -221,7 +220,7 @@ def _select(rows: pd.DataFrame, measure: Measure, *, away: bool) -> pd.DataFrame
         rows = rows[is_half(rows)].assign(task=rows.dataset)
     else:
         rows = rows[_is_away(rows) if away else rows.split == "test"]
-    return rows.set_index([*PAIR, "part", "tested"])[["accuracy", "total", "limited", "correct_bits"]]
+    return rows.set_index([*PAIR, "part", "tested"])[["accuracy", "total", "limited", "correct_images"]]
 
 
 def format_seeds(seeds: Sequence[int]) -> str:

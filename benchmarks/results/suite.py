@@ -287,9 +287,7 @@ def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
                 Variant(**run["variant"]),
                 run["dataset"],
                 run["seed"],
-                RunSpec(
-                    config=RunConfig.model_validate_json(json.dumps(run["config"])), targets=tuple(run["targets"])
-                ),
+                RunSpec(config=RunConfig.model_validate_json(json.dumps(run["config"])), targets=tuple(run["targets"])),
             )
             for run in document["runs"]
         )

@@ -18,7 +18,8 @@ from cluster.run import RunSpec
 from procap.errors import UserError, describe_invalid
 from procap.methods import METHODS
 from procap.recipe import format_value
-from runner.config import EvalSettings, RunConfig, Target, control_options, plan_run
+from runner.config import EvalSettings, RunConfig, Target
+from runner.planning import control_options, plan_run
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""

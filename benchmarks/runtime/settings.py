@@ -155,7 +155,7 @@ def run_config(
     classes: str = "all", batch: int | None = None,
 ) -> RunConfig:  # fmt: skip
     """Configure a run with ProCAP's recipe, so that only the methods differ. data: of sets not in the catalogue."""
-    from runner.config import plan_run
+    from runner.planning import plan_run
 
     return plan_run(
         method=method,

@@ -19,7 +19,6 @@ MEASURES: Mapping[str, Column] = {
     "macro_accuracy": Column("Macro accuracy"),
     "nll": Column("NLL", "low", digits=3),
     "ece": Column("ECE", "low"),
-    "ece_mass": Column("ECE, equal mass", "low"),
     "brier": Column("Brier", "low", digits=3),
 }
 """The columns of the table, by the column of the frame that they average."""

@@ -31,7 +31,7 @@ from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite, halves
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table, format_number
-from procap.methods.options import ProCAPOptions
+from procap.methods.procap import ProCAPOptions
 from procap.recipe import format_value
 from runner.config import Target
 
@@ -41,20 +41,17 @@ MEASURES = ("base val", "held-out HM", "base test", "novel test", "HM test")
 """Accuracies and harmonic means of one variant, those without test images first."""
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "class_prompt": ("phrase", "maple", "template"),
-    "template_init_combine": ("mean", "first", "features"),
+    "template_init_combine": ("mean", "first"),
     "learn_logit_scale": (False, True),
     "depth": (9, 12),
     "deep_tokens": ("refined", "independent"),
-    "inject": ("levels", "final", "final-all"),
+    "inject": ("levels", "final"),
     "norm": ("pre", "post", "none"),
     "zero_output": (True, False),
     "shared_attention": (False, True),
     "heads": (8, 4),
-    "nce_hidden_width": (None, 256),
-    "nce_activation": ("gelu", "relu"),
     "logvar_init": (-9.0, -6.0, -4.0),
     "logvar_lr_scale": (1.0, 1000.0),
-    "vision_init_std": (0.02, 0.1),
 }
 """The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
 RECIPE: Mapping[str, tuple[Any, ...]] = {

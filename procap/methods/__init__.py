@@ -42,25 +42,6 @@ METHODS: dict[str, str] = {
 }
 """The built-in methods: module and class of each, imported on first use."""
 
-ADDED_OPTIONS: dict[str, dict[str, Any]] = {
-    "promptsrc": {"kl_mean": "pairs", "teacher_average": "average-first"},
-    "coprompt": {"sentence_draw": "step", "adapter_relu": True, "fp16_rounding": False},
-    "tcp": {"reference_template": None},
-    "mma": {"scale_gradient": True},
-    "mmrl": {"inference": "task"},
-    "2sfs": {"final_norms": False, "first_norm": False},
-    "skipt": {"draw": "run"},
-    "procap": {
-        "nce_hidden_width": None,
-        "target_prefix": "training",
-        "target_suffix": "target",
-        "logvar_lr_scale": 1.0,
-        "inject": "levels",
-        "shared_attention": False,
-    },
-}
-"""Options that methods got later, each with the value of runs without it; this value is no part of a run's identity."""
-
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
@@ -117,7 +98,7 @@ def loading_error(name: str) -> str:
 
 def describe_change(name: str, recorded: PlugInSource | None) -> str:
     """Describe how the code of method `name` differs from what trained a run; empty if it does not or is unknown."""
-    if recorded is None or (found := method_source(name)) is None or found.digest == recorded.digest:
+    if recorded is None or (found := method_source(name)) is None or found == recorded:
         return ""
     why = loading_error(name)
     return f"by {recorded}, and {f'now {why}' if why else f'the code that is installed now is {found}'}"
@@ -142,21 +123,14 @@ def method_summaries() -> dict[str, str]:
     return summaries
 
 
-def options_class(name: str) -> type[BaseModel]:
-    """Return the options of a method; UsageError for an unknown name or a plug-in that cannot be used."""
-    from procap.methods.options import OPTIONS
-
-    return OPTIONS.get(name) or method_class(name).Options
-
-
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """Fill in the defaults of the method's options; UsageError names the first wrong field and what would work."""
     from pydantic import ValidationError
 
     try:
-        return options_class(name)(**options)
+        return method_class(name).Options(**options)
     except ValidationError as error:
-        raise explain_invalid(error, name, options_class(name).model_fields, "option") from error
+        raise explain_invalid(error, name, method_class(name).Options.model_fields, "option") from error
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -164,10 +138,10 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     from pydantic import ValidationError
 
     try:
-        options_class(name)(**options)
+        method_class(name).Options(**options)
     except ValidationError as error:
         if error.errors()[0]["loc"]:
-            raise explain_invalid(error, name, options_class(name).model_fields, "option") from error
+            raise explain_invalid(error, name, method_class(name).Options.model_fields, "option") from error
 
 
 def build_method(

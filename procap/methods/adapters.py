@@ -14,11 +14,11 @@ from procap.initialisation import linear
 class FeatureAdapter(nn.Sequential):
     """A bottleneck of two linear layers, blended with its input, as in CLIP-Adapter (Gao et al. 2021, section 3.2)."""
 
-    def __init__(self, width: int, share: float, generator: torch.Generator, *, relu: bool = True) -> None:
-        """width: E. share: of the bottleneck in the result. relu: behind the second layer as well."""
+    def __init__(self, width: int, share: float, generator: torch.Generator) -> None:
+        """width: E. share: of the bottleneck in the result."""
         hidden = max(1, width // 4)
         down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
-        super().__init__(down, nn.ReLU(), up, *[nn.ReLU()] * relu)
+        super().__init__(down, nn.ReLU(), up, nn.ReLU())
         self.share = share
 
     def forward(self, features: Tensor) -> Tensor:

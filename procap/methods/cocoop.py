@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import Noise, PublicLayout
-from procap.methods.options import ContextOptions
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp

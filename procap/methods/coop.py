@@ -8,22 +8,41 @@ Shapes: C classes, P context tokens, T token ids per prompt, D text width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.options import ContextOptions, CoOpOptions, words_of
-from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens, words_of
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 CONTEXT_NAMES = {"context": "prompt_learner.ctx"}
+
+
+class ContextOptions(BaseModel):
+    """The options of every method with CoOp's context."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
+    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> Self:
+        words = len(words_of(self.ctx_init))
+        if words and words != self.n_ctx:
+            raise ValueError(
+                f"ctx_init '{self.ctx_init}' has {words} words but n_ctx = {self.n_ctx}: "
+                f"give n_ctx = {words}, or an empty ctx_init for a random start"
+            )
+        return self
 
 
 class ContextMethod(Method):
@@ -59,7 +78,7 @@ class ContextMethod(Method):
 class CoOp(ContextMethod):
     """Context optimization."""
 
-    Options = CoOpOptions
+    Options = ContextOptions
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
 
     @classmethod

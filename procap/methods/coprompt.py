@@ -14,16 +14,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.adapters import FeatureAdapter
-from procap.methods.maple import MAPLE_NAMES, MaPLe
+from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout
-from procap.methods.options import CoPromptOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
@@ -49,6 +48,21 @@ TEMPLATES = "templates"
 """The value of `sentences` for hand-written templates."""
 
 
+class CoPromptOptions(MaPLeOptions):
+    """The options of CoPrompt."""
+
+    sentences: str = Field(
+        "",
+        description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
+        "hand-written ones; training needs one of the two",
+    )
+    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
+    depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")
+    weight: float = Field(8.0, ge=0, description="weight of both consistency terms (lambda)")
+    image_share: float = Field(0.1, ge=0, le=1, description="share of the adapter's output in an image feature")
+    text_share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in a class feature")
+
+
 class CoPrompt(MaPLe):
     """Consistency-guided prompt learning."""
 
@@ -65,9 +79,9 @@ class CoPrompt(MaPLe):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        width, relu = clip.geometry.embed_dim, options.adapter_relu
-        self.image_adapter = FeatureAdapter(width, options.image_share, generator, relu=relu)
-        self.text_adapter = FeatureAdapter(width, options.text_share, generator, relu=relu)
+        width = clip.geometry.embed_dim
+        self.image_adapter = FeatureAdapter(width, options.image_share, generator)
+        self.text_adapter = FeatureAdapter(width, options.text_share, generator)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -99,9 +113,8 @@ class CoPrompt(MaPLe):
         return self.constant("bank", lambda: sentence_bank(self.clip, read_sentences(self.options, self.space)))
 
     def draw(self, generator: torch.Generator) -> Noise:
-        """Draw the number of the sentence of a step, [1] for all classes, or [C]."""
-        draws = 1 if self.options.sentence_draw == "step" else len(self.space.classnames)
-        return (torch.randint(len(self.bank()), (draws,), generator=generator),)
+        """Draw the number [1] of the sentence of a step, the same for all classes, as in the public code."""
+        return (torch.randint(len(self.bank()), (1,), generator=generator),)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy on the first view, and the consistency of class and image features.

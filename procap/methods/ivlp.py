@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.options import IVLPOptions
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -39,6 +38,18 @@ class DeepPrompts(nn.Module):
     def __init__(self, text: Sequence[Tensor], vision: Sequence[Tensor]) -> None:
         super().__init__()
         self.text, self.vision = nn.ParameterList(text), nn.ParameterList(vision)
+
+
+class IVLPOptions(BaseModel):
+    """The options of IVLP."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(2, ge=1, description="text tokens per layer; above 4 the phrase is not used")
+    vision_tokens: int = Field(2, ge=0, description="vision tokens per layer; 0 prompts the text tower only")
+    depth: int = Field(12, ge=1, description="prompted layers of the text tower, the input counted")
+    vision_depth: int = Field(12, ge=0, description="prompted layers of the vision tower; 0 is no vision token at all")
+    ctx_init: str = Field("a photo of a", description="phrase whose first n_ctx tokens start the text input")
 
 
 class IVLP(Method):

@@ -11,17 +11,24 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import Noise, PublicLayout
-from procap.methods.options import KgCoOpOptions
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 
 REFERENCE_TEMPLATES = {"dtd": "a photo of a {}, a type of texture."}
 """Where the public code's reference differs from the zero-shot template of the data set."""
+
+
+class KgCoOpOptions(ContextOptions):
+    """The options of KgCoOp."""
+
+    kg_weight: float = Field(8.0, ge=0, description="weight of the distance to the reference features (lambda)")
+    reference_template: str | None = Field(None, description="template of the reference; none: the data set's own")
 
 
 class KgCoOp(ContextMethod):

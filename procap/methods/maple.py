@@ -12,13 +12,12 @@ import copy
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.options import MaPLeOptions
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -30,6 +29,21 @@ MAPLE_NAMES = {
     "deep_context": "prompt_learner.compound_prompts_text.{}",
     "deep_projection": "prompt_learner.compound_prompt_projections.{}",
 }
+
+
+class MaPLeOptions(BaseModel):
+    """The options of MaPLe."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(2, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
+    depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
+    ctx_init: str = Field(
+        "a photo of a", description="phrase whose first n_ctx tokens start the input prompt; the rest stays, fixed"
+    )
+    fp16_rounding: bool = Field(
+        False, description="round vision and deep text prompts to fp16 at insertion, as the public code does"
+    )
 
 
 class MaPLe(Method):

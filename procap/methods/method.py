@@ -16,18 +16,20 @@ from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, SampledClassifier, cosine_logits
 from procap.clip import CLIP
-from procap.methods.options import STRICT as STRICT
 from procap.methods.prompts import ClassPrompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
+
+STRICT = ConfigDict(frozen=True, extra="forbid")
+"""Configuration of every `Options`: a value never changes, an unknown field is refused."""
 
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes distinguish."""
@@ -217,7 +219,7 @@ class Method(nn.Module):
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        text = prompts.average(self._encode_classes(prompts.tokenized, text_plan))
+        text = self._encode_classes(prompts.tokenized, text_plan)
         return self.image_adapter(image), self.text_adapter(text)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
@@ -270,7 +272,7 @@ class Method(nn.Module):
     def _classifier(self, space: LabelSpace | None, noise: Noise | None) -> Classifier:
         prompts = self.prompts_of(space)
         image_plan, text_plan = self.plans(prompts, noise)
-        text = self.text_adapter(prompts.average(self.clip.encode_text(prompts.tokenized, text_plan)))
+        text = self.text_adapter(self.clip.encode_text(prompts.tokenized, text_plan))
         return self.make_classifier(image_plan, text, space or self.space)
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.options import MMAOptions
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -55,6 +55,27 @@ class Adapter(nn.Module):
         hidden = self.down(ScaleGradient.apply(rows, self.factor)).relu()
         out = self.up(self.shared(hidden).relu()) * self.scale
         return ScaleGradient.apply(out, 1 / self.factor)
+
+
+class MMAOptions(BaseModel):
+    """The options of MMA."""
+
+    model_config = STRICT
+
+    width: int = Field(32, ge=1, description="width of the adapters")
+    scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
+    first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter")
+    last_block: int | None = Field(None, ge=0, description="last block with an adapter; none: the tower's last")
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+    scale_gradient: bool = Field(
+        True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
+    )
+
+    @model_validator(mode="after")
+    def _has_blocks(self) -> MMAOptions:
+        if self.last_block is not None and self.last_block < self.first_block:
+            raise ValueError(f"last_block = {self.last_block} is before first_block = {self.first_block}")
+        return self
 
 
 class MMA(Method):

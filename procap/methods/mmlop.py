@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise
-from procap.methods.options import MMLoPOptions
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
@@ -27,6 +27,22 @@ from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
 from procap.text import LabelSpace
+
+
+class MMLoPOptions(BaseModel):
+    """The options of MMLoP."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and tower")
+    rank: int = Field(1, ge=1, description="rank of the prompts of a layer")
+    depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
+    init_std: float = Field(0.05, gt=0, description="standard deviation of every factor at the start")
+    shared_factor: bool = Field(True, description="one token-side factor per layer for both towers, or one each")
+    drift_correction: bool = Field(True, description="move the class features so that their mean is the frozen one")
+    text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
+    image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
+    logit_weight: float = Field(1.0, ge=0, description="weight of the symmetric KL divergence of the predictions")
 
 
 class MMLoP(Method):

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.options import MMRLOptions
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
@@ -42,6 +42,23 @@ REGULARISATION = {
     "eurosat": 0.01,
 }
 """The published weight of both distances to the frozen features, by data set."""
+
+
+class MMRLOptions(BaseModel):
+    """The options of MMRL."""
+
+    model_config = STRICT
+
+    n_tokens: int = Field(5, ge=1, description="representation tokens")
+    width: int = Field(512, ge=1, description="width of the tokens, before they are projected to each tower")
+    first_block: int = Field(5, ge=0, description="first block (0-based) that gets tokens; all later ones do as well")
+    alpha: float = Field(0.7, ge=0, le=1, description="weight of the class branch, out of 1")
+    reg_weight: float = Field(0.5, ge=0, description="weight of both distances to the frozen features (lambda)")
+    scale: float = Field(100.0, gt=0, description="factor of the cosines")
+    inference: Literal["task", "fused", "class"] = Field(
+        "task",
+        description="branches that classify; task: both for training classes, class for others",
+    )
 
 
 class MMRL(Method):

@@ -5,7 +5,6 @@ Nothing here imports a plug-in.
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
@@ -22,15 +21,13 @@ METHODS_GROUP, SUITES_GROUP = "procap.methods", "procap.suites"
 
 
 class PlugInSource(BaseModel):
-    """The code of a plug-in: two runs with equal digests were trained by the same code of its package."""
+    """The code of a plug-in: runs of equal sources were trained by the same version and the same file of the method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     package: str
     version: str
-    digest: str = Field(
-        description="16 hex digits of a SHA-256 of the method's file and those of the package that it imports"
-    )
+    digest: str = Field(description="first 16 hex digits of the SHA-256 of the method's file")
 
     def __str__(self) -> str:
         return f"{self.package} {self.version} (source {self.digest})"
@@ -66,47 +63,12 @@ def source_roots(point: EntryPoint) -> list[Path]:
     return roots
 
 
-def source_files(point: EntryPoint) -> dict[str, Path]:
-    """Find the file of a plug-in's module and of all that it imports from its own distribution, by their modules."""
-    folders = {root.name.removesuffix(".py"): root.parent for root in source_roots(point)}
-    found: dict[str, Path] = {}
-    pending = [point.module]
-    while pending:
-        top, *rest = pending.pop().split(".")
-        for length in range(len(rest) + 1) if top in folders else ():
-            name, place = ".".join([top, *rest[:length]]), folders[top].joinpath(top, *rest[:length])
-            files = [place / "__init__.py", place.with_name(f"{place.name}.py")]
-            if name not in found and (file := next((one for one in files if one.is_file()), None)):
-                found[name] = file
-                pending += _list_imports(file, name if file == files[0] else name.rpartition(".")[0])
-    return found
-
-
-def _list_imports(file: Path, package: str) -> list[str]:
-    """List the names that a file imports, as dotted paths; relative ones belong to `package`."""
-    names = []
-    try:
-        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):
-        return []
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")
-            start = parents[: len(parents) - node.level + 1] if node.level else []
-            module = ".".join([*start, *filter(None, [node.module])])
-            names += [f"{module}.{alias.name}" for alias in node.names]
-    return names
-
-
 def plugin_source(point: EntryPoint) -> PlugInSource:
-    """Identify the code of a plug-in by its files as they are now."""
-    digest = hashlib.sha256()
-    for name, file in sorted(source_files(point).items()):
-        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    """Identify the code of a plug-in: its package's version, and the content of the method's own file as it is now."""
     package, version = (point.dist.name, point.dist.version) if point.dist else (point.module, "0")
-    return PlugInSource(package=package, version=version, digest=digest.hexdigest()[:16])
+    spec = importlib.util.find_spec(point.module)
+    content = Path(spec.origin).read_bytes() if spec and spec.origin else b""
+    return PlugInSource(package=package, version=version, digest=hashlib.sha256(content).hexdigest()[:16])
 
 
 def describe_unexpected(error: BaseException) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
@@ -26,8 +26,7 @@ from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
-from procap.methods.method import Method, Noise
-from procap.methods.options import ProCAPOptions, split_templates
+from procap.methods.method import STRICT, Method, Noise
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -51,6 +50,78 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 
 LEAST_MOVE = 0.05
 """Warn if the median of sigma changed by a smaller share than this."""
+
+
+class ProCAPOptions(BaseModel):
+    """The options of ProCAP."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and modality")
+    depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
+
+    cross_attention: bool = Field(True, description="refine tokens across modalities; off: they go in as they are")
+    gaussian: bool = Field(True, description="tokens are Gaussian; off: deterministic tokens, and no KL term")
+    kl: bool = Field(True, description="pull the Gaussians towards the standard normal")
+    l2: bool = Field(True, description="penalise the squared means")
+    infonce: bool = Field(True, description="symmetric contrastive term on projected features")
+
+    kl_weight: float = Field(1e-5, ge=0, description="beta")
+    l2_weight: float = Field(1e-6, ge=0, description="gamma")
+    nce_weight: float = Field(0.01, ge=0, description="lambda")
+    nce_temperature: float = Field(0.07, gt=0, description="initial tau_p; learned as a logarithm")
+    nce_width: int = Field(256, ge=1, description="output width of the InfoNCE heads")
+    learn_logit_scale: bool = Field(False, description="learn CLIP's temperature, in training and test")
+
+    logvar_init: float = Field(-9.0, description="initial log-variance: sigma about 0.011, as large as word embeddings")
+    logvar_min: float = Field(-12.0, description="lower clamp a of the log-variance")
+    logvar_max: float = Field(2.0, description="upper clamp b of the log-variance")
+    logvar_lr_scale: float = Field(
+        1.0, ge=0, description="factor on the learning rate of the log-variances; 0 keeps their initial value"
+    )
+
+    template_init_combine: Literal["mean", "first"] = Field(
+        "mean", description="of several templates: text tokens start at the mean of their words, or at the first one's"
+    )
+    init_std: float = Field(0.02, gt=0, description="text tokens beyond the template's words, and further token sets")
+    class_prompt: Literal["phrase", "maple", "template"] = Field(
+        "phrase",
+        description="phrase: the first template; learned tokens replace its first n_ctx, as in MaPLe's code; "
+        "maple: learned tokens only before the class name, so a longer template loses words; "
+        "template: learned tokens, then the whole first template",
+    )
+
+    deep_tokens: Literal["refined", "independent"] = Field(
+        "refined", description="one token set refined level by level, or a set per level, each refined once"
+    )
+    inject: Literal["levels", "final"] = Field(
+        "levels",
+        description="where refined tokens enter: those of level l at layer l, or those of the last level at the input",
+    )
+    shared_attention: bool = Field(False, description="one attention block per direction for all levels")
+    heads: int = Field(8, ge=1, description="attention heads, in both directions")
+    head_width: int = Field(64, ge=1, description="width of one head")
+    norm: Literal["pre", "post", "none"] = Field("pre", description="place of the LayerNorms in the residual update")
+    zero_output: bool = Field(
+        True, description="output projections start at zero, so refinement changes no token at first"
+    )
+
+    @model_validator(mode="after")
+    def _clamp_holds(self) -> ProCAPOptions:
+        if not self.logvar_min <= self.logvar_init <= self.logvar_max:
+            raise ValueError(
+                f"logvar_init = {self.logvar_init} is outside its clamp: give {self.logvar_min} to {self.logvar_max}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _all_token_sets_enter(self) -> ProCAPOptions:
+        if self.inject != "levels" and self.deep_tokens == "independent":
+            raise ValueError(
+                "inject = final takes the last level's tokens, but with deep_tokens = independent each level "
+                "has its own: give inject = levels or deep_tokens = refined"
+            )
+        return self
 
 
 class ProCAP(Method):
@@ -77,7 +148,7 @@ class ProCAP(Method):
         sets = o.depth if o.deep_tokens == "independent" else 1
         text = [self._template_tokens(tokens), *(self._text_normal(tokens) for _ in range(sets - 1))]
         self.text_mu = nn.Parameter(torch.stack(text))
-        self.vision_mu = nn.Parameter(normal((sets, o.n_ctx, g.vision_width), tokens, o.vision_init_std))
+        self.vision_mu = nn.Parameter(normal((sets, o.n_ctx, g.vision_width), tokens))
         if o.gaussian:
             self.text_logvar = nn.Parameter(torch.full_like(self.text_mu, o.logvar_init))
             self.vision_logvar = nn.Parameter(torch.full_like(self.vision_mu, o.logvar_init))
@@ -94,8 +165,8 @@ class ProCAP(Method):
                 for pair in widths
             )
         if o.infonce:
-            self.image_head = contrastive_head(g.embed_dim, o, heads)
-            self.text_head = contrastive_head(g.embed_dim, o, heads)
+            self.image_head = contrastive_head(g.embed_dim, o.nce_width, heads)
+            self.text_head = contrastive_head(g.embed_dim, o.nce_width, heads)
             self.log_temperature = nn.Parameter(torch.tensor(math.log(o.nce_temperature)))
         if o.learn_logit_scale:
             self.logit_scale = nn.Parameter(clip.logit_scale.detach().clone())
@@ -112,14 +183,18 @@ class ProCAP(Method):
         return isinstance(options, ProCAPOptions) and options.gaussian
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] n_ctx learned tokens, fixed words, class name, words after it . [EOS]" for each wording.
+        """Tokenize "[SOS] n_ctx learned tokens, fixed words, class name, words after it . [EOS]".
 
-        A learned token replaces a word of the template or a placeholder.
+        A learned token replaces a word of the template or a placeholder. On another data set the fixed words that
+        continue the learned tokens stay those of the training set's template, since the tokens stand for its beginning;
+        the words after the class name are those of its own template.
         """
-        wordings = self._wordings(space)
-        pairs = [(name, f"{before} {name}{after}.") for name in space.names() for before, after in wordings]
-        names, texts = zip(*pairs, strict=True)
-        return ClassPrompts(tokenize_classes(self.clip, names, texts), per_class=len(wordings))
+        template = space.templates[0]
+        elsewhere = space.dataset != self.space.dataset
+        before = self.space.templates[0] if elsewhere and self.options.class_prompt == "phrase" else template
+        prefix, after = self._prefix(before), template.partition("{}")[2]
+        texts = [f"{prefix} {name}{after}." for name in space.names()]
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), texts))
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw standard normal values for the vision and the text token sets, [S, P, D] each."""
@@ -129,9 +204,8 @@ class ProCAP(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         vision, text = self.refine(*self.tokens(noise))
-        if self.options.inject != "levels":
-            layers = 1 if self.options.inject == "final" else self.options.depth
-            vision, text = vision[-1:] * layers, text[-1:] * layers
+        if self.options.inject == "final":
+            vision, text = vision[-1:], text[-1:]
         return deep_plans(self.clip, vision, text)
 
     def tokens(self, noise: Noise | None) -> tuple[Tensor, Tensor]:
@@ -220,28 +294,6 @@ class ProCAP(Method):
     def _clamped(self, logvar: Tensor) -> Tensor:
         return logvar.clamp(self.options.logvar_min, self.options.logvar_max)
 
-    def _templates(self, space: LabelSpace) -> tuple[str, ...]:
-        given = self.options.init_templates
-        return space.templates if given is None else split_templates(given)
-
-    def _wordings(self, space: LabelSpace) -> list[tuple[str, str]]:
-        """Return the words before and after the class names of `space`: one pair, or a pair per template, each once.
-
-        For another data set the words that continue the learned tokens stay those of the training set's template, since
-        the tokens stand for its beginning, while words after the name are those of its own template: `target_prefix`
-        and `target_suffix` name the other readings. The n-th templates of both sets make the n-th pair.
-        """
-        o = self.options
-        own, trained = self._templates(space), self._templates(self.space)
-        elsewhere = space.dataset != self.space.dataset
-        pairs = []
-        for number in range(len(own) if o.template_init_combine == "features" else 1):
-            template, training = own[number], trained[number % len(trained)]
-            kept = training if elsewhere and o.class_prompt == "phrase" and o.target_prefix == "training" else template
-            after = {"target": template, "training": training, "none": "{}"}[o.target_suffix] if elsewhere else template
-            pairs.append((self._prefix(kept), after.partition("{}")[2]))
-        return list(dict.fromkeys(pairs))
-
     def _prefix(self, template: str) -> str:
         """Return the words before a class name: n_ctx tokens, which learned ones replace, and then the fixed words."""
         words = template.partition("{}")[0].strip()
@@ -254,7 +306,7 @@ class ProCAP(Method):
     def _template_tokens(self, generator: torch.Generator) -> Tensor:
         """Initialise text tokens [P, Dt] from the words before the class name; further positions are random."""
         starts = []
-        for template in self._templates(self.space):
+        for template in self.space.templates:
             start = self._text_normal(generator)
             words = phrase_tokens(self.clip, template.partition("{}")[0]).cpu()[: len(start)]
             start[: len(words)] = words
@@ -265,11 +317,9 @@ class ProCAP(Method):
         return normal((self.options.n_ctx, self.clip.geometry.text_width), generator, self.options.init_std)
 
 
-def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Generator) -> nn.Sequential:
-    """Build an InfoNCE head, E to a hidden layer (of width E unless it is given) to H, for features of any length."""
-    hidden = options.nce_hidden_width or width
-    activation = nn.GELU() if options.nce_activation == "gelu" else nn.ReLU()
-    return nn.Sequential(linear(width, hidden, generator), activation, linear(hidden, options.nce_width, generator))
+def contrastive_head(width: int, out: int, generator: torch.Generator) -> nn.Sequential:
+    """Build an InfoNCE head, two linear layers E to E to H, for features of any length."""
+    return nn.Sequential(linear(width, width, generator), nn.GELU(), linear(width, out, generator))
 
 
 def sample(mu: Tensor, logvar: Tensor, eps: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.initialisation import normal
-from procap.methods.options import words_of
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace
@@ -29,21 +28,15 @@ class ClassPrompts:
     """One tokenized prompt per class, ids [C, T].
 
     reference: frozen features [C, E] of the classes, for methods whose prompts are made from them.
-    per_class: prompts of each class, whose features are averaged; ids are then [C x N, T], grouped by class.
     """
 
     ids: Tensor
     reference: Tensor | None = None
-    per_class: int = 1
 
     @cached_property
     def tokenized(self) -> PromptSet:
         """The prompts for the text tower, which lays them out at the first use."""
         return PromptSet(self.ids)
-
-    def average(self, features: Tensor) -> Tensor:
-        """Average the features [C x N, E] of the prompts of each class to [C, E]."""
-        return features if self.per_class == 1 else features.unflatten(0, (-1, self.per_class)).mean(dim=1)
 
 
 def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
@@ -72,6 +65,11 @@ def context_prompts(clip: CLIP, space: LabelSpace, n_ctx: int, words: str = "{}.
 def phrase_prompts(clip: CLIP, space: LabelSpace, phrase: str, n_ctx: int) -> ClassPrompts:
     """Tokenize MaPLe's "[SOS] phrase <class name> . [EOS]", whose first n_ctx tokens learned ones replace."""
     return template_prompts(clip, space, f"{phrase_prefix(phrase, n_ctx)} {{}}.")
+
+
+def words_of(phrase: str) -> list[str]:
+    """Split a phrase into words; underscores count as spaces."""
+    return phrase.replace("_", " ").split()
 
 
 def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> tuple[Plan, Plan]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
-from procap.methods.ivlp import IVLP, IVLP_NAMES
+from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
 from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
-from procap.methods.options import PromptSRCOptions
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
@@ -34,6 +34,18 @@ def teacher_templates() -> list[str]:
 
     templates = [template("{}") for template in OPENAI_IMAGENET_TEMPLATES[:NUM_TEMPLATES]]
     return [templates.pop(39), *templates]
+
+
+class PromptSRCOptions(IVLPOptions):
+    """The options of PromptSRC."""
+
+    n_ctx: int = Field(4, ge=1, description="text tokens per layer; above 4 the phrase is not used")
+    vision_tokens: int = Field(4, ge=0, description="vision tokens per layer")
+    depth: int = Field(9, ge=1, description="prompted layers of the text tower, the input counted")
+    vision_depth: int = Field(9, ge=0, description="prompted layers of the vision tower")
+    text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
+    image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
+    logit_weight: float = Field(1.0, ge=0, description="weight of the KL divergence of the predictions")
 
 
 class PromptSRC(IVLP):
@@ -60,13 +72,13 @@ class PromptSRC(IVLP):
         return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def teacher(self) -> Tensor:
-        """Compute the text teacher [C, E]: the mean over the templates, normalised as `teacher_average` says."""
-        return text_bank(self.clip, self.space, teacher_templates(), average=self.options.teacher_average)
+        """Compute the text teacher [C, E]: the mean over the templates, normalised at the end."""
+        return text_bank(self.clip, self.space, teacher_templates(), average="average-first")
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP: class features, image features, logits.
 
-        The KL divergence is divided by B x C, as in the public code, or with `kl_mean=images` by B.
+        The KL divergence is divided by B x C, as in the public code.
         """
         o = self.options
         image, text = self.features(images, noise)
@@ -79,5 +91,5 @@ class PromptSRC(IVLP):
             "ce": F.cross_entropy(logits, labels),
             "text": o.text_weight * F.l1_loss(unit(text), teacher_text),
             "image": o.image_weight * F.l1_loss(unit(image), teacher_image),
-            "kl": o.logit_weight * kl / (logits.numel() if o.kl_mean == "pairs" else len(logits)),
+            "kl": o.logit_weight * kl / logits.numel(),
         }

@@ -13,16 +13,16 @@ Shapes: B images, C classes, K chosen classes, E joint embedding.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.options import SkipTOptions
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
@@ -58,6 +58,23 @@ SMALLEST_CLASS = 4
 
 OWN_CLASS = 1e4
 """Similarity of an image to its own class, so that this comes first."""
+
+
+class SkipTOptions(BaseModel):
+    """The options of SkipT."""
+
+    model_config = STRICT
+
+    first_block: int = Field(6, ge=0, description="first block (0-based) of both towers that is trained")
+    top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")
+    max_top: int = Field(50, ge=1, description="most classes that are always used")
+    decay: float = Field(0.3, gt=0, description="scale of the exponential decay over the other classes (lambda)")
+    draw: Literal["run", "step"] = Field(
+        "run", description="how often the used ranks of similarity are drawn; the public code does it once"
+    )
+    keep_labels: bool = Field(
+        True, description="use the classes of all images of a batch; the published recipe does not, see `SkipT.loss`"
+    )
 
 
 class SkipT(Method):

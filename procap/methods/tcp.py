@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.attention import QuickGELU
@@ -19,9 +20,8 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.cocoop import META_NET_NAMES
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod
+from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import Noise, PublicLayout
-from procap.methods.options import TCPOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
@@ -45,6 +45,18 @@ REFERENCE_TEMPLATES = {
     "food101": "a photo of a {}, a type of food.",
 }
 """Where the public code's reference differs from the zero-shot template of the data set."""
+
+
+class TCPOptions(ContextOptions):
+    """The options of TCP."""
+
+    ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
+    hidden: int = Field(128, ge=1, description="hidden width of the network that makes the class tokens")
+    block: int = Field(8, ge=0, description="block (0-based) at whose input the class tokens replace the context")
+    kg_weight: float = Field(8.0, ge=0, description="weight of the distance to the reference features")
+    reference_template: str | None = Field(
+        None, description="template of the reference; none: the public code's, which differs from its prompts"
+    )
 
 
 class TCP(ContextMethod):

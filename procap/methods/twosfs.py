@@ -8,18 +8,17 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.options import TwoSFSOptions
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
@@ -30,6 +29,19 @@ from procap.text import LabelSpace
 STEPS_PER_SHOT = 300
 NORMS, LINEAR = 0, 1
 """The stages of a training."""
+
+
+class TwoSFSOptions(BaseModel):
+    """The options of 2SFS."""
+
+    model_config = STRICT
+
+    first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
+    first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
+    first_stage: float = Field(
+        0.6, ge=0, lt=1, description="share of the steps that tune the LayerNorms; the others train the classifier"
+    )
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class TwoSFS(Method):
@@ -46,11 +58,9 @@ class TwoSFS(Method):
         check_blocks(clip, g.vision_layers, first_vision_block=options.first_vision_block)
         check_blocks(clip, g.text_layers, first_text_block=options.first_text_block)
         super().__init__(clip, space, options, generator)
-        # By default `ln_pre`, `ln_post` and `ln_final` stay frozen, as in the public code.
-        final = options.final_norms
-        others = ("ln_pre",) * options.first_norm + ("ln_post",) * final
-        self.vision = tuned_norms(clip.visual, options.first_vision_block, others)
-        self.text = tuned_norms(clip.text, options.first_text_block, ("ln_final",) if final else ())
+        # `ln_pre`, `ln_post` and `ln_final` stay frozen, as in the public code.
+        self.vision = tuned_norms(clip.visual, options.first_vision_block)
+        self.text = tuned_norms(clip.text, options.first_text_block)
         self.rows = nn.Parameter(self.class_features(space))
 
     @classmethod
@@ -121,6 +131,6 @@ class TwoSFS(Method):
         return Classifier(self.clip, self.plans(self.prompts)[0], features, self.scale())
 
 
-def tuned_norms(tower: nn.Module, first: int, others: Sequence[str]) -> WeightOverrides:
-    """Copy the LayerNorms of a tower's blocks from `first` on and those called `others`."""
-    return WeightOverrides(tower, [name for name in upper_names(tower, first, others) if "ln_" in name])
+def tuned_norms(tower: nn.Module, first: int) -> WeightOverrides:
+    """Copy the LayerNorms of a tower's blocks from `first` on."""
+    return WeightOverrides(tower, [name for name in upper_names(tower, first, ()) if "ln_" in name])

@@ -11,16 +11,26 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from pydantic import BaseModel, Field
 from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, Noise, PublicLayout
-from procap.methods.options import VPTOptions
+from procap.methods.method import STRICT, Method, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, template_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
+
+
+class VPTOptions(BaseModel):
+    """The options of VPT."""
+
+    model_config = STRICT
+
+    n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
+    depth: int = Field(12, ge=1, description="prompted layers, the input counted")
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class VPT(Method):

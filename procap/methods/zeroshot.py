@@ -6,14 +6,14 @@ Learns 0 parameters. Shapes: B images, C classes.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from procap.classifier import Classifier
-from procap.methods.method import Method, Noise
-from procap.methods.options import ZeroShotOptions
+from procap.methods.method import STRICT, Method, Noise
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
@@ -30,6 +30,17 @@ ENSEMBLE = (
     "a photo of the small {}.",
 )
 """The seven templates that Radford et al. chose for ImageNet."""
+
+
+class ZeroShotOptions(BaseModel):
+    """The options of zero-shot CLIP."""
+
+    model_config = STRICT
+
+    templates: Literal["single", "ensemble"] = Field(
+        "single",
+        description="the data set's own template, or the mean over seven general ones and it (on ImageNet: the seven)",
+    )
 
 
 class ZeroShot(Method):

@@ -5,6 +5,7 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +62,9 @@ def find_source(name: str, pretrained: str | None) -> Source:
         return Source(file.stem, str(file), file)
     geometry = geometry_from_config(model_configs()[architecture])
     if pretrained == "random":
-        return Source(architecture, "random", None, geometry)
+        # Random weights replace those that a user would load, so they take their activation.
+        quick_gelu = geometry.quick_gelu or "openai" in _tags(architecture)
+        return Source(architecture, "random", None, replace(geometry, quick_gelu=quick_gelu))
     if tag := _tag(architecture, pretrained):
         from open_clip.pretrained import get_pretrained_cfg
 
@@ -108,6 +111,12 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         return CLIP.from_state(weights.state, geometry, **about)
     except ValueError as error:
         raise UserError(f"{file} does not fit {source.name}: it {error}") from None
+
+
+@functools.cache
+def weights_digest(name: str, pretrained: str | None = None) -> str:
+    """Return the digest of the CLIP that `load_clip` loads, computed once per process. Raises what `load_clip` does."""
+    return load_clip(name, pretrained).digest()
 
 
 def weights_file(name: str, pretrained: str | None = None) -> Path | None:

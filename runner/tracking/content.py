@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from procap.errors import UserError
 from procap.recipe import format_value
-from runner.config import RunConfig, changed_settings
+from runner.config import RunConfig
+from runner.planning import changed_settings
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
 from runner.run_collection import FILE, Collection, read_collection
 from runner.run_folders import RunFolder

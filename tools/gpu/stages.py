@@ -30,8 +30,9 @@ from benchmarks.runtime.workload import Models, Training, models_by_mode
 from procap.methods import METHODS
 from procap.weights.loading import load_clip
 from runner.acceleration import NAMES, Acceleration
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.evaluate import evaluate
+from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.setup import clip_transform
 from runner.train import train

@@ -1,0 +1,141 @@
+"""Plan runs: resolve names, defaults and recipes into a `RunConfig`, and compare a run with the published recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from procap.errors import UsageError, explain_invalid, unknown_name
+from procap.recipe import Recipe
+from runner.config import RunConfig
+from shards.fewshot import parse_classes
+
+
+def plan_run(
+    *,
+    method: str,
+    dataset: str,
+    classes: str = "",
+    shots: int = 16,
+    seed: int = 1,
+    backbone: str = "mini",
+    pretrained: str | None = None,
+    precision: str = "fp32",
+    recipe: str = "published",
+    task: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+) -> RunConfig:
+    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
+
+    classes: by default "base", or "all" of a data set of test images alone, which has no halves.
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
+    task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
+    options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
+    data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
+    """
+    from procap.methods import method_class, method_options
+    from shards.resolve import resolve_dataset
+
+    if recipe not in ("published", "procap"):
+        raise unknown_name("recipe", recipe, ("published", "procap"))
+    found = resolve_dataset(dataset, data)
+    classes = parse_classes(classes or ("all" if found.test_only else "base"))
+    fields = {"dataset": found.name, "classes": classes, "shots": shots, "seed": seed}
+    fields |= {"method": method, "precision": precision}
+    # Once before the method is known, whose import takes longer than everything else here.
+    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
+    kind = method_class(method)
+    from procap.methods.method import TASKS
+
+    task = task or ("few-shot" if classes == "all" else "base-to-novel")
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    own = kind.recipe(task, shots, found.base)
+    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
+    changes = dict(overrides or {})
+    if own.epochs == 0:
+        changes["epochs"] = 0
+    if "epochs" in changes:
+        # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
+        changes = {"iterations": None, **changes}
+    resolved = _make_recipe({**base.model_dump(), **changes})
+    if own.epochs and not resolved.epochs:
+        raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
+    published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
+    filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
+    from procap.weights.architectures import canonical_name, names_file
+
+    backbone, pretrained = canonical_name(backbone, pretrained)
+    if names_file(backbone) or (pretrained and names_file(pretrained)):
+        # This imports torch.
+        from procap.weights.loading import weights_digest
+
+        fields["weights_digest"] = weights_digest(backbone, pretrained)
+    recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe
+    fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
+    return _make_config(resolved, fields)
+
+
+def control_options(method: str, recipe: str) -> dict[str, Any]:
+    """Return the options of a method where the recipe is chosen by name: in ProCAP's, MaPLe has as many tokens."""
+    return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
+
+
+def recipe_settings(
+    config: RunConfig, task: str | None = None, recipe: str = "published"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
+    from procap.methods import method_class, method_options
+    from shards.resolve import base_name
+
+    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
+    case = task, config.shots, base_name(config.dataset)
+    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
+    options = method_options(config.method, own).model_dump(mode="json")
+    return options, (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
+
+
+def changed_settings(
+    config: RunConfig, task: str | None = None, recipe: str = "published"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
+    options, fields = recipe_settings(config, task, recipe)
+    return (
+        {name: value for name, value in config.options.items() if value != options.get(name, value)},
+        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
+    )
+
+
+def nearest_recipe(config: RunConfig, task: str | None = None) -> str:
+    """Return whose recipe a run differs from in the fewest settings, "published" or "procap"."""
+    return min(("published", "procap"), key=lambda name: sum(map(len, changed_settings(config, task, name))))
+
+
+def check_recipe(changes: Mapping[str, Any]) -> None:
+    """Raise UsageError for a field of a recipe that is wrong whatever the others are."""
+    if changes.get("epochs") == 0:
+        raise UsageError("epochs = 0 trains nothing: give 1 or more, or `procap eval --methods zeroshot`")
+    try:
+        Recipe.model_validate({"lr": 1, "epochs": 1, "batch_size": 1, **changes})
+    except ValidationError as error:
+        if error.errors()[0]["loc"]:
+            raise explain_invalid(error, "recipe", Recipe.model_fields) from error
+
+
+def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise explain_invalid(error, "recipe", Recipe.model_fields) from error
+
+
+def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
+    try:
+        return RunConfig(recipe=recipe, **fields)
+    except ValidationError as error:
+        raise explain_invalid(error, "run", RunConfig.model_fields) from error
