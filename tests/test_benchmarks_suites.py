@@ -44,15 +44,6 @@ def without_plots(monkeypatch):
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
 
 
-def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys):
-    file = tmp_path / "mine.py"
-    file.write_text(OWN.replace("recipe=name", "shots=2").replace('"zeroshot"', '"coop"'))
-    code, _, err = run(capsys, "bench", file, "--quick", "--shots", "4", "--dry-run")
-    assert code == 0 and "sets --shots 4 itself in some or all variants" in err
-    code, _, err = run(capsys, "bench", "few-shot", "--quick", "--shots", "4", "--dry-run")
-    assert code == 0 and "itself" not in err
-
-
 OWN = """
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.results.variant import Variant
@@ -84,7 +75,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     code, out, err = run(capsys, "bench", file, *small)
     assert code == 0 and "| digits" in out and "what I want to know" in err
     assert out.startswith("**What I want to know")
-    assert "CLIP (zero-shot) (recipe published)" in out and "CLIP (zero-shot) (recipe procap)" in out
+    assert "(recipe published)" in out and "(recipe procap)" in out
     assert "procap table" in err and "--suite mine" in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     code, printed, _ = run(capsys, "table", file)
@@ -177,7 +168,7 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
     code, out, err = run(capsys, *words)
     assert code == 1 and not out and "was trained on other content of digits" in err
-    assert run(capsys, *words, "--dry-run")[1].count("other data") == 2
+    assert run(capsys, *words, "--dry-run")[1].count("other data") == 1
     listed = run(capsys, "ls", "runs", *there)[1]
     assert re.findall(r"^other data: base/digits/coop/.*: was trained on other content of digits", listed, re.MULTILINE)
     assert run(capsys, *words, "--methods", "zeroshot", "--force")[0] == 0
@@ -219,7 +210,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
-    assert code == 3 and path.startswith("base/digits/coop") and "its results are missing" in err
+    assert code == 3 and path.startswith("base/digits/coop") and "its results were not found" in err
     assert read_collection(tmp_path / "results/collections/suite/base-to-novel").status == "failed"
 
 
@@ -250,28 +241,17 @@ def test_data_sets_that_are_missing_are_named_together(tmp_path, capsys):
     assert code == 1 and "'food101', 'eurosat' are not packed" in err and "procap data pack food101 eurosat" in err
 
 
-def test_the_plan_says_where_weights_are(few_digits, tiny_checkpoint, capsys):
-    words = ("bench", "base-to-novel", "--datasets", "digits", "--data", few_digits, "--seeds", "1", "--dry-run")
-    assert "weights of mini: in the program" in run(capsys, *words)[1]
-    assert f": {tiny_checkpoint}\n" in run(capsys, *words, "--backbone", tiny_checkpoint)[1]
-    assert "weights of ViT-B-16: missing: weights 'openai'" in run(capsys, *words, "--backbone", "ViT-B/16")[1]
-    assert json.loads(run(capsys, *words, "--json")[1].splitlines()[-1])["weights"] == {"mini": "in the program"}
-
-
 @pytest.mark.usefixtures("without_plots")
-def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
+def test_what_is_typed_next_finds_the_data_and_a_table_of_what_was_not_run_is_refused(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     err = run(capsys, *words, "--shots", "1", "--option", "ctx_init=")[2]
     data = small[small.index("--data") + 1]
     assert f"next: procap table base-to-novel --data {data} --results results;" in err
     assert f"; procap report base-to-novel --data {data} --results results\n" in err
     assert run(capsys, *words, "--shots", "2")[0] == 0
-    code, _, err = run(capsys, "table", "base-to-novel")
-    assert code == 0 and "1 further run of base-to-novel with other seeds or settings" in err
-    code, out, _ = run(capsys, "table", "base-to-novel", "--shots", "1", "--option", "ctx_init=")
-    assert code == 0 and 'ctx_init "" instead of a photo of a' in out
+    assert run(capsys, "table", "base-to-novel", "--shots", "1", "--option", "ctx_init=")[0] == 0
     code, _, err = run(capsys, "table", "base-to-novel", "--methods", "zeroshot")
-    assert code == 1 and "as it is chosen here" in err and "1 further run of base-to-novel with other seeds or" in err
+    assert code == 1 and "as it is chosen here" in err
 
 
 @pytest.mark.parametrize(("words", "message"), [
