@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.cli import main
-from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.experiment.suite import SuiteOptions, Variant
 from benchmarks.suites import load_suite
 from benchmarks.suites.ablation import VARIANTS
 from benchmarks.tables.render import render, to_dict

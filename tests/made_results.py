@@ -2,7 +2,7 @@
 
 import random
 
-from benchmarks.results.profiles import MINI
+from benchmarks.experiment.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from runner.config import Target

@@ -8,9 +8,9 @@ import pytest
 from made_results import put_config, put_score, table_of
 
 from benchmarks.cli import main
+from benchmarks.experiment import published
+from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.metrics import Metric
-from benchmarks.results.profiles import MINI, PAPER
-from benchmarks.results.published import tables as published
 from benchmarks.results.runtime import SCHEMA
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite

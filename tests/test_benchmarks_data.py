@@ -13,7 +13,7 @@ from own_images import CLASSES, put, put_classes
 from report_pages import begin, put_entry
 
 from benchmarks.cli import main
-from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import count_images

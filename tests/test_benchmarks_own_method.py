@@ -15,10 +15,10 @@ from report_pages import begin, put_entry
 
 from benchmarks.cli import main
 from benchmarks.cli.new_method import install_command
+from benchmarks.experiment.profiles import find_profile
+from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import LOOKS, assign_looks
 from benchmarks.results import load
-from benchmarks.results.frame import title_method
-from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import suite_notes

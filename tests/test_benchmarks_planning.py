@@ -11,10 +11,10 @@ from benchmarks.cli import main
 from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
 from benchmarks.cli.selection import run_flags, selected_runs
-from benchmarks.results.profiles import MINI, PAPER, PROFILES
-from benchmarks.results.published.tables import COMPONENTS
+from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
+from benchmarks.experiment.published import COMPONENTS
+from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions
 from benchmarks.runtime.settings import flags_of_options, list_cases, make_settings, run_config
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import merge_runs
@@ -132,15 +132,13 @@ def test_a_control_by_train_is_the_run_of_a_suite(tmp_path):
     assert "Rows of ProCAP's recipe are not comparable" in notes.lines[-1]
 
 
-def test_options_of_methods_reach_the_runs_and_the_command_that_repeats_the_suite():
+def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
     option = "coprompt.sentences=sentences/{dataset}.json"
     flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="0,1", option=[option, "maple.depth=3"])
     planned = plan_suite(load_suite("base-to-novel"), flags, RuntimeFlags(), Path("data"))
     options = {run.variant.method: run.spec.config.options for run in planned.runs}
     assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
     assert options["maple"]["depth"] == 3
-    command = planned.suite.command(planned.options, "results")
-    assert option in command and "maple.depth=3" in command and "--seeds 0,1" in command
     recorded = json.loads(json.dumps(planned.options.to_json()))
     assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))
@@ -157,7 +155,6 @@ def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(na
         settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(planned.options))
         options = [run_config("procap", "fp32", settings).options]
     assert options and {own["init_std"] for own in options} == {0.03}
-    assert "--option procap.init_std=0.03" in planned.suite.command(planned.options, "results")
     if name != "runtime":
         notes = suite_notes(SuiteResults.read(planned.suite, planned.options, tmp_path))
         assert any("init_std 0.03" in note for note in notes.details)
@@ -262,8 +259,6 @@ def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"))
     recorded = json.loads(json.dumps(planned.options.to_json()))
     assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
-    command = planned.suite.command(planned.options, "results").split()
-    assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
     return [(entry.variant.method, entry.spec.config.shots) for entry in first]
 

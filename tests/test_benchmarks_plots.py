@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from made_results import made, put_config, put_score
 
+from benchmarks.experiment.profiles import PROFILES
+from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.results.profiles import PROFILES
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.suites import load_suite
 from procap.methods import METHODS
 from runner.results import harmonic_mean

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from made_results import made, put_score, table_of
 
-from benchmarks.plots import base_novel as halves_plots
-from benchmarks.results.metrics import Metric
-from benchmarks.results.profiles import MINI, PAPER
-from benchmarks.results.published.tables import (
+from benchmarks.experiment.profiles import MINI, PAPER
+from benchmarks.experiment.published import (
     AVERAGE,
     DATASETS,
     METHOD_KEYS,
@@ -21,9 +19,10 @@ from benchmarks.results.published.tables import (
     display_name,
     halves,
 )
+from benchmarks.experiment.suite import Suite, Variant
+from benchmarks.plots import base_novel as halves_plots
+from benchmarks.results.metrics import Metric
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.tables.check import check_table
 from benchmarks.tables.render import render
@@ -66,7 +65,7 @@ def harmonic(base: Fraction, novel: Fraction) -> Fraction:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
-    assert '"benchmarks.results.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
+    assert '"benchmarks.experiment.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
     assert len(FILES) == 9
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not here")

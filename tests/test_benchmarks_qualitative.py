@@ -13,11 +13,11 @@ from made_results import made, table_of
 from PIL import Image
 from small_runs import make_runtime
 
+from benchmarks.experiment.profiles import PAPER, find_profile
 from benchmarks.qualitative.pictures import compare, make_pictures
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import count_kinds, select_images
-from benchmarks.results.profiles import PAPER, find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated

@@ -176,7 +176,7 @@ HOSTILE = "<script>alert('x')</script>"
 OWN = f"""
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
-from benchmarks.suites.suite import Suite
+from benchmarks.experiment.suite import Suite
 def tables(done):
     name = {HOSTILE!r} + '" onload="x'
     line = Row((name, "&amp;"), (Metric(12.5), name))

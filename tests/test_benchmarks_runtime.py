@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shlex
 import shutil
 import sys
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ import torch
 from rank_processes import run_ranks
 
 from benchmarks.cli import main
-from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.experiment.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.runtime.benchmark import measure, measure_suite, write
 from benchmarks.runtime.data import class_names, load_case_data
@@ -223,25 +222,6 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
         file.write_text(text)
         with pytest.raises(MeasuringBegan):
             measure_suite(done, place, False)
-
-
-@pytest.mark.parametrize(("profile", "quick"), [(MINI, True), (PAPER, False)])
-def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, profile, quick):
-    asked = []
-
-    def begin(settings, *_, **__):
-        asked.append(settings)
-        raise MeasuringBegan
-
-    monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begin)
-    suite = load_suite("runtime")
-    done = SuiteResults.read(suite, suite.options(profile, quick=quick, data=tmp_path / "data"), tmp_path)
-    with pytest.raises(MeasuringBegan):
-        suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)
-    words = shlex.split(suite.command(done.options, tmp_path))
-    assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
-    main([*words[1:], "--device", "cpu"])
-    assert asked[0] == asked[1]
 
 
 def test_another_measurement_leaves_the_one_of_the_suite(suite):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from made_results import made, put_score, table_of
 
+from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.metrics import Metric
-from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables

@@ -16,7 +16,7 @@ from benchmarks.cli import bench as bench_command
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import make_outputs, short_names
@@ -46,8 +46,8 @@ SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
 
 OWN = """
 from benchmarks.tables.base_novel import base_to_novel_tables
-from benchmarks.results.variant import Variant
-from benchmarks.suites.suite import Suite
+from benchmarks.experiment.suite import Variant
+from benchmarks.experiment.suite import Suite
 def twice(options, method):
     return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]
 SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
@@ -86,7 +86,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     other = tmp_path / "other.py"
     other.write_text("SUITE = 3")
     code, _, err = run(capsys, "bench", other)
-    assert code == 2 and "no benchmarks.suites.suite.Suite" in err
+    assert code == 2 and "no benchmarks.experiment.suite.Suite" in err
     code, _, err = run(capsys, "bench", tmp_path / "none.py")
     assert code == 2 and "no file" in err
 

@@ -22,9 +22,9 @@ from made_results import put_run, put_score
 from toy_shards import toy_source
 
 from benchmarks.cli import main
+from benchmarks.experiment.profiles import MINI
 from benchmarks.report import describe, started_suites
 from benchmarks.results import load
-from benchmarks.results.profiles import MINI
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import SuitePlan
 from benchmarks.tables.render import render

@@ -15,14 +15,14 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
+from benchmarks.experiment.profiles import MINI, PAPER, find_profile
+from benchmarks.experiment.suite import Suite
 from benchmarks.report.report import write_report
-from benchmarks.results.profiles import MINI, PAPER, find_profile
 from benchmarks.suites import ALL, SUITES, load_suite, suite_help, suite_paths, suite_titles
 from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, read_state, read_states
 from benchmarks.suites.progress import CollectionTrackers
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import render, to_dict
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError

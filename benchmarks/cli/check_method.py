@@ -13,7 +13,7 @@ from benchmarks.cli.new_method import install_command
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
-from benchmarks.results.frame import title_method
+from benchmarks.experiment.titles import title_method
 from procap.errors import UsageError, check_names
 from procap.methods import method_paths, title_and_colour
 from runner.config import RuntimeConfig

@@ -14,7 +14,8 @@ from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, com
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.console.parse import split_names
-from benchmarks.results.frame import describe_settings, open_results, run_folders, title_method, title_variants
+from benchmarks.experiment.titles import title_method
+from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import load_suite, suite_paths
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_summaries

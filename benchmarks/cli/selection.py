@@ -32,8 +32,8 @@ from benchmarks.console.parse import (
     parse_shot_counts,
     split_names,
 )
-from benchmarks.results.frame import sort_methods
-from benchmarks.results.published.tables import table1_methods
+from benchmarks.experiment.published import table1_methods
+from benchmarks.experiment.titles import sort_methods
 from benchmarks.suites.checks import check_images
 from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHODS, method_class, method_paths

@@ -25,7 +25,7 @@ from benchmarks.console.parse import (
     parse_options,
     parse_shot_count,
 )
-from benchmarks.results.published.tables import table1_methods
+from benchmarks.experiment.published import table1_methods
 from cluster.space import Domain, Values, parse_param
 from cluster.sweep_record import SweepSettings
 from procap.errors import UsageError, explain_invalid

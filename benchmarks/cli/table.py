@@ -159,8 +159,7 @@ def _suite_tables(
         return [checked], 0 if agrees else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     if not tables:
-        command = suite.command(options, results)
-        raise UserError(f"no result of {name} as it is chosen here below {results}; make them: {command}")
+        raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
     return _add_notes(tables, note_other_content(done.frame, data)), 1 if done.unreadable else 0
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
+from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.plots import style
 from benchmarks.plots.style import OTHER, Look, Plots, styled
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.calibration import average_over_tests
 from runner.calibration import BINS

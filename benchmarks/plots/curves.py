@@ -8,11 +8,11 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots, styled
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.grid import accuracy_on, paper_weights, sensitivity_variants
 
 if TYPE_CHECKING:

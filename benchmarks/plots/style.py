@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.results.frame import TITLES
+from benchmarks.experiment.titles import TITLES
 from benchmarks.results.metrics import Metric
 from procap.methods import title_and_colour
 from runner.results import write_bytes

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.experiment.published import display_name
 from benchmarks.plots.style import FAINT, INK, PAGE, heading, styled
-from benchmarks.results.published.tables import display_name
 from runner.config import Target
 
 if TYPE_CHECKING:

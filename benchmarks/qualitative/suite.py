@@ -15,9 +15,8 @@ baseline" and 98.43 of ProCAP. The classes of the figures of Flowers102 are not 
 
 from __future__ import annotations
 
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.qualitative import qualitative_tables
 from runner.config import RuntimeConfig, Target
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.console.output import plural
+from benchmarks.experiment.published import display_name
 from benchmarks.results.metrics import Metric, make_metric
-from benchmarks.results.published.tables import display_name
 from benchmarks.tables.comparison import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError

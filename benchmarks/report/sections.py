@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import make_frame, make_records, order_in, run_folders, title_method
+from benchmarks.experiment.titles import order_in, title_method
+from benchmarks.results.frame import make_frame, make_records, run_folders
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import last_options

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UsageError, UserError
-from procap.methods import METHODS, method_source, title_and_colour
+from procap.methods import METHODS, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
@@ -18,32 +19,6 @@ from runner.run_folders import DEPTH, RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TITLES: Mapping[str, str] = {
-    "zeroshot": "CLIP (zero-shot)",
-    "coop": "CoOp",
-    "cocoop": "CoCoOp",
-    "kgcoop": "KgCoOp",
-    "vpt": "VPT",
-    "ivlp": "IVLP",
-    "maple": "MaPLe",
-    "promptsrc": "PromptSRC",
-    "coprompt": "CoPrompt",
-    "tcp": "TCP",
-    "mma": "MMA",
-    "mmrl": "MMRL",
-    "skipt": "SkipT",
-    "2sfs": "2SFS",
-    "mmlop": "MMLoP (after its text)",
-    "procap": "ProCAP",
-}
-"""The built-in methods as tables print them."""
-
-
-def title_method(name: str) -> str:
-    """Return the title of a method in tables and plots; a plug-in whose title is missing or taken has its name."""
-    return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
-
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
     """Load every evaluation of every finished run, one row per run and target.
@@ -334,17 +309,6 @@ def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
 
     ranks = [(name, rank(value)) for name, value in settings.items() if name != "classes"]
     return *order_in(method, METHODS), ranks
-
-
-def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
-    """Sort key: the order of `names`, then others alphabetically."""
-    order = list(names)
-    return (order.index(name) if name in order else len(order), name)
-
-
-def sort_methods(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort methods as `procap ls methods` does."""
-    return tuple(sorted(names, key=lambda name: order_in(name, METHODS)))
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:

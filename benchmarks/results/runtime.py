@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.results.frame import TITLES
+from benchmarks.experiment.titles import TITLES
 from procap.errors import UserError, describe_invalid
 from runner.config import Amount, Count
 from shards.files import read_file

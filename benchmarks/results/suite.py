@@ -9,6 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.experiment.profiles import PAPER
+from benchmarks.experiment.published import AVERAGE
+from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.results.frame import (
     changed_datasets,
     check_contents,
@@ -19,9 +22,6 @@ from benchmarks.results.frame import (
     metric_over_seeds,
 )
 from benchmarks.results.metrics import Halves, Metric, average, harmonic
-from benchmarks.results.profiles import PAPER
-from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.variant import SHOTS, SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, Target
@@ -53,7 +53,7 @@ class SuiteResults:
     over seeds two. unreadable: why results are left out, by run, such as files that cannot be read; they are missing.
     """
 
-    suite: SuiteDefinition
+    suite: Suite
     options: SuiteOptions
     runs: tuple[SuiteRun, ...]
     frame: pd.DataFrame
@@ -63,7 +63,7 @@ class SuiteResults:
 
     @classmethod
     def read(
-        cls, suite: SuiteDefinition, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
+        cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
     ) -> SuiteResults:
         """Read existing results below `results` of the suite's plan."""
         runs = read_plan(results / COLLECTIONS / "suite" / suite.name, options) or tuple(suite.plan(options))

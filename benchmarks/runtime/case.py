@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.console.output import note
-from benchmarks.results.frame import title_method
+from benchmarks.experiment.titles import title_method
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns, timed

@@ -17,7 +17,7 @@ from runner.environment import num_decoders
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.results.variant import SuiteOptions
+    from benchmarks.experiment.suite import SuiteOptions
     from runner.config import RunConfig, RuntimeConfig
 
 SHOTS, SEED = 16, 1
@@ -182,7 +182,7 @@ def list_cases(precision: str, settings: Settings, **data: Any) -> list[tuple[st
 
     data: as `run_config` takes them.
     """
-    from benchmarks.results.variant import ALL_OFF
+    from benchmarks.experiment.suite import ALL_OFF
 
     cases = [(method, run_config(method, precision, settings, **data)) for method in settings.methods]
     if {"maple", "procap"} <= set(settings.methods):

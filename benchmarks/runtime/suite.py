@@ -16,22 +16,10 @@ epochs (98.39 % on Flowers102). `--classes all` takes all classes.
 
 from __future__ import annotations
 
-from benchmarks.results.variant import SuiteOptions
+from benchmarks.experiment.suite import Suite
 from benchmarks.runtime.benchmark import measure_suite
-from benchmarks.runtime.settings import CLASS_CHOICES, flags_of_options
-from benchmarks.suites.suite import Suite
+from benchmarks.runtime.settings import CLASS_CHOICES
 from benchmarks.tables.runtime import runtime_tables
-
-
-def runtime_flags(options: SuiteOptions) -> list[str]:
-    """Return the flags of `procap bench runtime`, which has no runs and flags of its own."""
-    return [
-        word
-        for name, value in flags_of_options(options).items()
-        for one in (value if isinstance(value, list) else [value])
-        for word in (f"--{name}", str(one))
-    ]
-
 
 SUITE = Suite(
     name="runtime",
@@ -44,5 +32,4 @@ SUITE = Suite(
     tables=runtime_tables,
     finish=measure_suite,
     published="runtime",
-    flags=runtime_flags,
 )

@@ -10,7 +10,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from procap.errors import UsageError, unknown_name
 from procap.methods.plugins import SUITES_GROUP, find_plugins
 
 if TYPE_CHECKING:
-    from benchmarks.suites.suite import Suite
+    from benchmarks.experiment.suite import Suite
 
 SUITES: dict[str, str] = {
     "base-to-novel": "benchmarks.suites.base_to_novel:SUITE",
@@ -47,15 +46,15 @@ def suite_paths() -> dict[str, str]:
 
 def load_suite(name: str) -> Suite:
     """Load the suite of that name, or of the file `name`; UsageError for an unknown name or an invalid suite."""
-    from benchmarks.suites.suite import Suite
+    from benchmarks.experiment.suite import Suite
 
     module, attribute = _find_module(name)
     found = getattr(module, attribute, None)
     if not isinstance(found, Suite):
-        raise UsageError(f"suite '{name}': {attribute} is no benchmarks.suites.suite.Suite")
+        raise UsageError(f"suite '{name}': {attribute} is no benchmarks.experiment.suite.Suite")
     if name not in SUITES and found.name in (*SUITES, ALL):
         raise UsageError(f"suite '{name}' is called '{found.name}' like one of ours, whose tables it would replace")
-    return found if name == found.name else replace(found, typed=name)
+    return found
 
 
 def suite_titles() -> dict[str, str]:

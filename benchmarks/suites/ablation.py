@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.results.variant import ALL_OFF, INDEPENDENT, SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
+from benchmarks.experiment.suite import ALL_OFF, INDEPENDENT, Suite, SuiteOptions, Variant
 from benchmarks.tables.base_novel import ablation_tables
 
 FULL = "Full ProCAP"

@@ -12,9 +12,8 @@ MaPLe 70.72 and 66.30.
 
 from __future__ import annotations
 
-from benchmarks.results.profiles import PROFILES
-from benchmarks.results.variant import SuiteOptions
-from benchmarks.suites.suite import Suite
+from benchmarks.experiment.profiles import PROFILES
+from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.tables.transfer import transfer_tables
 from runner.config import Target
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from statistics import mode
 
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.curves import duration_plots
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import duration_tables
 
 PARTS = (0.2, 0.5, 1.0)

@@ -11,9 +11,8 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
+from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, Variant, all_classes, is_trained
 from benchmarks.plots.curves import shots_plots
-from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
-from benchmarks.suites.suite import Suite, all_classes
 from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
 

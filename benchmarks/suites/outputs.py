@@ -12,12 +12,11 @@ from pathlib import Path
 
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
+from benchmarks.experiment.published import AVERAGE
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.metrics import average
-from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults, write_plan
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
 from runner.config import RuntimeConfig, Target

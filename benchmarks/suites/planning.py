@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from benchmarks.results.profiles import MINI, find_profile
-from benchmarks.results.variant import SHOTS, SuiteOptions, SuiteRun
+from benchmarks.experiment.profiles import MINI, find_profile
+from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES
-from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target

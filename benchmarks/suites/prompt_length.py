@@ -10,9 +10,8 @@ Published: a figure only, best at 4 tokens.
 
 from __future__ import annotations
 
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.curves import prompt_length_plots
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import prompt_length_tables
 from procap.errors import UsageError
 from procap.methods import method_class, method_options

@@ -12,9 +12,8 @@ Published: a figure only.
 
 from __future__ import annotations
 
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.curves import sensitivity_plots
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.grid import paper_weights, sensitivity_tables
 
 LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)

@@ -11,8 +11,8 @@ the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of 
 
 from __future__ import annotations
 
+from benchmarks.experiment.suite import Suite
 from benchmarks.plots.base_novel import stability_plots
-from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import stability_tables
 
 SUITE = Suite(

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.experiment import published
+from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
-from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
+from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, Comparison, Measure, compare, holm
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.console.output import plural
+from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table

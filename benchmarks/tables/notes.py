@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.frame import FEW_STEPS, changed_datasets, dataset_order, describe_settings, title_method
+from benchmarks.experiment.titles import title_method
+from benchmarks.results.frame import FEW_STEPS, changed_datasets, dataset_order, describe_settings
 from benchmarks.results.statistics import format_seeds
 from benchmarks.results.suite import SuiteResults
 from procap.errors import UserError

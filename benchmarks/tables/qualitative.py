@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.results.frame import title_method
+from benchmarks.experiment.published import PROMPT_PICTURE, display_name
+from benchmarks.experiment.suite import Variant
+from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
-from benchmarks.results.published.tables import PROMPT_PICTURE, display_name
 from benchmarks.results.runtime import explain_broken_report
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import mark_reproduced, published_group, published_row
 from benchmarks.tables.table import Cell, Column, Row, Table

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from benchmarks.experiment.published import AVERAGE
 from benchmarks.results.frame import (
     changed_datasets,
     check_contents,
@@ -20,7 +21,6 @@ from benchmarks.results.frame import (
     variant_order,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import Notes, frame_notes

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import plural
+from benchmarks.experiment import published
+from benchmarks.experiment.published import display_name
 from benchmarks.results.metrics import Metric
-from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import display_name
 from benchmarks.results.runtime import explain_broken_report, load_runtime_reports
 from benchmarks.results.suite import BACKBONE, SuiteResults
 from benchmarks.tables.render import render

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.experiment import published
+from benchmarks.experiment.published import display_name
+from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
-from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import add_delta_column, mark_reproduced, published_group, published_row, published_title

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.tables.base_novel import base_to_novel_tables
 
 NONE = {"text_weight": 0.0, "image_weight": 0.0, "logit_weight": 0.0}

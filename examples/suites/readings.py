@@ -24,11 +24,10 @@ from pydantic import BaseModel, ValidationError
 from scipy.stats import ttest_1samp
 
 from benchmarks.console.output import plural
+from benchmarks.experiment.profiles import PAPER
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, halves
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.profiles import PAPER
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.suite import Suite, halves
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table, format_number
 from procap.methods.procap import ProCAPOptions

@@ -1,25 +1,28 @@
-"""Define what a suite compares: variants of methods, the options of a suite, and its planned runs."""
+"""Define an experiment: a suite, the variants that it compares, its options, and the runs that it plans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from benchmarks.results.frame import title_method
-from benchmarks.results.profiles import Profile, find_profile
-from benchmarks.results.published.tables import COMPONENTS
-from cluster.run import RunSpec
-from procap.errors import UserError, describe_invalid
+from benchmarks.experiment.profiles import Profile, find_profile
+from benchmarks.experiment.published import COMPONENTS
+from benchmarks.experiment.titles import title_method
+from cluster.run import RunSpec, validation_targets
+from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
 from procap.recipe import format_value
-from runner.config import EvalSettings, RunConfig, Target
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import control_options, plan_run
+from runner.run_collection import COLLECTION_NAME
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -194,22 +197,108 @@ class SuiteRun:
         return self.spec.config.path
 
 
-class SuiteDefinition(Protocol):
-    """The part of `benchmarks.suites.suite.Suite` that results, tables and plots use."""
+def unchanged(options: SuiteOptions, method: str) -> list[Variant]:
+    """Return the method without changes."""
+    return [Variant(method)]
+
+
+def halves(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """Return base and novel test images of the data set that was trained on."""
+    return Target(dataset, "base"), Target(dataset, "novel")
+
+
+def all_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """Return all test images of the data set that was trained on."""
+    return (Target(dataset, "all"),)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """An experiment: its runs for given options, and the tables and plots of their results.
+
+    name, title: for the command line and for headings.
+    methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
+    classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
+    task: whose published recipes count, see `plan_run`.
+    held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
+    variants: the variants of a method. trains: whether they are runs; else `finish` measures them by itself.
+    targets: the evaluation targets of a run on a data set.
+    tables, plots: make its tables and plots from a `SuiteResults`.
+    finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
+    quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
+    published: the file of `published/` with published numbers; `prompt_picture` is a caption.
+    """
+
+    name: str
+    title: str
+    methods: tuple[str, ...]
+    tables: Callable[[Any], list[Any]]
+    seeds: tuple[int, ...] = (1, 2, 3)
+    datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    classes: str = "base"
+    class_choices: tuple[str, ...] = ()
+    held_out: bool = False
+    task: str | None = None
+    variants: Callable[[SuiteOptions, str], Sequence[Variant]] = unchanged
+    trains: bool = True
+    targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
+    plots: Callable[[Any], Mapping[str, Any]] | None = None
+    finish: Callable[[Any, RuntimeConfig, bool], None] | None = None
+    quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    quick_seeds: tuple[int, ...] = ()
+    published: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(COLLECTION_NAME, self.name):
+            raise UsageError(f"a suite cannot be called '{self.name}': letters, digits, dots, dashes, underscores")
 
     @property
-    def name(self) -> str: ...
-    @property
-    def heading(self) -> str: ...
-    @property
-    def classes(self) -> str: ...
-    @property
-    def methods(self) -> tuple[str, ...]: ...
-    @property
-    def published(self) -> str: ...
-    @property
-    def task(self) -> str | None: ...
-    def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
-    def trained_classes(self, options: SuiteOptions) -> str: ...
-    def plan(self, options: SuiteOptions) -> list[SuiteRun]: ...
-    def command(self, options: SuiteOptions, results: str | Path) -> str: ...
+    def heading(self) -> str:
+        """The title with a capital letter."""
+        return self.title[:1].upper() + self.title[1:]
+
+    def options(self, profile: Profile, *, quick: bool = False, **more: Any) -> SuiteOptions:
+        """Return the suite's defaults in `profile`; `more` are fields of SuiteOptions, None keeps the default."""
+        datasets = self.quick_datasets.get(profile.name) if quick else None
+        defaults: dict[str, Any] = {
+            "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
+            "methods": self.methods,
+            "seeds": (self.quick_seeds if quick else ()) or self.seeds,
+        }
+        chosen = {name: value for name, value in more.items() if value is not None}
+        return SuiteOptions(profile, **defaults | chosen, quick=quick)
+
+    def trained_classes(self, options: SuiteOptions) -> str:
+        """Return the classes trained on. Raises UsageError for a choice that the suite does not offer."""
+        if options.classes and options.classes not in self.class_choices:
+            known = f"one of {', '.join(self.class_choices)}" if self.class_choices else f"{self.classes} alone"
+            raise UsageError(f"--classes {options.classes}: {self.name} has its own classes to train on, {known}")
+        return options.classes or self.classes
+
+    def plan(self, options: SuiteOptions) -> list[SuiteRun]:
+        """List every run, data set by data set; a run that two variants share is listed for both."""
+        chosen = self.trained_classes(options)
+        variants = [variant for method in options.methods for variant in self.variants(options, method)]
+        if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
+            listed = ",".join(map(str, options.shots))
+            raise UsageError(f"--shots {listed}: {self.name} takes one number; few-shot draws curves over several")
+        for first, second in combinations(variants, 2):
+            if (first.name, first.key) == (second.name, second.key) and first != second:
+                raise UsageError(f"two variants are called '{first.name}': give each a title or a key of its own")
+        runs: list[SuiteRun] = []
+        for dataset in options.datasets if self.trains else ():
+            trainings = {chosen: tuple(map(str, self.targets(options, dataset)))}
+            if self.held_out:
+                trainings["dev-base"] = validation_targets(dataset, "dev-base")
+            for variant, (classes, targets) in product(variants, trainings.items()):
+                try:
+                    configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
+                except UsageError as error:
+                    if not variant.key:
+                        raise
+                    raise UsageError(f"suite '{self.name}', variant '{variant.name}': {error}") from error
+                runs += [
+                    SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=targets))
+                    for config in {config.path: config for config in configs}.values()
+                ]
+        return runs

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.results.frame import TITLES
+from benchmarks.experiment.titles import TITLES
 from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 
 PUBLISHED = Path(__file__).parent

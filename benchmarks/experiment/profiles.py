@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.results.published.tables import DATASETS
+from benchmarks.experiment.published import DATASETS
 from procap.errors import unknown_name
 
 

@@ -1,0 +1,43 @@
+"""Name the methods as tables and plots print them, and order them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from procap.methods import METHODS, title_and_colour
+
+TITLES: Mapping[str, str] = {
+    "zeroshot": "CLIP (zero-shot)",
+    "coop": "CoOp",
+    "cocoop": "CoCoOp",
+    "kgcoop": "KgCoOp",
+    "vpt": "VPT",
+    "ivlp": "IVLP",
+    "maple": "MaPLe",
+    "promptsrc": "PromptSRC",
+    "coprompt": "CoPrompt",
+    "tcp": "TCP",
+    "mma": "MMA",
+    "mmrl": "MMRL",
+    "skipt": "SkipT",
+    "2sfs": "2SFS",
+    "mmlop": "MMLoP (after its text)",
+    "procap": "ProCAP",
+}
+"""The built-in methods as tables print them."""
+
+
+def title_method(name: str) -> str:
+    """Return the title of a method in tables and plots; a plug-in whose title is missing or taken has its name."""
+    return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
+
+
+def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
+    """Sort key: the order of `names`, then others alphabetically."""
+    order = list(names)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def sort_methods(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort methods as `procap ls methods` does."""
+    return tuple(sorted(names, key=lambda name: order_in(name, METHODS)))

@@ -1,1 +1,0 @@
-"""Load the paper's tables and compare our results with them."""
