@@ -30,7 +30,6 @@ LIBRARY_DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -93,8 +93,6 @@ def evaluate(
     store = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
     existing = find_result(config, target, runtime, force=force, group=group)
-    if group.ranks.is_first:
-        folder.tidy()
     if existing:
         store.push_run(config.path)
         return existing

@@ -136,6 +136,11 @@ class RemoteResults:
                 if name.startswith(f"{run}/state/") or (finished and name == f"{run}/{PROGRESS}"):
                     remote.delete(name)
 
+    def push_file(self, name: str) -> None:
+        """Upload a file, unless it does not exist."""
+        if self.url and (content := self._read(name)):
+            RemoteFolder(self.url).write(name, content)
+
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
         if not self.url:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -27,11 +25,11 @@ from runner.results import (
     read_card,
     read_document,
 )
-from shards.files import LockHeld, file_lock, read_file
+from shards.files import LockHeld, file_lock
 from shards.manifest import FILE
 from shards.reader import open_dataset
 
-WRITING_SECONDS = 60.0
+TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
 RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ValidationHistory)
 NO_RUNS = {"mlartifacts", "mlruns", "collections"}
@@ -73,14 +71,14 @@ class RunFolder:
     def train(self) -> TrainResult | None:
         """Read the result of the finished training; None if there is none.
 
-        Raises UserError if it, or the checkpoint if that is here, is of another run than the folder is named after.
+        Raises UserError if it, or the checkpoint if that is here, belongs to another run than the folder.
         """
         training = self._read(self.train_file, TrainResult)
         if training and (card := read_card(self.checkpoint_file)):
             self._check_hash(self.checkpoint_file, card.config.hash)
             if (card.backbone_digest, card.manifest_digest) != (training.backbone_digest, training.manifest_digest):
                 names = f"{self.checkpoint_file} and {self.train_file.name}"
-                raise UserError(f"{names} are of different weights or data sets; train again with --force")
+                raise UserError(f"{names} belong to different weights or data sets; train again with --force")
         return training
 
     def status(self) -> str:
@@ -109,30 +107,30 @@ class RunFolder:
         return [result for result in map(self.read_evaluation, self.eval_files()) if result is not None]
 
     def read_evaluation(self, path: Path) -> EvalResult | None:
-        """Read one of `eval_files`. Raises UserError if it is of another run, target or settings than its name says."""
+        """Read one of `eval_files`. Raises UserError if its target is not in its name."""
         result = self._read(path, EvalResult)
         if result and result.file != path.name:
             under = f" under {result.settings.label}" if result.settings.label else ""
-            raise UserError(f"{path} is of {result.target!r}{under}: delete it, or restore its name")
+            raise UserError(f"{path} holds {result.target!r}{under}: delete it, or restore its name")
         return result
 
     def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
-        """Read a document of the run. Raises UserError for a broken one or one of another configuration."""
+        """Read a document of the run. Raises UserError for a broken one or a different configuration."""
         document = read_document(path, model)
         if document:
             self._check_hash(path, document.config_hash)
         return document
 
-    def _check_hash(self, path: Path, found: str) -> None:
-        """Raise UserError unless the file at `path` is of the configuration that the folder is named after."""
-        if found != (expected := self.path.name.rpartition("-")[2]):
-            raise UserError(f"{path} is of run {found!r}, not {expected}; move it away, or repeat with --force")
+    def _check_hash(self, path: Path, config_hash: str) -> None:
+        """Raise UserError unless the file at `path` has the configuration that the folder is named after."""
+        if config_hash != (expected := self.path.name.rpartition("-")[2]):
+            raise UserError(f"{path} is of run {config_hash!r}, not {expected}; move it away, or repeat with --force")
 
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
         try:
-            for file in (self.train_file, self.config_file, self.checkpoint_file, self.validation_file):
-                file.unlink(missing_ok=True)
+            for name in ("train.json", "config.json", "checkpoint.safetensors", "validation.json", TRACKING_FILE):
+                (self.path / name).unlink(missing_ok=True)
             if (self.path / "eval").exists():
                 shutil.rmtree(self.path / "eval")
             self.forget_progress()
@@ -143,14 +141,6 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
         shutil.rmtree(self.state, ignore_errors=True)
-
-    def tidy(self) -> None:
-        """Remove temporary files of a finished run that was killed, unless the run is locked or the disk read-only."""
-        if self.state.exists() or self.progress_file.exists() or any((self.path / "eval").glob(".*.tmp")):
-            with suppress(UserError, OSError), self.locked():
-                # Before this process had the lock, another one may have restarted the run and stopped.
-                if self.train_file.exists():
-                    self.forget_progress()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -165,35 +155,33 @@ class RunFolder:
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
-            for pattern in (".[a-z]*.json.*.tmp", ".checkpoint.*.tmp", "state/.*.tmp", "eval/.*.tmp"):
+            # Evaluations are written without the lock, so a temporary file in `eval` may have a writer.
+            for pattern in (".[a-z]*.json.*.tmp", ".checkpoint.*.tmp", "state/.*.tmp"):
                 for leftover in self.path.glob(pattern):
-                    # Evaluations are written without the lock, so a recent temporary file may still have a writer.
-                    with suppress(FileNotFoundError):
-                        if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
-                            leftover.unlink()
+                    leftover.unlink(missing_ok=True)
             yield
 
 
 class OtherContent(UserError):
-    """A finished run is of other content of a data set than is packed now."""
+    """The data of a finished run differs from the data that is packed now."""
 
 
 def check_training_content(config: RunConfig, training: TrainResult, data: Path) -> None:
-    """Raise OtherContent if `data` holds other content of the run's data set than at its training."""
+    """Raise OtherContent if the run's data set in `data` differs from the one it was trained on."""
     check_content(config, config.dataset, training.manifest_digest, data, "train" if training.steps else "evaluate")
 
 
 def check_content(
     config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
 ) -> None:
-    """Raise OtherContent if `data` holds other content of `dataset` than `digest`, that of a result of the run."""
+    """Raise OtherContent unless `dataset` in `data` has the digest `digest`, that of a result of the run."""
     command: str = verb if verb == "train" else "eval"
     if not config.recipe.epochs:
         # Runs without training are stored by shots and seed all the same.
         command += f" --methods {config.method} --shots {config.shots or 'full'} --seeds {config.seed}"
     if (found := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
-            f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than is in {data} "
+            f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than {data} has "
             f"({found}): pack that again, or {verb} again with --force, such as `procap {command} ... --force`, "
             "which replaces the result; to keep it, name other --results, or pack the new content under another name"
         )
@@ -219,36 +207,25 @@ def locate_run(folder: Path) -> tuple[RunConfig, Path]:
 
 
 def find_runs(results_root: Path) -> list[RunFolder]:
-    """List every run below `results_root`, finished or not, ordered by path; copies that MLflow keeps are left out.
+    """List every run below `results_root`, finished or not, ordered by path; links to folders are followed.
 
-    Of equal copies of a run the one that is nearest to the root is listed, with a note. Raises UserError that names two
-    which differ, because no number could be preferred.
+    Raises UserError that names two copies of a run, because no number could be preferred.
     """
-    found: dict[tuple[str, ...], RunFolder] = {}
-    for place, folders, files in os.walk(results_root):
-        path = Path(place)
+    folders: dict[tuple[str, ...], RunFolder] = {}
+    visited: set[Path] = set()
+    for parent, names, files in os.walk(results_root, followlinks=True):
+        path = Path(parent)
+        if (target := path.resolve()) in visited:
+            # A folder that is linked twice, or a link to a folder above.
+            names.clear()
+            continue
+        visited.add(target)
         if not {"config.json", "train.json"}.isdisjoint(files) and path.match("seed*-*") and path != results_root:
-            folder, name = RunFolder(path), path.parts[-DEPTH:]
-            first = found.setdefault(name, folder)
-            if first is not folder:
-                found[name] = _choose_copy(first, folder)
-            folders.clear()
-        # Skip MLflow's folders: they hold copies of the runs, and walking through them takes long.
-        folders[:] = [name for name in folders if name not in NO_RUNS]
-    return sorted(found.values(), key=lambda folder: folder.path)
-
-
-def _choose_copy(one: RunFolder, other: RunFolder) -> RunFolder:
-    """Return the copy of a run with the shorter path, with a note. Raises UserError if their documents differ."""
-    kept, left = sorted((one, other), key=lambda folder: (len(folder.path.parts), folder.path))
-    if _read_documents(kept) != _read_documents(left):
-        raise UserError(
-            f"{kept.path} and {left.path} are the same run with different results; move one of them out of the results"
-        )
-    warnings.warn(f"{left.path} is a copy of {kept.path}, which counts once", stacklevel=2)
-    return kept
-
-
-def _read_documents(folder: RunFolder) -> dict[str, bytes]:
-    files = [folder.config_file, folder.train_file, folder.validation_file, *folder.eval_files()]
-    return {file.name: read_file(file) for file in files if file.exists()}
+            folder = RunFolder(path)
+            other = folders.setdefault(path.parts[-DEPTH:], folder)
+            if other is not folder:
+                raise UserError(f"{other.path} and {path} are the same run: move one of them out of the results")
+            names.clear()
+        # MLflow's folders hold copies of files of the runs, and walking through them takes long.
+        names[:] = [name for name in names if name not in NO_RUNS]
+    return sorted(folders.values(), key=lambda folder: folder.path)

@@ -247,7 +247,7 @@ class TrainLoop:
         if self.group.broadcast_object(is_due):
             self.checkpointer.save()
         if first:
-            exporter_for(self.runtime).post(self.config.path)
+            exporter_for(self.runtime).post(self.config.path, measure=True)
 
     def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
         """Take the next step on a batch, without waiting for its losses."""

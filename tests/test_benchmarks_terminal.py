@@ -4,38 +4,27 @@ import io
 import itertools
 import json
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
-import psutil
 import pytest
 import tracked_runs
 from child_process import start_process
-from local_server import Answer, LocalServer
-from ports import free_port
 from pydantic import ValidationError
 
 from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
-from benchmarks.cli.ui import SelectedRuns, check_port, select_runs
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
-from benchmarks.report.links import COMPARED, compare_page
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
@@ -179,125 +168,26 @@ def test_closed_streams_do_not_stop_a_command(closed, tmp_path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.parametrize("command", ["train --methods coop", "eval --methods zeroshot"])
-def test_sigterm_ends_a_wait_for_a_server_at_once(command, few_digits, tmp_path, monkeypatch, capsys):
-    """Images are read inside the loops over steps and batches, which finish a step before they end."""
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
-    place = ["--datasets", "digits", "--shots", "1", "--results", str(tmp_path / "results"), "--tracking", "off"]
-    assert main(["train", "--methods", "zeroshot", *place, "--data", str(few_digits)]) == 0
-    with LocalServer(few_digits) as server:
-        server.always = {f"/digits/{split}/0.tar": Answer(wait=20.0) for split in ("train", "test")}
-        sent: list[float] = []
-
-        def stop() -> None:
-            deadline = time.monotonic() + 60
-            while not server.paths(".tar") and time.monotonic() < deadline:
-                time.sleep(0.05)
-            sent.append(time.monotonic())
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=stop).start()
-        code = main([*command.split(), *place, "--data", server.url])
-        assert time.monotonic() - sent[0] < 5 and code == 143
-    assert "procap: SIGTERM: stopped" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_port_in_use_is_named_with_one_that_may_be_free():
-    with closing(socket.create_server(("127.0.0.1", 0))) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} on 127\.0\.0\.1 .* --port {port + 1}"):
-            check_port(port)
-    check_port(free_port())
-
-
-def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.cli.ui.sync", lambda store: SimpleNamespace(failed=[]))
-    tags = [{"method": name, "dataset": "oxford-pets"} for name in ("coop", "maple", "procap")]
-    runs = [SimpleNamespace(data=SimpleNamespace(tags=one), info=SimpleNamespace(run_id=one["method"])) for one in tags]
-    store: Any = SimpleNamespace(open=lambda: None, search=lambda where: runs)
-    assert select_runs(tmp_path, store).run_ids == ["coop", "maple", "procap"]
-    # MLflow's search has no OR: several are found by leaving out the others.
-    found = select_runs(tmp_path, store, methods=["coop", "maple"], datasets=["OxfordPets"])
-    assert found == SelectedRuns(["coop", "maple"], "tags.method IS NOT NULL AND tags.method != 'procap'")
-    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
-    assert select_runs(tmp_path, store, suite="base-to-novel").where == "tags.`suite.base-to-novel` = 'yes'"
-    wrong: dict[str, dict[str, Any]] = {
-        "unknown method among these runs 'mapple': did you mean maple": {"methods": ["mapple"]},
-        "unknown suite 'base-to-old': did you mean base-to-novel": {"suite": "base-to-old"},
-        "unknown sweep 'rates'": {"sweep": "rates"},
-        "give one of them": {"suite": "base-to-novel", "sweep": "rates"},
-    }
-    for message, chosen in wrong.items():
-        with pytest.raises(UsageError, match=message):
-            select_runs(tmp_path, store, **chosen)
-    with pytest.raises(UserError, match="there is no run to show"):
-        select_runs(tmp_path, SimpleNamespace(open=lambda: None, search=lambda where: []))
-
-
-def test_the_comparison_names_its_runs_and_has_a_limit():
-    address = compare_page("http://127.0.0.1:5000", "7", ["a", "b"])
-    assert address is not None and address.startswith("http://127.0.0.1:5000/#/compare-runs?")
-    query = parse_qs(address.partition("?")[2])
-    assert json.loads(query["runs"][0]) == ["a", "b"] and json.loads(query["experiments"][0]) == ["7"]
-    assert compare_page("", "7", ["a"]) is None and compare_page("", "7", ["a"] * (COMPARED + 1)) is None
-
-
-def ask(address: str, document: dict) -> dict:
-    body = json.dumps(document).encode()
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
-        return json.load(answer)
-
-
-@pytest.fixture
-def page(tmp_path):
-    """`ui` in a process of its own over two runs that were not sent before, and what it printed."""
-    for seed in (1, 2):
-        tracked_runs.evaluated(tmp_path, seed)
-    # Ctrl-C counts also where the tests run in the background of a shell, which ignores it.
-    code = "import signal, sys; from benchmarks.cli import main;"
-    code += "signal.signal(signal.SIGINT, signal.default_int_handler);"
-    code += "sys.exit(main(['ui', '--results', sys.argv[1], '--port', sys.argv[2]]))"
-    command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with start_process(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
-        reader.start()
-        patience = time.monotonic() + 600
-        while len(lines) < 2 and process.poll() is None and time.monotonic() < patience:
-            time.sleep(0.1)
-        assert len(lines) == 2
-        yield process, lines
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_shows_the_runs_to_this_machine_alone_and_stops_whole(page, how, tmp_path):
-    process, lines = page
-    address = re.findall(r"http://[^/]*", lines[0])[0]
-    assert address.startswith("http://127.0.0.1:")
-    runs = json.loads(unquote(re.findall(r"runs=([^&]*)", lines[1])[0]))
-    found = ask(f"{address}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"]})["runs"]
-    assert sorted(run["info"]["run_id"] for run in found) == sorted(runs) and len(runs) == 2
-    children = psutil.Process(process.pid).children(recursive=True)
-    words = [word for child in children for word in child.cmdline()]
-    assert "--artifacts-destination" in words and not any("sqlite:" in word for word in words), "it may hold a password"
-    port = int(address.rpartition(":")[2])
-    addresses = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == socket.AF_INET]
-    for other in (other for other in addresses if not other.startswith("127.")):
-        with closing(socket.socket()) as visitor:
-            visitor.settimeout(5)
-            assert visitor.connect_ex((other, port)) != 0, f"answers on {other} as well"
-    for host in ("evil.example", f"192.168.1.5:{port}", f"127.0.0.1:{port + 1}"):
-        page = f"{address}/api/2.0/mlflow/experiments/get?experiment_id=1"
-        foreign = urllib.request.Request(page, headers={"Host": host})
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(foreign, timeout=120)
-    process.send_signal(how)
-    assert process.wait(120) == 0
-    gone, alive = psutil.wait_procs(children, timeout=120)
-    assert gone and not alive and not sync(TrackingStore.choose(tmp_path)).sent
+def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_foreign_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    run = tracked_runs.evaluated(tmp_path, 1)
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,)))
+    store = TrackingStore.choose(tmp_path).open()
+    store.client.create_run(store.experiment_id, tags={"method": "theirs"})
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, words: started.append(words))
+    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"):
+        monkeypatch.setenv(name, "")
+    # The command does not return where the server replaces this process.
+    main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("MLflow: http://127.0.0.1:5001/#/experiments/1/runs?compareRunsMode=CHART&searchFilter=")
+    assert unquote(printed).rstrip().endswith("tags.`suite.base-to-novel` = 'yes'")
+    [words] = started
+    assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == store.uri and not sync(TrackingStore.choose(tmp_path)).sent
+    assert main(["ui", "--suite", "base-to-old", "--results", str(tmp_path)]) == 2
+    assert "unknown suite 'base-to-old': did you mean base-to-novel" in capsys.readouterr().err
 
 
 QUICK = ["demo", "--quick", "--limit", "16"]

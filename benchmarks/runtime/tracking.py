@@ -36,4 +36,4 @@ def log_rows(report: Mapping[str, Any], runtime: RuntimeConfig) -> None:
     except Exception as error:
         note(f"tracking: {format_error(error)}; the measurement is in {report['folder']}")
     else:
-        note(f"tracking: {plural(len(report['rows']), 'run')} in {store.describe(runtime.results)}")
+        note(f"tracking: {plural(len(report['rows']), 'run')} in {store.address}")

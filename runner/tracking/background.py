@@ -12,19 +12,25 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
+from runner.results import read_document
 from runner.run_collection import COLLECTIONS, Collection, Status, write_collection
-from runner.tracking.export import sync
+from runner.run_folders import TRACKING_FILE, RunFolder
+from runner.tracking.export import TrackingRecord, sync
 from runner.tracking.store import TrackingStore, format_error
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
-FLUSH_SECONDS = 60.0
+WAIT_SECONDS = 30.0
+"""How long a command waits in all for a store that makes no progress."""
+NOTICE_SECONDS = 3.0
 WRITE_SECONDS = 10.0
 """Between two updates of `collection.json`."""
 
@@ -32,7 +38,8 @@ WRITE_SECONDS = 10.0
 class BackgroundExporter:
     """Export runs and collections from a daemon thread, everything posted since the last export at once.
 
-    A failure is reported in one line; what could not be exported is tried again with the next ones.
+    A failure is reported in one line; what could not be exported is tried again with the next ones, until a command
+    has waited for WAIT_SECONDS in all.
     store: None only synchronizes with `remote`, the URL of the results.
     """
 
@@ -45,11 +52,19 @@ class BackgroundExporter:
         self._flushing = threading.Event()
         self._thread: threading.Thread | None = None
         self._exported = 0
+        self._patience = WAIT_SECONDS
+        self._gave_up = self._failed = self._transfer_failed = False
         self._reported: set[str] = set()
+        self._measured: set[str] = set()
+        self._monitors: dict[str, Any] = {}
 
-    def post(self, *paths: str, synchronize: bool = False) -> None:
-        """Export the runs or collections at `paths` soon; `synchronize`: with the URL of the results first."""
-        if self.store is not None or self._remote.url:
+    def post(self, *paths: str, synchronize: bool = False, measure: bool = False) -> None:
+        """Export the runs or collections at `paths` soon; `synchronize`: with the URL of the results first.
+
+        measure: this process trains the runs; log its system metrics with them.
+        """
+        self._measured.update(paths if measure else ())
+        if (self.store is not None or self._remote.url) and not self._gave_up:
             with self._lock:
                 self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
                 self._start()
@@ -60,7 +75,7 @@ class BackgroundExporter:
         create: else the default store is left to `procap ui` while it does not exist. MLflow takes longer to import and
             to make its tables than a short training.
         """
-        if not (create or self.store is None or self._remote.url) and self.store.is_unused:
+        if not create and not self._remote.url and self.store and self.store.is_unused:
             with self._lock:
                 self._pending.clear()
         self._flushing.set()
@@ -69,12 +84,10 @@ class BackgroundExporter:
             with self._lock:
                 self._start()
                 thread = self._thread
-            while thread is not None and thread.is_alive():
-                before = self._exported
-                thread.join(FLUSH_SECONDS)
-                if thread.is_alive() and self._exported == before:
-                    self._report_failure(f"no answer within {FLUSH_SECONDS:g} s")
-                    return
+            if thread is not None and not self._gave_up:
+                self._wait_for(thread)
+            if self._failed:
+                break
         self._flushing.clear()
 
     def report(self, text: str) -> None:
@@ -83,6 +96,21 @@ class BackgroundExporter:
             self._reported.add(text)
             with suppress(OSError, ValueError):
                 print(f"tracking: {text}", file=sys.stderr, flush=True)
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        """Wait for an export, and give the store up when the patience of this command is used up."""
+        exported = self._exported
+        while thread.is_alive() and self._patience > 0:
+            began = time.monotonic()
+            thread.join(min(NOTICE_SECONDS, self._patience))
+            if self._exported == exported:
+                self._patience -= time.monotonic() - began
+            exported = self._exported
+            if thread.is_alive() and self.store and self.store.is_server:
+                self.report(f"waiting for {self.store.address}, at most {WAIT_SECONDS:g} s")
+        if thread.is_alive():
+            self._gave_up = True
+            self._report_failure(f"no answer within {WAIT_SECONDS:g} s")
 
     def _start(self) -> None:
         if self._pending and (self._thread is None or not self._thread.is_alive()):
@@ -95,30 +123,56 @@ class BackgroundExporter:
         self._flushing.wait(INTERVAL_SECONDS)
         with self._lock:
             batch, self._pending = self._pending, {}
-        if not batch:
-            return
         for path in (path for path, synchronize in batch.items() if synchronize):
-            try:
-                if path.startswith(f"{COLLECTIONS}/"):
-                    self._remote.push_run(path)
-                else:
-                    self._remote.pull_run(path, weights=self._log_checkpoints)
-            except (UserError, OSError) as error:
-                self.report(f"{error}; what is new is only in {self._remote.local} so far")
-        if self.store is None:
+            if path.startswith(f"{COLLECTIONS}/"):
+                self._synchronize(partial(self._remote.push_all, path))
+            else:
+                self._synchronize(partial(self._remote.pull_run, path, weights=self._log_checkpoints))
+        if self.store is None or not batch:
             return
-
-        def on_run(path: str, sent: bool) -> None:
-            self._exported += 1
-
         try:
-            summary = sync(self.store.open(), only=batch, log_checkpoints=self._log_checkpoints, on_run=on_run)
+            summary = sync(
+                self.store.open(), only=batch, log_checkpoints=self._log_checkpoints, on_run=self._count_export
+            )
             for path, reason in summary.failed:
                 self.report(f"{path}: {reason}")
+            for path in self._measured.intersection(batch):
+                self._measure(self.store, path)
+            for path in batch:
+                # Another machine continues with the same MLflow run.
+                self._synchronize(partial(self._remote.push_file, f"{path}/{TRACKING_FILE}"))
+            self._failed = False
         except Exception as error:
+            self._failed = True
             with self._lock:
                 self._pending = batch | self._pending
             self._report_failure(format_error(error))
+
+    def _synchronize(self, transfer: Callable[[], None]) -> None:
+        """Carry out a transfer from or to the URL of the results; the first error is reported."""
+        try:
+            transfer()
+        except (UserError, OSError) as error:
+            if not self._transfer_failed:
+                self._transfer_failed = True
+                self.report(f"{error}; what is new is only in {self._remote.local} so far")
+
+    def _measure(self, store: TrackingStore, path: str) -> None:
+        """Start MLflow's system metrics for a run that trains, and end them when it is finished."""
+        folder = RunFolder(store.results / path)
+        record = read_document(folder.path / TRACKING_FILE, TrackingRecord)
+        if folder.train_file.exists():
+            if monitor := self._monitors.pop(path, None):
+                monitor.finish()
+        elif record and store.name in record.stores and path not in self._monitors:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            run_id = record.stores[store.name].run_id
+            self._monitors[path] = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=store.uri)
+            self._monitors[path].start()
+
+    def _count_export(self, path: str, sent: bool) -> None:
+        self._exported += 1
 
     def _report_failure(self, reason: str) -> None:
         if self.store is not None:

@@ -1,37 +1,78 @@
-"""Export runs, suites and sweeps to MLflow, any number of times and from any number of processes.
+"""Export runs, suites and sweeps to MLflow, any number of times.
 
-An MLflow run is identified by its tag `procap.key`. Its tag `procap.content`, written last, is the hash of the exported
-files: if it is equal, there is nothing to do; otherwise whatever is missing or has changed is logged. So the next
-export completes one that was killed half-way.
+`tracking.json` in the folder of a run holds the id of its MLflow run and what was logged, for each store. So a run has
+one MLflow run, however often it is interrupted, and the next export logs what is missing.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from procap.errors import UserError
-from runner.run_collection import read_collections
-from runner.run_folders import RunFolder, find_runs
-from runner.tracking.content import RunContent, read_content
-from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
+from runner.config import FrozenModel, RunConfig
+from runner.results import Progress, TrainResult, harmonic_mean, read_document, write_json
+from runner.run_collection import FILE, read_collection, read_collections
+from runner.run_collection import Collection as RunCollection
+from runner.run_folders import TRACKING_FILE, RunFolder, find_runs
+from runner.tracking.content import (
+    STATUS,
+    Metrics,
+    collection_metrics,
+    describe_collection,
+    describe_run,
+    epoch_metrics,
+    flatten,
+    milliseconds,
+    name_run,
+    result_metrics,
+)
+from runner.tracking.store import LOCK_SECONDS, TrackingError, TrackingStore, format_error
 from shards.credentials import mask
+from shards.files import file_lock
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Metric
 
-KEY_TAG = "procap.key"
-CONTENT_TAG = "procap.content"
-CHECKPOINT_TAG = "procap.checkpoint"
 PARENT_TAG = "mlflow.parentRunId"
-FORMAT = 4
-"""Part of every content hash: increment it when other things are logged, so that all runs are exported again."""
 NAMES_PER_BATCH, METRICS_PER_BATCH = 100, 1000
-DOCUMENTS = (".json", ".csv", ".md", ".tex")
+
+
+class Logged(FrozenModel):
+    """What one store has of a run or collection. files: when each result in it was written, by name."""
+
+    run_id: str = ""
+    started: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
+    status: str = ""
+    epochs: int = 0
+    files: dict[str, str] = Field(default_factory=dict)
+    parents: dict[str, str] = Field(default_factory=dict, description="run ids of its collections, by their tags")
+
+
+class TrackingRecord(FrozenModel):
+    """`tracking.json`: what was logged, by the names of stores."""
+
+    stores: dict[str, Logged] = Field(default_factory=dict)
+
+
+@dataclass
+class Update:
+    """What a store lacks of a run or collection. logged: what it has afterwards, except the id of its run."""
+
+    name: Callable[[], str]
+    logged: Logged
+    tags: dict[str, str]
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: list[Metric] = field(default_factory=list)
+    artifacts: list[Path] = field(default_factory=list)
+    inputs: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, digest and context of data sets."""
+    end: int | None = None
 
 
 @dataclass
@@ -51,7 +92,7 @@ def sync(
     dry_run: bool = False,
     on_run: Callable[[str, bool], None] | None = None,
 ) -> Summary:
-    """Export what the store lacks of the runs and collections of its results; runs are nested below collections.
+    """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
     dry_run: change nothing; `sent` lists what would be sent. on_run: called with each path and whether it was sent.
@@ -61,154 +102,212 @@ def sync(
     results, summary = store.results, Summary()
     failed = summary.failed if only is None else []
     collections = read_collections(results, on_error=lambda path, error: failed.append((path, str(error))))
-    runs = [run.path.relative_to(results).as_posix() for run in find_runs(results)] if only is None else only
-    if not runs and not collections and not failed:
+    paths = [run.path.relative_to(results).as_posix() for run in find_runs(results)] if only is None else [*only]
+    if only is not None:
+        collections = [one for one in collections if one.path in only or not set(only).isdisjoint(one.runs)]
+    parents: dict[str, dict[str, str]] = {}
+    if not paths and not collections and not failed:
         return summary
-    is_absent = dry_run and store.file is not None and not store.file.exists()
-    exported = {} if is_absent or only is not None else _find_exported(store.open())
-
-    def export(path: str, parents: Mapping[str, str]) -> str:
-        folder = results / path
-        has_checkpoint = log_checkpoints and RunFolder(folder).train_file.exists()
+    if not (dry_run and store.file and not store.file.exists()):
+        store.open()
+    # Parents first, because a run is nested below the id of its parent.
+    for path in dict.fromkeys([*(collection.path for collection in collections), *paths]):
         try:
-            run_id, is_complete = exported.get(_hash_files(folder, parents), ("", False))
-            sent = not run_id or is_complete < has_checkpoint
-            if sent and dry_run:
-                sent = read_content(folder) is not None
-            elif sent:
-                run_id, sent = _export(store, folder, parents, has_checkpoint)
+            run_id, sent = _export(store, path, parents.get(path, {}), log_checkpoints, dry_run=dry_run)
         except TrackingError:
             raise
         except UserError as error:
             summary.failed.append((path, str(error)))
-            return ""
+            continue
         except Exception as error:
-            if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
-                summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
-                return ""
-            raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
-        (summary.sent if sent else summary.up_to_date).append(path)
-        if on_run is not None:
-            on_run(path, sent)
-        return run_id
-
-    # Parents first, because a run is nested below the id of its parent.
-    parents: dict[str, dict[str, str]] = {}
-    for collection in collections:
-        if only is None or collection.path in only or not set(only).isdisjoint(collection.runs):
-            run_id = export(collection.path, {})
+            if getattr(error, "error_code", "") != "INVALID_PARAMETER_VALUE":
+                raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
+            summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
+            continue
+        for collection in (collection for collection in collections if collection.path == path and run_id):
             for run in collection.runs:
                 parents.setdefault(run, {})[collection.tag] = run_id
-    for run in runs:
-        if RunFolder(results / run).config_file.exists():
-            export(run, parents.get(run, {}))
+        if sent is not None:
+            (summary.sent if sent else summary.up_to_date).append(path)
+            if on_run is not None:
+                on_run(path, sent)
     return summary
 
 
-def _find_exported(store: TrackingStore) -> dict[str, tuple[str, bool]]:
-    """List the exported runs by content hash: the id of the MLflow run, and whether it has its checkpoint."""
-    where = f"tags.folder LIKE '{_quote(store.results)}/%'"
-    tags = {run.info.run_id: run.data.tags for run in store.search(where)}
-    return {one[CONTENT_TAG]: (run_id, CHECKPOINT_TAG in one) for run_id, one in tags.items() if CONTENT_TAG in one}
+def _exists(store: TrackingStore, run_id: str) -> bool:
+    """Whether the store has a run, which may have been deleted there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(run_id) and store.client.get_run(run_id).info.lifecycle_stage == "active"
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
 
 
-def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with_checkpoint: bool) -> tuple[str, bool]:
-    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged."""
-    client = store.client
-    with locked(folder / ".tracking.lock"):
-        digest, content = _hash_files(folder, parents), read_content(folder)
-        if content is None:
-            return "", False
-        run = _find_run(store, content.key)
-        if run is None:
-            # An earlier training of this folder that lost its state began again: nothing else ends its MLflow run.
-            for replaced in store.search(f"tags.folder LIKE '{_quote(folder)}' AND attributes.status = 'RUNNING'"):
-                client.set_terminated(replaced.info.run_id, "KILLED")
-            tags = mask_values({KEY_TAG: content.key, **content.tags})
-            run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name())
-            if store.is_server:
-                # MLflow repeats a request whose answer was lost, and so creates a second run.
-                run = _find_run(store, content.key) or run
-        elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
-            return run.info.run_id, False
-        run_id = run.info.run_id
-        # The id of a parent that could not be exported is empty.
-        parent_id = next(filter(None, parents.values()), "")
-        parent = {PARENT_TAG: parent_id} if parent_id else {}
-        _log(store, run, content, mask_values({**content.tags, **dict.fromkeys(parents, "yes"), **parent}))
-        for file in _documents(folder):
-            if file.name != "progress.json":
-                client.log_artifact(run_id, str(file), "eval" if file.parent != folder else None)
-        if with_checkpoint and content.checkpoint:
-            client.log_artifact(run_id, str(RunFolder(folder).checkpoint_file))
-            client.set_tag(run_id, CHECKPOINT_TAG, content.checkpoint)
-        client.set_tag(run_id, CONTENT_TAG, digest)
-        return run_id, True
+def _export(
+    store: TrackingStore,
+    path: str,
+    parents: Mapping[str, str],
+    log_checkpoints: bool,
+    *,
+    dry_run: bool,
+) -> tuple[str, bool | None]:
+    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was missing.
+
+    The second value is None if there is nothing to log yet.
+    """
+    folder = store.results / path
+    with file_lock(folder / ".tracking.lock", timeout=LOCK_SECONDS, required=False):
+        record = read_document(folder / TRACKING_FILE, TrackingRecord) or TrackingRecord()
+        before = record.stores.get(store.name, Logged())
+        is_new = dry_run and store.file is not None and not store.file.exists()
+        if is_new or not _exists(store, before.run_id):
+            before = Logged()
+        collection = read_collection(folder)
+        if collection is not None:
+            update = _update_collection(collection, folder, store.results, before)
+        else:
+            update = _update_run(RunFolder(folder), before, log_checkpoints)
+        if update is None:
+            return before.run_id, None
+        update.logged = update.logged.model_copy(update={"parents": {**before.parents, **parents}})
+        if before.run_id and update.logged == before:
+            return before.run_id, False
+        if dry_run:
+            return before.run_id, True
+        if not before.run_id:
+            start, name = update.logged.started, update.name()
+            run = store.client.create_run(store.experiment_id, start_time=start, run_name=name)
+            before = Logged(run_id=run.info.run_id, started=start)
+            # Before anything is logged, so that an export which is killed continues with this run.
+            _write_record(folder, record, store, before)
+        update.logged = update.logged.model_copy(update={"run_id": before.run_id})
+        _log(store, update)
+        _write_record(folder, record, store, update.logged)
+        return before.run_id, True
 
 
-def mask_values(named: Mapping[str, str]) -> dict[str, str]:
-    """Mask credentials in the values of tags or parameters, which may be credentials by their names."""
-    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in named.items()}
+def _write_record(folder: Path, record: TrackingRecord, store: TrackingStore, logged: Logged) -> None:
+    write_json(folder / TRACKING_FILE, TrackingRecord(stores={**record.stores, store.name: logged}))
 
 
-def _documents(path: Path) -> list[Path]:
-    files = [*path.glob("*"), *path.glob("eval/*.json")]
-    return sorted(file for file in files if file.suffix in DOCUMENTS and file.name[0] != "." and file.is_file())
+def _update_run(folder: RunFolder, before: Logged, log_checkpoints: bool) -> Update | None:
+    """Collect what is missing of a run; None before the end of its first epoch. Raises UserError for a broken file."""
+    config, train = folder.config(), folder.train()
+    # The run may finish, and its progress file be gone, between the two reads.
+    state = train or folder.progress() or folder.train()
+    if config is None or state is None or not (state.epochs or isinstance(state, TrainResult)):
+        return None
+    if not before.run_id:
+        end = milliseconds(state.written) if isinstance(state, TrainResult) else before.started
+        before = before.model_copy(update={"started": end - int(1000 * state.seconds)})
+    logged = before.model_copy(update={"status": STATUS[state.status], "epochs": len(state.epochs)})
+    tags, params = describe_run(config, state, folder.path), dict(flatten(config.model_dump(mode="json")))
+    update = Update(lambda: name_run(config), logged, tags, params)
+    update.metrics = list(_new_epochs(config, folder, state, before))
+    if isinstance(state, TrainResult):
+        update.end = milliseconds(state.written)
+        _add_results(update, config, state, folder, before, log_checkpoints)
+    return update
 
 
-def _hash_files(path: Path, parents: Mapping[str, str]) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {path.resolve()} {sorted(parents.items())}".encode())
-    for file in _documents(path):
-        with suppress(FileNotFoundError):
-            digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+def _new_epochs(
+    config: RunConfig, folder: RunFolder, state: TrainResult | Progress, before: Logged
+) -> Iterator[Metric]:
+    """Yield the metrics of the epochs that were not logged; their times follow from their seconds."""
+    validation: dict[int, list[float]] = {}
+    for count in folder.validation():
+        if count.target.startswith(f"{config.dataset}:"):
+            validation.setdefault(count.epoch, []).append(count.accuracy)
+    clock = float(before.started)
+    for log in state.epochs:
+        clock += 1000 * log.seconds
+        if log.epoch >= before.epochs:
+            metrics = epoch_metrics(log)
+            if accuracies := validation.get(log.epoch):
+                metrics["validation/accuracy"] = harmonic_mean(*accuracies) if len(accuracies) == 2 else accuracies[0]
+            yield from _to_mlflow(metrics, int(clock), log.epoch)
 
 
-def _quote(path: Path) -> str:
-    """Format a path for a pattern, which a quote would end; `_` matches any character."""
-    return path.resolve().as_posix().replace("'", "_")
+def _add_results(
+    update: Update, config: RunConfig, train: TrainResult, folder: RunFolder, before: Logged, log_checkpoints: bool
+) -> None:
+    """Add the metrics, files and data sets of a finished run as far as they were written since the last export."""
+    evaluations = folder.evaluations()
+    written = {folder.train_file: train.written} | {folder.path / "eval" / one.file: one.written for one in evaluations}
+    if log_checkpoints:
+        written[folder.checkpoint_file] = train.checkpoint_sha256
+    files = {**before.files, **{file.relative_to(folder.path).as_posix(): when for file, when in written.items()}}
+    update.logged = update.logged.model_copy(update={"files": files})
+    if files == before.files:
+        return
+    update.artifacts = [file for file, when in written.items() if before.files.get(file.name) != when]
+    last = max([train.written, *(result.written for result in evaluations)])
+    metrics = result_metrics(config, train, evaluations)
+    update.metrics += _to_mlflow({"train_seconds": metrics.pop("train_seconds")}, milliseconds(train.written), 0)
+    update.metrics += _to_mlflow(metrics, milliseconds(last), 0)
+    update.inputs = [(config.dataset, train.manifest_digest, "training")]
+    update.inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
 
 
-def _find_run(store: TrackingStore, key: str) -> Run | None:
-    found = sorted(store.search(f"tags.`{KEY_TAG}` = '{key}'"), key=lambda run: run.info.run_id)
-    # Lock files do not work between machines, so two machines can have created a run each.
-    for copy in found[1:]:
-        store.client.delete_run(copy.info.run_id)
-    return found[0] if found else None
-
-
-def _log(store: TrackingStore, run: Run, content: RunContent, tags: Mapping[str, str]) -> None:
-    """Log parameters, tags, metrics and the status as far as `run` does not have them."""
-    from mlflow.entities import Param, RunTag
-
-    client, run_id, logged, params = store.client, run.info.run_id, run.data, mask_values(content.params)
-    missing: tuple[tuple[str, list[Any], int], ...] = (
-        ("params", [Param(*item) for item in params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
-        ("tags", [RunTag(*item) for item in tags.items() if logged.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
-        ("metrics", list(_new_metrics(run, content)), METRICS_PER_BATCH),
+def _update_collection(collection: RunCollection, folder: Path, results: Path, before: Logged) -> Update:
+    """Collect what is missing of a suite or sweep."""
+    metrics = collection_metrics(collection, results)
+    logged = before.model_copy(
+        update={
+            "status": STATUS[collection.status],
+            "started": collection.started,
+            "files": {FILE: " ".join(f"{name}={value!r}" for name, value in sorted(metrics.items()))},
+        }
     )
-    for name, entities, size in missing:
-        for start in range(0, len(entities), size):
-            batch: dict[str, Any] = {name: entities[start : start + size]}
-            client.log_batch(run_id, **batch)
-    if content.end is not None:
-        client.set_terminated(run_id, content.status, content.end)
-    elif run.info.status != content.status:
-        client.update_run(run_id, content.status)
+    update = Update(lambda: f"{collection.kind} · {collection.name}", logged, describe_collection(collection, folder))
+    update.metrics = list(_to_mlflow(metrics, time.time_ns() // 1_000_000, 0))
+    update.end = collection.ended if collection.status != "running" else None
+    return update
 
 
-def _new_metrics(run: Run, content: RunContent) -> Iterator[Metric]:
-    """List the points that `run` lacks: of a series those after its last step, single values if changed."""
+def _to_mlflow(metrics: Metrics, milliseconds: int, step: int) -> Iterator[Metric]:
     from mlflow.entities import Metric
 
-    last = {metric.key: metric for metric in run.data.to_proto().metrics}
-    for point in content.points:
-        before = last.get(point.key)
-        step = point.step
-        if step is None:
-            if before is not None and before.value == point.value:
-                continue
-            step = before.step + 1 if before else 0
-        elif before is not None and step <= before.step:
-            continue
-        yield Metric(point.key, point.value, point.time, step)
+    return (Metric(name, float(value), milliseconds, step) for name, value in metrics.items())
+
+
+def _log(store: TrackingStore, update: Update) -> None:
+    """Send an update to MLflow.
+
+    Repeating an update that was killed half-way changes nothing: equal values of equal times are stored once.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+
+    client, run_id, logged = store.client, update.logged.run_id, update.logged
+    tags = _mask({**update.tags, **dict.fromkeys(logged.parents, "yes")})
+    if logged.parents:
+        tags[PARENT_TAG] = next(iter(logged.parents.values()))
+    for batch in _batches(list(_mask(update.params).items()), NAMES_PER_BATCH):
+        client.log_batch(run_id, params=[Param(*item) for item in batch])
+    client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
+    for metrics in _batches(update.metrics, METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=metrics)
+    if update.inputs:
+        inputs = [
+            DatasetInput(Dataset(name, digest[:36], "procap", name), [InputTag("mlflow.data.context", context)])
+            for name, digest, context in update.inputs
+        ]
+        client.log_inputs(run_id, inputs)
+    for file in update.artifacts:
+        client.log_artifact(run_id, str(file), "eval" if file.parent.name == "eval" else None)
+    if update.end is not None:
+        client.set_terminated(run_id, logged.status, update.end)
+    else:
+        client.update_run(run_id, logged.status)
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _mask(values: Mapping[str, str]) -> dict[str, str]:
+    """Mask credentials in the values of tags or parameters, which may be credentials by their names."""
+    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in values.items()}
