@@ -230,17 +230,18 @@ def test_half_written_files_of_a_killed_writer_are_swept(tmp_path):
     assert sorted(path.name for path in folder.path.rglob("*")) == [".lock", "state"]
 
 
-def test_progress_of_an_unfinished_run_or_of_one_that_is_held_is_never_cleared_away(tmp_path):
-    folder = RunFolder(tmp_path / CONFIG.path)
-    write_json(folder.progress_file, PROGRESS)
-    folder.tidy()
-    assert folder.progress() == PROGRESS
-    write_bytes(folder.train_file, b"{}")
-    with folder.locked():
-        folder.tidy()
-    assert folder.progress() == PROGRESS
-    folder.tidy()
-    assert folder.progress() is None
+def test_a_linked_run_folder_is_a_run_and_a_copy_is_an_error(tmp_path):
+    results, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+    write_json(RunFolder(elsewhere / CONFIG.path).config_file, CONFIG)
+    link = results / CONFIG.path
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere / CONFIG.path)
+    # A link to a folder above does not end in a circle.
+    (results / "again").symlink_to(results)
+    assert find_runs(results) == [RunFolder(link)]
+    shutil.copytree(elsewhere / CONFIG.path, results / "copy" / CONFIG.path)
+    with pytest.raises(UserError, match=r"are the same run: move one of them out of the results"):
+        find_runs(results)
 
 
 def test_runs_are_found_and_cleared(tmp_path):

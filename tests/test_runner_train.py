@@ -12,7 +12,6 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from cluster.run import RunSpec, final_score
-from procap import errors
 from procap.errors import UserError
 from procap.recipe import learning_rate, warmup_warning
 from runner import acceleration, checkpoint, evaluate, run_folders, setup
@@ -128,7 +127,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     train(plan("theirs", seed=3), there)
     evaluate.evaluate(plan("theirs", seed=3), BASE, there)
     [note] = note_code(load(there.results))
-    assert note.count(" by ") == 1 and note.endswith("), which trained 1 run.")
+    assert note.count(" by ") == 1
     renewed = train(config, there, force=True)
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
 
@@ -146,16 +145,6 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     with pytest.raises(UserError, match=r"was trained by theirs 2 .*, which is not installed here"):
         evaluate.load_trained(config, there)
     assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
-
-
-@pytest.mark.parametrize(
-    ("epochs", "warned"), [("1", "1 of 1"), ("2", ""), ("3 --recipe-field warmup_epochs=2", "2 of 3")]
-)
-def test_a_schedule_that_is_mostly_warm_up_is_reported_once_in_the_plan(few_digits, capsys, epochs, warned):
-    words = f"train --methods coop --datasets digits --seeds 1,2 --epochs {epochs} --shots 2 --dry-run".split()
-    assert main([*words, "--data", str(few_digits)]) == 0
-    err = capsys.readouterr().err
-    assert err.count("may hardly learn") == err.count(f"may hardly learn: {warned} epochs warm up at") == bool(warned)
 
 
 def test_one_warning_names_trainings_of_few_steps_or_else_those_where_sigma_hardly_moved(
