@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MOST_DEVIATIONS = 30
+"""Farther from the mean, the weight of an epoch in a Gaussian average is zero in float64."""
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -22,7 +25,9 @@ class Recipe(BaseModel):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
-    vision_lr: float | None = Field(default=None, gt=0, description="that of the weights of the vision tower, if other")
+    vision_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of the vision tower's weights; none: that of all others"
+    )
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
     betas: tuple[Decay, Decay] = Field(default=(0.9, 0.999), description="Adam and AdamW only")
@@ -68,6 +73,18 @@ class Recipe(BaseModel):
         """Compute how many passes over `images` images the training takes."""
         return self.iterations * min(self.batch_size, images) / images if self.iterations else self.epochs
 
+    @model_validator(mode="after")
+    def _weights_of_the_average(self) -> Self:
+        if self.average is not None and self.epochs:
+            mean, deviation = self.average
+            nearest = min(max(mean, 1), self.epochs)
+            if deviation <= 0 or abs(mean - nearest) / deviation > MOST_DEVIATIONS:
+                raise ValueError(
+                    f"average = {list(self.average)} gives no weight to any of {self.epochs} epochs: give a mean near "
+                    "them, and a deviation above 0"
+                )
+        return self
+
     @field_validator("crop_scale")
     @classmethod
     def _a_range_of_area(cls, scale: tuple[float, float]) -> tuple[float, float]:
@@ -80,7 +97,8 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
     """Compute the learning rate of `epoch` (0-based) under the schedule per epoch.
 
     Warm-up epochs are followed by a cosine over `recipe.epochs` that starts after the warm-up and so never reaches
-    zero: Dassl's schedule, with which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP were measured.
+    zero: Dassl's schedule, with which the published numbers of CoOp, CoCoOp and MaPLe were measured. ProCAP's
+    paper names a warm-up and a cosine without details.
     """
     warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
     if epoch < warm:

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from procap.errors import UsageError, UserError, describe_invalid
@@ -343,6 +351,14 @@ class CheckpointCard(FrozenModel):
     templates: tuple[str, ...]
     backbone_digest: str
     manifest_digest: str
+
+    @field_validator("template", "templates")
+    @classmethod
+    def _has_a_place_for_the_name(cls, templates: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for template in (templates,) if isinstance(templates, str) else templates:
+            if template.count("{}") != 1 or template.replace("{}", "").count("{"):
+                raise ValueError("a template has one {} for the class name")
+        return templates
 
     @property
     def space(self) -> LabelSpace:

@@ -121,6 +121,7 @@ def _renew(name: str, document: dict) -> None:
         document |= {"written": "2026-01-01T00:00:00Z", "program": "0.1.0"}
         if samples := document.get("fewshot"):
             samples["samples"] = samples.pop("picks")
+            del samples["source"]
         if calibration := document.get("calibration"):
             calibration.pop("equal_mass")
 

@@ -352,7 +352,7 @@ def saved(name, clip, space, seed=1):
         extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}
         extra = extra if layout.module else {f"prompt_learner.{key}": value for key, value in extra.items()}
     else:
-        extra = {}
+        extra = {"prompt_embeddings": words} if name == "mmrl" else {}
     if not layout.module:
         extra |= public.frozen_state(clip) | {"logit_scale": clip.logit_scale}
     extra |= {f"{start}weight" if start.endswith(".") else start: torch.ones(2) for start in layout.unused}
@@ -390,10 +390,8 @@ LAYOUTS = {
     "mma": ("adapter_learner", {"text_adapter.5.down.0.weight": (32, 64), "shared_adapter.12.0.bias": (32,)}),
     "skipt": ("learnable_params", {"image_encoder.transformer.resblocks.6.mlp.c_fc.weight": (512, 128),
                                    "text_encoder.text_projection": (64, 48)}),
-    "mmrl": ("MultiModalPromptLearner", {"representation_learner.compound_rep_tokens": (5, 16),
-                                         "image_encoder.proj_rep": (128, 48),
-                                         "image_encoder.conv1.weight": (128, 3, 16, 16),
-                                         "text_encoder.text_projection": (64, 48)}),
+    "mmrl": ("MultiModalRepresentationLearner", {"representation_learner.compound_rep_tokens": (5, 16),
+                                                 "image_encoder.proj_rep": (128, 48)}),
 }  # fmt: skip
 
 
@@ -405,8 +403,7 @@ def test_exports_have_the_names_and_shapes_of_the_public_code(tiny_clip, tiny_sp
     assert method.public_layout.folder == folder
     assert {key: tuple(state[key].shape) for key in tensors} == tensors
     learned = sum(parameter.numel() for parameter in method.parameters())
-    frozen = sum(tensor.numel() for tensor in public.frozen_state(tiny_clip).values()) if name == "mmrl" else 0
-    assert sum(tensor.numel() for tensor in state.values()) == learned + frozen
+    assert sum(tensor.numel() for tensor in state.values()) == learned
 
 
 def test_another_method_other_options_and_damaged_values_are_refused(tiny_clip, tiny_space):
@@ -434,5 +431,21 @@ def test_another_backbone_and_other_classes_are_refused(tiny_clip, tiny_space, t
     with pytest.raises(errors.UserError, match="trained on 5 classes, while there are 2 here"):
         public.load_public_state(built("maple", tiny_clip, text.LabelSpace(("cat", "dog"))), state)
     renamed = text.LabelSpace((*tiny_space.classnames[:-1], "dog"))
-    with pytest.warns(UserWarning, match="other words for 1 of 5 classes, such as 'dog'"):
-        public.load_public_state(built("maple", tiny_clip, renamed), state)
+    for name in ("maple", "mmrl"):
+        with pytest.warns(UserWarning, match="other words for 1 of 5 classes, such as 'dog'"):
+            public.load_public_state(built(name, tiny_clip, renamed), saved(name, tiny_clip, tiny_space)[1])
+    integers = {key: value.long() if key == "prompt_learner.ctx" else value for key, value in state.items()}
+    with pytest.raises(errors.UserError, match="ctx is torch"):
+        public.load_public_state(built("maple", tiny_clip, tiny_space), integers)
+
+
+def test_an_epoch_that_no_training_has_is_refused(tmp_path):
+    file = tmp_path / "model.pth.tar-7"
+    file.write_bytes(pack_public(PublicFile({"ctx": torch.ones(2)}, 10**30), "dassl"))
+    with pytest.raises(errors.UserError, match="more than any training has"):
+        read_public(file)
+
+
+def test_skipt_uses_every_class_at_a_ratio_of_one(build):
+    method = build("skipt", top_ratio=1.0, max_top=2)
+    assert method.ranks == {0, 1, 2, 3, 4}

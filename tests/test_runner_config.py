@@ -60,6 +60,12 @@ def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
     assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).hash == FIXED.hash
 
 
+@pytest.mark.parametrize("average", [(15, 0), (15, -1), (1000, 1)])
+def test_an_average_without_a_weight_is_refused(average):
+    with pytest.raises(ValidationError, match="gives no weight to any of 20 epochs"):
+        Recipe(lr=1, epochs=20, batch_size=1, average=average)
+
+
 def test_weights_count_by_their_content_and_not_by_their_path(short_checkpoint, tmp_path):
     places = tmp_path / "one" / "short.safetensors", tmp_path / "two" / "short.safetensors"
     for place in places:
@@ -408,3 +414,8 @@ def test_a_crop_that_is_no_range_of_area_is_refused(scale):
 def test_decay_rates_that_adamw_cannot_use_are_refused(betas):
     with pytest.raises(ValidationError, match=r"less than 1|greater than or equal to 0"):
         Recipe(lr=0.1, epochs=1, batch_size=1, optimizer="adamw", betas=betas)
+
+
+def test_a_card_whose_template_has_no_place_for_a_name_is_refused():
+    with pytest.raises(ValidationError, match=r"one \{\} for the class name"):
+        checkpoint.CheckpointCard(**{**CARD.model_dump(), "template": "a photo"})

@@ -50,7 +50,6 @@ class PublicLayout:
         longest one that fits counts, and slashes in the rest become dots.
     module: the part of the model that is saved; empty if all of it is, with the frozen towers.
     unused: beginnings of the names of tensors that are saved as well but not used in inference.
-    strict: its loader demands every tensor of the model, so the frozen ones are exported too.
     dassl: it is one of Dassl's trainers; otherwise it has no file format, and safetensors are exchanged.
     """
 
@@ -58,7 +57,6 @@ class PublicLayout:
     names: Mapping[str, str]
     module: str = ""
     unused: tuple[str, ...] = ()
-    strict: bool = False
     dassl: bool = True
 
 

@@ -67,14 +67,13 @@ class MMRL(Method):
     Options = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout(
-        "MultiModalPromptLearner",
+        "MultiModalRepresentationLearner",
         {
             "projection": "image_encoder.proj_rep",
             "tokens": "representation_learner.compound_rep_tokens",
             "to_vision": "representation_learner.compound_rep_tokens_r2vproj.{}",
             "to_text": "representation_learner.compound_rep_tokens_r2tproj.{}",
         },
-        strict=True,
     )
     options: MMRLOptions
 

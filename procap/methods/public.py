@@ -24,8 +24,11 @@ from procap.weights.files import read_tensors
 FROZEN_TOLERANCE = 0.01
 """Largest difference of frozen tensors, relative to the largest element: half precision, and PromptSRC's averages."""
 
-WORDS = ("token_prefix", "token_suffix", "token_midfix", "token_embedding", "tokenized_prompts")
+WORDS = ("token_prefix", "token_suffix", "token_midfix", "token_embedding", "tokenized_prompts", "prompt_embeddings")
 """Buffers of the words of the class prompts, at the end of a name; the public loaders drop them."""
+
+
+MOST_EPOCHS = 10**6
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,11 @@ class PublicFile:
 def read_public(path: Path) -> PublicFile:
     """Read a checkpoint of Dassl, or safetensors, without executing anything in it. UserError for any other file."""
     tensors, others = read_tensors(path)
-    epoch = str(others.get("epoch"))
-    return PublicFile(tensors, int(epoch) if epoch.isdecimal() else None)
+    text = str(others.get("epoch"))
+    epoch = int(text) if text.isdecimal() else None
+    if epoch is not None and epoch > MOST_EPOCHS:
+        raise UserError(f"{path} records {text[:40]} epochs, more than any training has")
+    return PublicFile(tensors, epoch)
 
 
 def pack_public(file: PublicFile, format: str) -> bytes:
@@ -56,12 +62,11 @@ def pack_public(file: PublicFile, format: str) -> bytes:
 
 
 def public_state(method: Method) -> dict[str, Tensor]:
-    """Return what the public code of `method` loads: the learned tensors, and the frozen ones if it demands them.
+    """Return the learned tensors by the names in the public code of `method`, whose loader takes them alone.
 
     Raises UserError for a method without public code.
     """
-    frozen = frozen_state(method.clip) if layout_of(method).strict else {}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in (frozen | _learned(method)).items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in _learned(method).items()}
 
 
 def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
@@ -78,7 +83,9 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
         return name in frozen or name.rpartition(".")[2] in WORDS or name.startswith(layout.unused)
 
     found = {name: tensor for name, tensor in state.items() if name in learned or not is_dropped(name)}
-    if problems := describe_differences(learned, found):
+    problems = describe_differences(learned, found)
+    problems += [f"{name} is {tensor.dtype}" for name, tensor in found.items() if not tensor.is_floating_point()][:3]
+    if problems:
         raise UserError(f"no checkpoint of {type(method).__name__} with these options: " + "; ".join(problems))
     for name, ours in frozen.items():
         if name in state and not _is_close(state[name], ours):
@@ -103,10 +110,10 @@ def frozen_state(clip: CLIP) -> dict[str, Tensor]:
     """Return the weights of the towers as the modules `image_encoder` and `text_encoder` of public code name them."""
     towers = {"visual.": "image_encoder.", "text.": "text_encoder."}
     return {
-        towers[own] + name.removeprefix(own): tensor
+        theirs + name.removeprefix(ours): tensor
         for name, tensor in clip.state_dict().items()
-        for own in towers
-        if name.startswith(own) and not name.startswith("text.token_embedding")
+        for ours, theirs in towers.items()
+        if name.startswith(ours) and not name.startswith("text.token_embedding")
     }
 
 
@@ -119,7 +126,8 @@ def _learned(method: Method) -> dict[str, Tensor]:
 def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
     """Compare the embedded words behind the learned tokens [C, T, D] with those of the method's own classes."""
     buffers = {name.rpartition(".")[2]: tensor for name, tensor in state.items()}
-    words = buffers.get("token_suffix", buffers.get("token_embedding"))
+    whole = buffers.get("token_embedding", buffers.get("prompt_embeddings"))
+    words = buffers.get("token_suffix", whole)
     if words is None or words.dim() != 3:
         return
     classnames = method.space.classnames

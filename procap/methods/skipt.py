@@ -172,8 +172,11 @@ def keep_odds(classes: int, options: SkipTOptions) -> Tensor:
     """Compute the probability [C] that the class of each rank is used.
 
     It is 1 for the first ranks, then an exponential density, scaled to go from 1 to 0: so the rank after the first ones
-    is always used and the last one never. A single rank after them has 0 / 0, which is never used either.
+    is always used and the last one never. A single rank after them has 0 / 0, which is never used either. With
+    `top_ratio` 1 all classes are used, as in the public code, whatever `max_top` is.
     """
+    if options.top_ratio == 1:
+        return torch.ones(classes)
     top = min(math.ceil(options.top_ratio * classes), options.max_top)
     density = torch.exp(-torch.linspace(0, 5, classes - top) / options.decay) / options.decay
     if top < classes:
