@@ -1,47 +1,31 @@
 """The results of `procap bench all --profile mini --quick`, frozen: without weights, as one archive of JSON documents.
 
-The tables that they give lie beside it in tests/golden/. After a deliberate change of a table, rewrite them:
-`python tests/golden_results.py`, and read the difference before it is committed.
+The tables that they give lie beside it in tests/golden/. After a deliberate change of a table, rewrite them with
+`python tests/golden_results.py [NAME ...]`, and read the difference before it is committed. After a change of the
+documents, first freeze a results folder again: `python tests/golden_results.py --freeze RESULTS`.
 """
 
 import contextlib
-import functools
 import io
 import json
 import lzma
 import re
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from benchmarks.cli import main
-from benchmarks.experiment.suite import SuiteOptions, Variant
-from benchmarks.suites import load_suite
-from benchmarks.suites.ablation import VARIANTS
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.table import Table
-from procap.methods import method_class
 from runner.config import RunConfig
-from runner.results import EvalResult, TrainResult
 
 GOLDEN = Path(__file__).with_name("golden")
+ARCHIVE = GOLDEN / "quick_results.json.xz"
 SUITES = (
     "base-to-novel", "stability", "cross-dataset", "domain-generalization", "few-shot", "ablation", "prompt-length",
     "sensitivity", "duration", "runtime", "qualitative",
 )  # fmt: skip
-
-
-def frozen_variants(options: SuiteOptions, method: str) -> list[Variant]:
-    """The variants of the frozen ablation: one token set without cross-attention, and MaPLe with four tokens."""
-    if method == "maple":
-        return [Variant(method, "MaPLe-style", {"variant": "MaPLe-style"}, {"n_ctx": 4}, recipe="procap")]
-    named = {"w/o Cross-Attn": {"cross_attention": False}}
-    named |= {name: changed for name, changed in VARIANTS.items() if "Cross-Attn" not in name and "All" not in name}
-    return [Variant(method, name, {"variant": name}, changed, recipe="procap") for name, changed in named.items()]
-
-
 COMMANDS = {
     **{name: [name] for name in SUITES},
     "runtime": ["runtime", "--classes", "all"],
@@ -49,39 +33,38 @@ COMMANDS = {
     "rounding": ["stability", "--paper-rounding"],
 }
 """The arguments of `procap table` that print the table of each golden file."""
-ABLATION = replace(load_suite("ablation"), variants=frozen_variants)
-"""The ablation with the variants of the frozen runs; the suite has other readings of MaPLe-style and w/o Cross-Attn."""
-DEFAULTS_THEN = {"class_prompt": "maple"}
-"""Options of ProCAP whose defaults were others when the results were frozen."""
 RUN = re.compile(r"\w+/[\w-]+/\w+/[\w-]+/\w+/seed\d+-[0-9a-f]{8}")
 """The path of a run, which ends with the hash of its configuration."""
-PICTURED = {
-    "all/petals/maple/mini/16shot/seed1-0d5c2a55": "base/petals/maple/mini/16shot/seed1-616241a6",
-    "all/petals/procap/mini/16shot/seed1-f2e00930": "base/petals/procap/mini/16shot/seed1-1a8f8406",
-    "all/tiles/maple/mini/16shot/seed1-ad850bef": "base/tiles/maple/mini/16shot/seed1-ffb882e6",
-    "all/tiles/procap/mini/16shot/seed1-59c4c98e": "base/tiles/procap/mini/16shot/seed1-80cc692a",
-}
-"""The pictured runs of base classes, by those of all classes that were pictured when the results were frozen."""
+
+
+def freeze(results: Path) -> None:
+    """Write the documents below `results` to the archive, but for what a command derives from them."""
+    patterns = ("*/*/*/*/*/seed*/*.json", "*/*/*/*/*/seed*/eval/*.json", "runtime/*/runtime.json")
+    names = ("collection.json", "pictures.json")
+    files = [file for pattern in patterns for file in results.glob(pattern)]
+    files += [file for name in names for file in results.glob(f"collections/suite/*/{name}")]
+    documents = {file.relative_to(results).as_posix(): json.loads(file.read_text()) for file in sorted(files)}
+    ARCHIVE.write_bytes(lzma.compress(json.dumps(documents).encode(), preset=9))
 
 
 def write_results(folder: Path) -> dict[str, str]:
     """Write the frozen runs to `folder`, each where its configuration belongs now; gives new paths by old ones."""
-    documents = _documents()
-    paths = {}
+    documents = json.loads(lzma.decompress(ARCHIVE.read_bytes()))
+    configs = {
+        name.removesuffix("/config.json"): RunConfig.model_validate_json(json.dumps(document))
+        for name, document in documents.items()
+        if name.endswith("/config.json")
+    }
+    paths = {old: config.path for old, config in configs.items()}
     for name, document in documents.items():
-        if name.endswith("/config.json"):
-            paths[name.removesuffix("/config.json")] = RunConfig.model_validate(document)
-    text = {old: config.path for old, config in paths.items()}
-    for name, document in documents.items():
-        found = RUN.match(name)
-        if found:
-            config = paths[found[0]]
-            name = config.path + name.removeprefix(found[0])
+        if run := RUN.match(name):
+            config = configs[run[0]]
+            name = config.path + name.removeprefix(run[0])
             document = {**document, **({"config_hash": config.hash} if "config_hash" in document else {})}
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(RUN.sub(lambda path: text.get(path[0], path[0]), json.dumps(document)))
-    return text
+        file.write_text(RUN.sub(lambda path: paths.get(path[0], path[0]), json.dumps(document)))
+    return paths
 
 
 def print_tables(results: Path, name: str) -> dict[str, str]:
@@ -95,7 +78,6 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
     printed = io.StringIO()
     with (
         mock.patch("benchmarks.cli.table.render", collect),
-        mock.patch.dict("benchmarks.suites.SUITES", {"ablation": f"{__name__}:ABLATION"}),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
     ):
@@ -105,46 +87,13 @@ def print_tables(results: Path, name: str) -> dict[str, str]:
     return {**texts, "md": printed.getvalue(), "json": json.dumps(document, ensure_ascii=False) + "\n"}
 
 
-def _renew(name: str, document: dict) -> None:
-    """Bring a document of a frozen run to today's schema."""
-    kinds = {"config.json": RunConfig, "train.json": TrainResult}
-    kind = EvalResult if "/eval/" in name else kinds.get(name.rpartition("/")[2])
-    if kind is None:
-        return
-    for field in document.keys() - kind.model_fields.keys() - {"schema"}:
-        del document[field]
-    if kind is RunConfig:
-        options = method_class(document["method"]).Options
-        known = {field: value for field, value in document["options"].items() if field in options.model_fields}
-        document["options"] = options(**known).model_dump(mode="json")
-    else:
-        document |= {"written": "2026-01-01T00:00:00Z", "program": "0.1.0"}
-        if samples := document.get("fewshot"):
-            samples["samples"] = samples.pop("picks")
-            del samples["source"]
-        if calibration := document.get("calibration"):
-            calibration.pop("equal_mass")
-
-
-@functools.cache
-def _documents():
-    documents = json.loads(lzma.decompress((GOLDEN / "quick_results.json.xz").read_bytes()))
-    for name, document in documents.items():
-        if name.endswith("/collection.json") or name.endswith("/runtime.json"):
-            document["settings"]["options"] = {"procap": DEFAULTS_THEN}
-    for name, document in documents.items():
-        _renew(name, document)
-    # The pictures were frozen with runs of all classes; the suite now has those of base classes of the same data sets.
-    folder = "collections/suite/qualitative"
-    for file in (f"{folder}/pictures.json", f"{folder}/collection.json"):
-        documents[file] = json.loads(RUN.sub(lambda path: PICTURED.get(path[0], path[0]), json.dumps(documents[file])))
-    return documents
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        back = {new: old for old, new in write_results(Path(place)).items()}
+    if sys.argv[1:2] == ["--freeze"]:
+        freeze(Path(sys.argv[2]))
+        sys.exit()
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = {new: old for old, new in write_results(Path(folder)).items()}
         for golden in sorted(GOLDEN.glob("*.*")):
             if golden.suffix != ".xz" and golden.stem in (sys.argv[1:] or COMMANDS):
-                text = print_tables(Path(place), golden.stem)[golden.suffix[1:]]
-                golden.write_text(RUN.sub(lambda path: back.get(path[0], path[0]), text).replace(place, "RESULTS"))
+                text = print_tables(Path(folder), golden.stem)[golden.suffix[1:]]
+                golden.write_text(RUN.sub(lambda path: earlier.get(path[0], path[0]), text).replace(folder, "RESULTS"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,25 +277,28 @@ def title_variants(frame: Any) -> list[str]:
     """Make a title for each row: the method's, and the values of settings that vary, as `MaPLe, lr 0.01`.
 
     The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
-    name, else its fields are. frame: anything with the columns `method` and `settings`.
+    name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED.
+    frame: anything with the columns `method` and `settings`.
     """
     rows = list(zip(frame.method, frame.settings, strict=True))
-    values: dict[tuple[str, str], set[str]] = {}
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for method, settings in rows:
         for name, value in settings.items():
-            values.setdefault(("" if name in SHARED else method, name), set()).add(value)
+            counts.setdefault(("" if name in SHARED else method, name), Counter())[value] += 1
+
+    def is_named(method: str, name: str, value: str) -> bool:
+        if name in SHARED:
+            return len(counts["", name]) > 1
+        has_names = "custom" not in counts.get((method, "recipe"), ())
+        if name == "classes" or (name.startswith("recipe") and (name == "recipe") != has_names):
+            return False
+        values = counts[method, name]
+        return 2 * values[value] <= values.total()
+
     titles = []
     for method, settings in rows:
-        has_names = "custom" not in values.get((method, "recipe"), ())
-        names = [
-            name
-            for name in settings
-            if len(values["" if name in SHARED else method, name]) > 1
-            and name != "classes"
-            and (not name.startswith("recipe") or (name == "recipe") == has_names)
-        ]
-        words = [f"{name.rpartition('.')[2]} {settings[name]}" for name in names]
-        titles.append(", ".join([title_method(method), *words]))
+        named = [(name.rpartition(".")[2], value) for name, value in settings.items() if is_named(method, name, value)]
+        titles.append(", ".join([title_method(method), *(" ".join(item) for item in named)]))
     return titles
 
 
