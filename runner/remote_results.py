@@ -148,7 +148,7 @@ class RemoteResults:
         remote = RemoteFolder(self.url)
         files = [file for file in (self.local / below).rglob("*") if file.is_file()]
         names = [name for file in files if not LOCAL_ONLY.match(name := file.relative_to(self.local).as_posix())]
-        for run in sorted({run[0] for name in names if (run := RUN.match(name))}):
+        for run in sorted({match[0] for name in names if (match := RUN.match(name))}):
             self.push_run(run)
         plain = [name for name in names if not RUN.match(name)]
         uploaded = remote.read(plain)

@@ -225,9 +225,9 @@ class TrainLoop:
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
         batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
-        if not isinstance(self.schedule.stream, DeviceTrainStream):
-            batches = to_device(batches, self.method.clip.device)
-        for images, labels in self.meter.iterate("data", batches):
+        on_device = isinstance(self.schedule.stream, DeviceTrainStream)
+        moved = batches if on_device else to_device(batches, self.method.clip.device)
+        for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
             self._save_or_stop()
         self._count_losses(wait=True)

@@ -27,7 +27,7 @@ def _kill_all_of(process):
     for each in below:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while any(map(_is_alive, below)) and time.monotonic() < deadline:
         time.sleep(0.01)
 

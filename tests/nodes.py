@@ -20,8 +20,8 @@ from hosts import Host
 from ports import free_port, is_listening
 
 REPOSITORY = Path(__file__).parents[3]
-START_SECONDS = 300.0
-END_SECONDS = 60.0
+START_SECONDS = 900.0
+END_SECONDS = 600.0
 ATTEMPTS = 5
 # On a busy machine parts of Ray start more slowly than it waits for them, and it kills workers when memory is short.
 SETTINGS = {

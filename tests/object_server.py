@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-START_SECONDS = 240.0
+START_SECONDS = 900.0
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys):
     assert main([*evaluate, "--dry-run", "--json"]) == 0
     planned = printed(capsys)["runs"]
     assert {run["run"] for run in planned} == set(document["best"]["runs"])
-    targets = {target["target"] for run in planned for target in run["targets"]}
+    targets = {target for run in planned for target in run["targets"]}
     assert targets == {"digits:base:test", "digits:novel:test"}
 
 
@@ -330,7 +330,7 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray, few_digits, tmp_p
     """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
     runs = [run(seed=seed) for seed in (1, 2)]
     recorder = Recorder()
-    paths = make_paths(few_digits, tmp_path, timeout=60.0)
+    paths = make_paths(few_digits, tmp_path, timeout=900.0)
     with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
         assert found.max_concurrent == 1
         launch([spec(one, targets=()) for one in runs], paths, replace(found, max_concurrent=2), recorder)
@@ -343,7 +343,7 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray, few_digits, tmp_p
 @pytest.mark.slow
 def test_a_group_waits_for_a_run_that_another_process_holds(local_ray, few_digits, tmp_path):
     one, recorder = run(), Recorder()
-    paths = make_paths(few_digits, tmp_path, timeout=60.0)
+    paths = make_paths(few_digits, tmp_path, timeout=900.0)
     with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
         with RunFolder(tmp_path / one.path).locked():
             group = threading.Thread(target=launch, args=([spec(one)], paths, found, recorder))

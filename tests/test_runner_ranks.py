@@ -153,7 +153,7 @@ def test_one_process_needs_no_group():
 
 def threads_of_groups() -> list[str]:
     """Of groups that are still held somewhere: they can abort an interpreter that ends."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     # The system strikes out a thread a moment after it was waited for.
     while (found := list(names_of_threads())) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -72,7 +72,7 @@ def train_until(config, data, results, number, stop, seconds=1e-6, every=0.0):
     """Train in a process that stops at a step, and let it continue with the signal `number`."""
     arguments = config.model_dump(mode="json"), str(data), str(results), every, stop, seconds
     with Processes(1, train_and_stop, *arguments) as processes:
-        training, deadline = psutil.Process(processes.pid(0)), time.monotonic() + 240
+        training, deadline = psutil.Process(processes.pid(0)), time.monotonic() + 900
         while (status := training.status()) != psutil.STATUS_STOPPED:
             assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, processes.output(0, "err")
             time.sleep(0.002)
@@ -230,14 +230,14 @@ class Agents:
     def workers(self, agent: int = 0) -> list[psutil.Process]:
         return psutil.Process(self.started[agent].pid).children()
 
-    def wait_for_state(self, folder: Path, seconds: float = 120.0) -> None:
+    def wait_for_state(self, folder: Path, seconds: float = 900.0) -> None:
         """Until a state of a run below `folder` is on disk, which is in the middle of the training."""
         deadline = time.monotonic() + seconds
         while not list(folder.rglob("state/step-*")):
             assert time.monotonic() < deadline and self.started[0].poll() is None, self.log.read_text()
             time.sleep(0.05)
 
-    def wait(self, agent: int = 0, seconds: float = 180.0) -> int:
+    def wait(self, agent: int = 0, seconds: float = 900.0) -> int:
         try:
             return self.started[agent].wait(seconds)
         except subprocess.TimeoutExpired:
@@ -424,13 +424,13 @@ def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, shor
 
     def result(home, results):
         with begun(home, results) as process:
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=900)
         assert process.returncode == 0
         return json.loads(output.splitlines()[-1])["trained"][0]
 
     alone = result("alone", str(tmp_path / "alone"))
     with begun("lost", url, STOPPED) as lost:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 900
         while not any("/state/step-" in name for name in RemoteFolder(url).list()):
             assert lost.poll() is None and time.monotonic() < deadline, "no state was sent"
             time.sleep(0.05)

@@ -182,7 +182,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(300)
+        process.join(900)
     assert [process.exitcode for process in processes] == [0, 0]
     assert check_dataset.check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]

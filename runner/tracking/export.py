@@ -166,10 +166,11 @@ def _export(
         if is_new or not _exists(store, before.run_id):
             before = Logged()
         collection = read_collection(folder)
-        if collection is not None:
-            update = _update_collection(collection, folder, store.results, before)
-        else:
-            update = _update_run(RunFolder(folder), before, log_checkpoints)
+        update = (
+            _update_run(RunFolder(folder), before, log_checkpoints)
+            if collection is None
+            else _update_collection(collection, folder, store.results, before)
+        )
         if update is None:
             return before.run_id, None
         update.logged = update.logged.model_copy(update={"parents": {**before.parents, **parents}})
