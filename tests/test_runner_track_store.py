@@ -201,5 +201,3 @@ def test_a_broken_file_is_not_answered_with_training_again(tmp_path):
     (tmp_path / "collection.json").write_text("{")
     with pytest.raises(UserError, match=r"collection\.json cannot be read .*type the command again, its runs are kept"):
         read_collection(tmp_path)
-
-

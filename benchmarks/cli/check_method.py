@@ -36,18 +36,18 @@ def method(
 ) -> int:
     """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
 
-    class: summary, options and recipes are valid. start: equal seeds give equal initial tensors. shapes: of loss terms
-    and logits. gradients: every learned tensor gets one. determinism: no random numbers but those of `draw`. training:
-    two epochs with 4 images per class. inference: depends on what is learned. resume: to the same bits, and from a
-    checkpoint. processes: two have the losses and weights of one. novel: the evaluation on novel classes. speed: images
-    per second against plain CLIP. It takes about half a minute on a CPU.
+    class: summary, options and recipes are valid. shapes: of loss terms and logits. inference: depends on what is
+    learned. gradients: every learned tensor gets one, CLIP none. determinism: equal seeds give equal tensors. resume:
+    to the same bits. reloaded: a method loaded from a checkpoint classifies as the trained one. processes: two have
+    the losses and weights of one. It takes about half a minute on a CPU.
     """
     library_defaults()
     if name not in method_paths() and Path(name, "pyproject.toml").exists():
         raise UsageError(f"method '{name}' is not installed; install its folder: {install_command(Path(name))}")
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
-    if other := [one for one in method_paths() if one != name and title_method(one) == title_and_colour(name)[0]]:
+    title = title_and_colour(name)[0]
+    if other := [method for method in method_paths() if method != name and title_method(method) == title]:
         raise UsageError(f"{name} has the title '{title_method(other[0])}' of {other[0]}: give its class another title")
     options = parse_options(option or (), [name])[name]
     from runner.method_check import CHECKS, CheckCase, check_method

@@ -21,6 +21,7 @@ from runner.run_folders import DEPTH, RunFolder, find_runs, locate_run
 if TYPE_CHECKING:
     import pandas as pd
 
+
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
     """Load every evaluation of every finished run, one row per run and target.
 

@@ -62,9 +62,7 @@ class SuiteResults:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(
-        cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
-    ) -> SuiteResults:
+    def read(cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
         """Read existing results below `results` of the suite's plan."""
         runs = read_plan(results / COLLECTIONS / "suite" / suite.name, options) or tuple(suite.plan(options))
         variants = _list_variants(runs)
