@@ -232,7 +232,6 @@ def _evaluate(
         phases=meter.phases_with_other(),
         peak_memory_bytes=monitor.peak_memory(),
         manifest_digest=manifest.digest,
-        variant=manifest.variant,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
         **provenance(environment(device)),

@@ -55,8 +55,8 @@ def plan_run(
     task = task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    own = kind.recipe(task, shots, found.base)
-    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
+    own = kind.recipe(task, shots, found.name)
+    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.name)
     changes = dict(overrides or {})
     if own.epochs == 0:
         changes["epochs"] = 0
@@ -66,7 +66,7 @@ def plan_run(
     resolved = _make_recipe({**base.model_dump(), **changes})
     if own.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
+    published = kind.task_options(task, shots, found.name) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     from procap.weights.architectures import canonical_name, names_file
 
@@ -91,10 +91,8 @@ def recipe_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
     from procap.methods import method_class, method_options
-    from shards.resolve import base_name
-
     kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
-    case = task, config.shots, base_name(config.dataset)
+    case = task, config.shots, config.dataset
     own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
     options = method_options(config.method, own).model_dump(mode="json")
     return options, (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")

@@ -25,7 +25,6 @@ from pathlib import Path
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes
-from shards.default_paths import refuse_system_folder
 from shards.files import file_lock
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
@@ -46,13 +45,11 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
     url = canonical(given) if is_url(given) else ""
     folder = local_path(url) if url else Path(given).expanduser()
     if folder is not None:
-        refuse_system_folder("--results", folder)
         return folder, None
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")
     _, path = filesystem(url)
     if scheme(url) == "local":
-        refuse_system_folder("--results", Path(path))
     return cache / "results" / cache_name(url), url
 
 

@@ -33,7 +33,6 @@ from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate,
 from shards.credentials import mask
 from shards.files import read_file, require_regular, write_file
 from shards.names import has_control
-from shards.resolve import base_name
 
 SCHEMA: Literal[1] = 1
 MAX_HEADER = 100_000_000
@@ -363,7 +362,7 @@ class CheckpointCard(FrozenModel):
     @property
     def space(self) -> LabelSpace:
         """The classes the prompts were trained on."""
-        return LabelSpace(self.classnames, self.template, self.templates, base_name(self.config.dataset))
+        return LabelSpace(self.classnames, self.template, self.templates, self.config.dataset)
 
 
 def read_description(header: bytes) -> str:

@@ -34,7 +34,6 @@ from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_s
 from shards.loader import TrainStream
 from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
-from shards.resolve import base_name
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
 
@@ -214,7 +213,7 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
         return ""
     options = method_options(config.method, config.options)
     with suppress(UserError):
-        found = method_class(config.method).file_digests(options, base_name(config.dataset))
+        found = method_class(config.method).file_digests(options, config.dataset)
         return next((name for name in recorded if found.get(name) != recorded[name]), "")
     return ""
 
@@ -233,7 +232,7 @@ def train_stream(
     batch = config.recipe.batch_size
     share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     share["one_class"] = config.recipe.batches == "class"
-    if acceleration.images and augments_on_device(augment) and not split.is_streamed:
+    if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **share)
     return TrainStream(split, batch, augment, config.seed, workers, **share)
 
@@ -252,4 +251,4 @@ def clip_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> Ev
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
     """Collect names and templates of some classes of a packed data set, for the text side of a method."""
-    return LabelSpace(classnames, manifest.template, manifest.templates, dataset=base_name(manifest.dataset))
+    return LabelSpace(classnames, manifest.template, manifest.templates, dataset=manifest.dataset)

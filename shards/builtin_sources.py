@@ -54,9 +54,6 @@ class WorldPart:
                 folder = self.classnames[label].replace(" ", "_")
                 yield ImageRecord(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
-    def stamp(self) -> str:
-        return str(VERSION)
-
 
 @dataclass(frozen=True)
 class DigitsPart:
@@ -76,9 +73,6 @@ class DigitsPart:
             label = int(labels[position])
             grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
             yield ImageRecord(f"{self.split}/{DIGITS[label]}/{position:04d}.png", label, png(grey))
-
-    def stamp(self) -> str:
-        return ""
 
 
 def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:

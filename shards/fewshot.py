@@ -176,7 +176,7 @@ def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test"
 
     Raises UsageError for half of a test-only set, and where there is no image of these classes.
     """
-    images = shards.split(split)
+    images = shards.split(split, sequential=True)
     labels = evaluation_labels(shards, classes)
     if not np.isin(images.labels, labels).any():
         raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")

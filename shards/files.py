@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
 import platform
-import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from procap.errors import UserError
 
-# A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
-ABANDONED_SECONDS = 3600.0
 NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS)
 """What file systems without locks answer; some network disks have none."""
 
 
 @contextmanager
 def replace_at_end(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file beside `file` that replaces it at the end of the block, not after an error.
-
-    Temporary files that killed writers of `file` left are removed.
-    """
+    """Yield the name of a temporary file beside `file` that replaces it at the end of the block, not after an error."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary
@@ -35,9 +27,6 @@ def replace_at_end(file: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-            for left in file.parent.glob(f".{glob.escape(file.name)}.*.tmp"):
-                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                    left.unlink()
 
 
 def write_file(file: Path, content: bytes | str) -> None:
@@ -49,47 +38,18 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def open_regular(folder: Path, name: str) -> int:
-    """Open a file by its name below `folder` (with forward slashes) for reading, and return its descriptor.
-
-    A link, folder, device or FIFO at the end, and a link on the way, raise OSError; `folder` itself may be a link.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in name.split("/"):
-        outer = descriptor
-        try:
-            # Without O_NONBLOCK, opening a FIFO waits for a writer.
-            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=outer)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise OSError(errno.ELOOP, "it is a link; put the file itself there") from None
-            raise
-        finally:
-            os.close(outer)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return descriptor
-
-
 def require_regular(file: Path) -> None:
     """Raise OSError for what exists and is no file: opening a FIFO waits for a writer, reading a device may not end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
 
 
-def read_file(file: Path) -> bytes:
-    """Read a whole file. Raises OSError, also for what `require_regular` refuses."""
+def read_file(file: Path, limit: int | None = None) -> bytes:
+    """Read a whole file. Raises OSError, also for what `require_regular` refuses and for more than `limit` bytes."""
     require_regular(file)
+    if limit is not None and file.stat().st_size > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(file))
     return file.read_bytes()
-
-
-def read_regular(folder: Path, name: str, limit: int) -> bytes:
-    """Read a file that `open_regular` opens. Raises OSError, also when it is longer than `limit` bytes."""
-    with open(open_regular(folder, name), "rb") as stream:
-        if os.fstat(stream.fileno()).st_size > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
-        return stream.read()
 
 
 def file_sha256(file: Path) -> str:

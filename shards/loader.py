@@ -28,15 +28,8 @@ from shards.transforms import EvalTransform, TrainAugment
 
 CACHE_BYTES = 2**30
 BATCHES_AHEAD = 2
-# Images among which a training epoch is shuffled. Of the paper's data sets only ImageNet has more training images.
-WINDOW = 2**16
-# The shards of a window are dealt to this many lanes, and images are taken from the lanes in turn. If the number of
-# processes divides it, each process only reads the shards of its own lanes.
-LANES = 8
 
 T = TypeVar("T")
-Item = tuple[int, bytes | None]
-"""The index of an image to prepare (negative: padding), and its encoded bytes if they were streamed."""
 
 
 class DecodedImages:
@@ -107,18 +100,11 @@ class TrainStream:
         return max(1, len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches.
-
-        For more than `WINDOW` images the shards are shuffled, and then the images within groups of shards that have
-        up to `WINDOW` images together, so that such sets can be read shard by shard.
-        """
+        """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches."""
         if self.one_class:
             draw = random.Random(stream_seed(self.seed, "order", epoch))
             return one_class_order(self.split.labels.tolist(), self.batch_size, draw)
-        draws = generator(self.seed, "order", epoch)
-        if len(self.split) <= WINDOW:
-            return torch.randperm(len(self.split), generator=draws).tolist()
-        return _window_order(self.split, draws)
+        return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
@@ -127,14 +113,12 @@ class TrainStream:
         which changes no later batch.
         """
 
-        def prepare(item: Item, out: Tensor) -> None:
-            i, data = item
-            image = self._images[i] if data is None else self.split.decode(i, data)
-            self.augment(image, self.draws(epoch, i), out)
+        def prepare(i: int, out: Tensor) -> None:
+            self.augment(self._images[i], self.draws(epoch, i), out)
 
         batches = [*self.batches(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
-        prepared = prepare_batches(_items(self.split, shares), prepare, self.augment.shape, self.workers)
+        prepared = prepare_batches(shares, prepare, self.augment.shape, self.workers)
         for (_, images), batch in zip(prepared, batches, strict=True):
             yield images, self.labels[batch]
 
@@ -162,12 +146,12 @@ def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random)
     for i, label in enumerate(labels):
         images.setdefault(label, []).append(i)
     order = []
-    while waiting := [own for own in images.values() if len(own) >= batch_size]:
-        own = draw.choice(waiting)
-        chosen = draw.sample(own, batch_size)
+    while waiting := [remaining for remaining in images.values() if len(remaining) >= batch_size]:
+        remaining = draw.choice(waiting)
+        chosen = draw.sample(remaining, batch_size)
         order += chosen
         for i in chosen:
-            own.remove(i)
+            remaining.remove(i)
     return order
 
 
@@ -183,6 +167,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
+    The shards are read from start to end, so every byte of them is compared with the manifest.
     limit: stop after this many images. With `world_size` processes each gets a block of consecutive images, and all
     get equally many batches of equal sizes: a block that is one image short is padded with an image of zeros, label -1
     and index -1. Callers must skip every index below 0.
@@ -193,52 +178,22 @@ def evaluation_batches(
     mine[: len(block)] = torch.arange(block.start, block.stop)
     labels = torch.from_numpy(split.labels)
 
-    def prepare(item: Item, out: Tensor) -> None:
-        i, data = item
+    def prepare(image: tuple[int, bytes], out: Tensor) -> None:
+        i, data = image
         if i < 0:
             out.numpy()[:] = 0
         else:
-            transform(split.image(i) if data is None else split.decode(i, data), out)
+            transform(split.decode(i, data), out)
 
-    shares = [batch.tolist() for batch in mine.split(batch_size) if len(batch)]
+    def read(encoded: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+        for batch in mine.split(batch_size) if len(mine) else ():
+            yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
+
     shape = (3, transform.image_size, transform.image_size)
-    for items, images in prepare_batches(_items(split, shares), prepare, shape, workers):
-        indices = torch.tensor([i for i, _ in items])
-        yield images, torch.where(indices < 0, -1, labels[indices]), indices
-
-
-def _window_order(split: Split, draws: torch.Generator) -> list[int]:
-    """Shuffle the shards, and then the images of consecutive shards that have up to `WINDOW` images together."""
-    shards: dict[int, list[int]] = {}
-    for i, number in enumerate(split.rows["shard"].tolist()):
-        shards.setdefault(number, []).append(i)
-    waiting = list(shards.values())
-    waiting = [waiting[n] for n in torch.randperm(len(waiting), generator=draws).tolist()]
-    order: list[int] = []
-    while waiting:
-        window = [waiting.pop(0)]
-        while waiting and sum(map(len, window)) + len(waiting[0]) <= WINDOW:
-            window.append(waiting.pop(0))
-        lanes = []
-        for start in range(min(LANES, len(window))):
-            lane = torch.tensor([i for shard in window[start::LANES] for i in shard])
-            lanes.append(lane[torch.randperm(len(lane), generator=draws)])
-        length = min(map(len, lanes))
-        rest = torch.cat([lane[length:] for lane in lanes])
-        order += torch.stack([lane[:length] for lane in lanes], dim=1).flatten().tolist()
-        order += rest[torch.randperm(len(rest), generator=draws)].tolist()
-    return order
-
-
-def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
-    """List the images of each share, with their bytes if the split is streamed."""
-    if not split.is_streamed:
-        for share in shares:
-            yield [(i, None) for i in share]
-        return
-    with closing(split.stream([i for share in shares for i in share if i >= 0])) as encoded:
-        for share in shares:
-            yield [(i, next(encoded) if i >= 0 else None) for i in share]
+    with closing(split.stream(block)) as encoded:
+        for batch, images in prepare_batches(read(encoded), prepare, shape, workers):
+            indices = torch.tensor([i for i, _ in batch])
+            yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
 
 def prepare_batches(

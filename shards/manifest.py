@@ -8,15 +8,14 @@ import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from procap.errors import UserError, describe_invalid
-from shards.files import read_regular
+from shards.files import read_file
 from shards.names import NAME, unfit_texts
 
-SCHEMA: Final = 2
 FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
 # Bytes; the manifest of a set with a million shards is this long.
@@ -62,24 +61,20 @@ class SplitEntry(BaseModel):
 class Manifest(BaseModel):
     """A packed data set as data; two packings of the same images have the same manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    schema_version: Literal[2] = SCHEMA
+    schema_version: Literal[2] = 2
     dataset: str = Field(pattern=f"^{NAME.pattern}$")
     source: str
     classnames: tuple[str, ...] = Field(min_length=1)
     template: str
     templates: tuple[str, ...]
-    variant: str = Field(default="", description="how it differs from the published set; empty: it is that set")
-    resize: int | None = Field(
-        default=None, ge=1, description="pixels that the shorter side of larger images was brought to"
-    )
     splits: dict[str, SplitEntry] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check_names(self) -> Manifest:
-        """Refuse texts that break a line or a terminal, and files that are not of their split."""
-        texts = (self.template, *self.templates), (self.source, self.variant)
+        """Refuse texts that break a line or a terminal, and shards in the folder of another split."""
+        texts = (self.template, *self.templates), (self.source,)
         if reason := next(unfit_texts(self.classnames, *texts), ""):
             raise ValueError(reason)
         for split, entry in self.splits.items():
@@ -89,8 +84,13 @@ class Manifest(BaseModel):
         return self
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Images of each split."""
+        return {name: split.count for name, split in self.splits.items()}
+
+    @property
     def images(self) -> int:
-        return sum(split.count for split in self.splits.values())
+        return sum(self.counts.values())
 
     @property
     def digest(self) -> str:
@@ -142,34 +142,27 @@ def _pack_command(folder: Path, force: str = "") -> str:
     return f"procap data pack {what}{force} --data {shlex.quote(str(folder.parent))}"
 
 
-def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
-    """Read and check the manifest of a packed data set, which must be called `dataset` (default: the folder's name)."""
-    wanted = dataset or folder.name
-    mend = repack_hint(folder.with_name(wanted))
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of the packed data set in `folder`, which must be called like the folder."""
+    file, remedy = folder / FILE, repack_hint(folder)
     try:
-        text = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
+        text = read_file(file, MANIFEST_LIMIT).decode()
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
-        pack = _pack_command(folder.with_name(wanted))
-        raise UserError(f"no shards of '{wanted}' in {folder} ({state}); pack them: {pack}") from None
+        remedy = f"pack them: {_pack_command(folder)}"
+        raise UserError(f"no shards of '{folder.name}' in {folder} ({state}); {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{folder / FILE} cannot be read ({reason}); {mend}") from None
-    return parse_manifest(text, str(folder / FILE), wanted, mend)
+        raise UserError(f"{file} cannot be read ({reason}); {remedy}") from None
+    return parse_manifest(text, str(file), folder.name, remedy)
 
 
-def parse_manifest(text: str, file: str, wanted: str, mend: str) -> Manifest:
-    """Parse the manifest in `text`, of the data set `wanted`. Raises UserError naming `file` and a remedy."""
+def parse_manifest(text: str, file: str, name: str, remedy: str) -> Manifest:
+    """Parse the manifest of the data set `name`. Raises UserError naming `file` and a remedy."""
     try:
-        content = json.loads(text)
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if version != SCHEMA:
-            raise UserError(f"{file} has schema {version!r:.40}, this version reads schema {SCHEMA}; {mend}")
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise UserError(f"{file} is damaged ({describe_invalid(error, root='')}); {mend}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is damaged ({error}); {mend}") from None
-    if manifest.dataset != wanted:
-        raise UserError(f"{file} holds the data set '{manifest.dataset}', not '{wanted}'; rename its folder, or {mend}")
+        raise UserError(f"{file} is damaged ({describe_invalid(error, root='')}); {remedy}") from None
+    if manifest.dataset != name:
+        raise UserError(f"{file} holds the data set '{manifest.dataset}', not '{name}'; rename its folder, or {remedy}")
     return manifest

@@ -1,31 +1,35 @@
 """Mirror a data root behind a URL in a local folder of the same layout, which is filled with files as needed.
 
-The manifest is downloaded when a data set is opened, its index when that is read, and a shard when its first image is
-read: a few-shot run downloads few. No file is used before it has the SHA-256 of the manifest; one that differs is
-downloaded again. The server is not trusted: names that would leave the folder of the data set are refused.
+The manifest is downloaded when a data set is opened, the lists of a split when they are read, and all its shards when
+the split is opened: 16 random images per class lie in nearly every shard. A downloaded file has the SHA-256 of the
+manifest, and appears whole or not at all. The server is not trusted: the manifest allows no name outside the folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
-from shards.files import file_lock, open_regular, read_regular, write_file
-from shards.hash_cache import HashCache
-from shards.manifest import FILE, MANIFEST_LIMIT, MIRROR_FILE, Shard, convention_texts, is_mirror, parse_manifest
+from shards.files import read_file, write_file
+from shards.index import INDEX_FILE, PATHS_FILE, index_limit, paths_limit
+from shards.manifest import (
+    FILE,
+    MANIFEST_LIMIT,
+    MIRROR_FILE,
+    Manifest,
+    SplitEntry,
+    convention_texts,
+    is_mirror,
+    parse_manifest,
+    read_manifest,
+)
 from shards.names import NAME
 from shards.remote import download, read_bytes
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact
-
-CHECKED_FILE = ".checked"
-"""A file whose modification time is that of the last check of the server's manifest."""
-# Seconds for which a manifest is not checked again, because one command opens a data set several times.
-FRESH = 10.0
 
 
 def mirror_root(url: str, cache: Path) -> Path:
@@ -40,7 +44,7 @@ def mirror_root(url: str, cache: Path) -> Path:
     root, public = cache / "mirrors" / cache_name(url), redact(url)
     if public != url:
         os.environ[_variable(root)] = url
-    content = json.dumps({"url": public} | ({"secret": True} if public != url else {})) + "\n"
+    content = json.dumps({"url": public, "secret": public != url}) + "\n"
     try:
         with suppress(FileNotFoundError):
             if (root / MIRROR_FILE).read_text(encoding="utf-8") == content:
@@ -56,18 +60,16 @@ def mirror_root(url: str, cache: Path) -> Path:
 
 def mirrored_url(root: Path) -> str:
     """Return the URL that a mirror stands for. Raises UserError for a broken mirror.json or an unknown password."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    try:
         content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
-        url = content["url"]
-        if isinstance(url, str) and is_url(url):
-            if not content.get("secret"):
-                return url
-            if known := os.environ.get(_variable(root)):
-                return known
-            raise UserError(
-                f"{root} mirrors {redact(url)} with a password or signature: name the whole URL with --data"
-            )
-    raise UserError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}")
+        url, secret = content["url"], content["secret"]
+        if not is_url(url):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}") from None
+    if secret and _variable(root) not in os.environ:
+        raise UserError(f"{root} mirrors {redact(url)} with a password or signature: name the whole URL with --data")
+    return os.environ[_variable(root)] if secret else url
 
 
 def _variable(root: Path) -> str:
@@ -91,58 +93,62 @@ def refresh(root: Path, name: str) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be the name of a data set")
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
-    # A copy on a read-only disk has no writers to wait for.
-    with file_lock(root / f".{name}.lock", required=False):
-        last = None
-        with suppress(OSError, ValueError):
-            last = read_regular(folder, FILE, MANIFEST_LIMIT).decode()
-        with suppress(OSError):
-            if last is not None and 0 <= time.time() - (folder / CHECKED_FILE).stat().st_mtime < FRESH:
-                return
-        try:
-            text = read_bytes(url, MANIFEST_LIMIT, retry=last is None).decode(errors="replace")
-        except Unreachable as error:
-            if last is None:
-                raise
-            warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
-        except NotFound as error:
-            raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
-        else:
-            if text != last:
-                manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
-                try:
-                    # What any reader of the convention needs beside the shards; the manifest last.
-                    for file, content in convention_texts(manifest).items():
-                        write_file(folder / file, content)
-                    write_file(folder / FILE, text)
-                except OSError as error:
-                    raise UserError(f"{folder} cannot be written ({error.strerror or error})") from error
-        with suppress(OSError):
-            (folder / CHECKED_FILE).touch()
+    last = None
+    with suppress(OSError, ValueError):
+        last = read_file(folder / FILE, MANIFEST_LIMIT).decode()
+    try:
+        text = read_bytes(url, MANIFEST_LIMIT).decode(errors="replace")
+    except Unreachable as error:
+        if last is None:
+            raise
+        warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
+        return
+    except NotFound as error:
+        raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
+    if text == last:
+        return
+    manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
+    try:
+        _remove_outdated(folder, manifest)
+        # The manifest is written last: it says that the other files are there.
+        for file, content in convention_texts(manifest).items():
+            write_file(folder / file, content)
+        write_file(folder / FILE, text)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror or error})") from error
 
 
-def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) -> os.stat_result | None:
-    """Download a file of a mirrored data set unless it is there with that SHA-256; does nothing elsewhere."""
-    if not is_mirror(folder.parent):
-        return None
+def _remove_outdated(folder: Path, manifest: Manifest) -> None:
+    """Delete the shards that are not known to be those of a new manifest: their sizes can be equal."""
+    verified = {}
+    with suppress(UserError):
+        last = read_manifest(folder)
+        verified = {shard.file: shard.sha256 for entry in last.splits.values() for shard in entry.shards}
+    for entry in manifest.splits.values():
+        for shard in entry.shards:
+            if verified.get(shard.file) != shard.sha256:
+                (folder / shard.file).unlink(missing_ok=True)
+
+
+def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:
+    """Download index and paths of a split of a mirrored data set; does nothing elsewhere."""
+    if is_mirror(folder.parent):
+        for file, limit, sha256 in (
+            (INDEX_FILE, index_limit(entry), entry.index_sha256),
+            (PATHS_FILE, paths_limit(entry), entry.paths_sha256),
+        ):
+            _fetch(folder, f"{split}/{file}", limit, sha256)
+
+
+def fetch_shards(folder: Path, entry: SplitEntry) -> None:
+    """Download the shards of a split of a mirrored data set that are not there with their size; nothing elsewhere."""
+    if is_mirror(folder.parent):
+        for shard in entry.shards:
+            file = folder / shard.file
+            if not (file.is_file() and file.stat().st_size == shard.size):
+                _fetch(folder, shard.file, shard.size, shard.sha256)
+
+
+def _fetch(folder: Path, file: str, limit: int, sha256: str) -> None:
     url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
-    return download(url, folder / file, sha256=sha256, size=size)
-
-
-def open_shard(folder: Path, shard: Shard) -> int:
-    """Return a descriptor of a shard of a mirror, which is downloaded first unless it is there and verified."""
-    cache = HashCache(folder)
-    if not cache.has_shard(shard):
-        stat = fetch_file(folder, shard.file, shard.sha256, shard.size)
-        # A mirror on a read-only disk is hashed by every process.
-        with file_lock(folder / ".verified.lock", required=False):
-            cache = HashCache(folder)
-            cache.add_shard(shard, stat)
-            cache.save()
-    descriptor = open_regular(folder, shard.file)
-    # The open file is checked, not its name: another version of the data set may take the name at any time.
-    if not cache.has_shard(shard, os.fstat(descriptor)):
-        os.close(descriptor)
-        reason = "changed while it was opened, because its data set was packed again; try again"
-        raise UserError(f"{folder / shard.file} {reason}")
-    return descriptor
+    download(url, folder / file, limit=limit, sha256=sha256)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of data sets and splits; they become folders. Names that a user gives are lower case: `OWN_NAME`."""
-OWN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
+"""Names of data sets and splits; they become folders."""
+PACKED_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
+"""Names that users give to their data sets: lower case."""
 # Items of a list that a message names.
 MAX_NAMED = 3
 # Control characters, line ends of Unicode, and halves of surrogate pairs, which no file can store as UTF-8.
@@ -53,16 +54,3 @@ def join_first(texts: Sequence[str], limit: int = MAX_NAMED) -> str:
     """Join the first of many texts, and say how many more there are."""
     more = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
     return ", ".join(texts[:limit]) + more
-
-
-class Finding(str):
-    """A line that names the first of many items; `whole` names all of them."""
-
-    whole: str
-
-    @classmethod
-    def make(cls, before: str, items: Sequence[str], after: str = "", limit: int = MAX_NAMED) -> Finding:
-        """Join the first `limit` items between two texts."""
-        line = cls(before + join_first(items, limit) + after)
-        line.whole = before + ", ".join(items) + after
-        return line

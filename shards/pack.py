@@ -4,35 +4,45 @@
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
 The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
-anywhere, the bytes do not depend on the number of workers, and a stopped packing continues with the missing shards.
+anywhere, and the bytes do not depend on the number of workers.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
-from shards.check_source import Reporter, SplitProgress, check_source, find_duplicates, raise_problems
-from shards.files import file_lock, write_file
-from shards.manifest import FILE, SCHEMA, Manifest, SplitEntry, convention_texts, is_mirror
-from shards.manifest_checks import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
+from shards.check import (
+    CheckedImage,
+    Reporter,
+    SplitProgress,
+    check_source,
+    content_digest,
+    describe_unreadable,
+    find_duplicates,
+    raise_problems,
+)
+from shards.files import file_lock, file_sha256, write_file
+from shards.images import ImageError, decode
+from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
+from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
 from shards.names import NAME, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import open_dataset
-from shards.records import Source
+from shards.records import ImageRecord, Part, Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.shard_writer import FinishedShard, ShardTask, pack_shard
+from shards.tar import image_offset, sample_key, tar_sample
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -60,12 +70,46 @@ def pack_source(
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
 
-    Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
-    stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
-    shards whose raw files have not changed. force: start again from the beginning. on_note: called with notes of the
+    Everything is written to a hidden folder and renamed when it is complete: if a packing is stopped or meets a broken
+    image, an older set of that name stays unchanged. force: pack again what is valid. on_note: called with notes of the
     source and with duplicate images. Raises UserError when all images were read, for all problems together.
     """
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
+    _check_names(source)
+    refuse_packing(data_root)
+    if source.problems:
+        source = check_source(source, workers=workers, on_progress=on_progress)
+    for note in source.notes if on_note else ():
+        on_note(note)
+    raise_problems(source.name, source.problems, on_note)
+    folder = data_root / source.name
+    # Hidden, so that it never looks like a data set.
+    partial = folder.with_name(f".{source.name}.partial")
+    try:
+        data_root.mkdir(parents=True, exist_ok=True)
+        with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
+            _undo_replacement(folder)
+            # A packing that was killed leaves its folder.
+            shutil.rmtree(partial, ignore_errors=True)
+            if not force and (manifest := _find_valid(source, data_root)):
+                return manifest
+            if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
+                hint = "move it away or choose another --data folder"
+                raise UserError(f"{folder} exists but is no packed data set; {hint}")
+            try:
+                manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
+                _replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        room = f" ({shutil.disk_usage(data_root).free / 1e9:,.1f} GB free)" if error.errno == errno.ENOSPC else ""
+        reason = f"{error.strerror or error}{room}; choose another --data folder"
+        raise UserError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
+    return manifest
+
+
+def _check_names(source: Source) -> None:
+    """Raise UserError for names and templates that cannot be folders or lines of text."""
     if not NAME.fullmatch(source.name):
         raise UsageError(
             f"{source.name!r:.120} is no name of a data set: letters, digits, '.', '_' and '-' are allowed"
@@ -74,40 +118,6 @@ def pack_source(
         raise UserError(f"'{source.name}' has no images")
     if reason := next(unfit_texts(source.classnames, (source.template, *source.templates), (source.origin,)), ""):
         raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
-    refuse_packing(data_root)
-    if source.problems:
-        source = check_source(source, workers=workers, on_progress=on_progress)
-    if on_note:
-        list(map(on_note, source.notes))
-    raise_problems(source.name, source.problems, on_note)
-    folder = data_root / source.name
-    # Hidden, so that it never looks like a data set.
-    partial = folder.with_name(f".{source.name}.partial")
-    try:
-        data_root.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
-            _restore(folder)
-            valid = None if force else _find_valid(source, data_root)
-            if valid or force:
-                shutil.rmtree(partial, ignore_errors=True)
-            if valid:
-                return valid
-            if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
-                hint = "move it away or choose another --data folder"
-                raise UserError(f"{folder} exists but holds no packed data set; {hint}")
-            try:
-                manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
-                _replace(partial / "set", folder)
-            except BaseException:
-                if not any(partial.glob("finished/*/*.json")):
-                    shutil.rmtree(partial, ignore_errors=True)
-                raise
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        room = f" ({_bytes(shutil.disk_usage(data_root).free)} free)" if error.errno == errno.ENOSPC else ""
-        reason = f"{error.strerror or error}{room}; choose another --data folder"
-        raise UserError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
-    return manifest
 
 
 def _replace(complete: Path, folder: Path) -> None:
@@ -119,12 +129,12 @@ def _replace(complete: Path, folder: Path) -> None:
             os.rename(folder, old)
         os.rename(complete, folder)
     except BaseException:
-        _restore(folder)
+        _undo_replacement(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _restore(folder: Path) -> None:
+def _undo_replacement(folder: Path) -> None:
     """Undo a replacement that was stopped between its two renames."""
     old = folder.with_name(f".{folder.name}.old")
     if (old / FILE).exists() and not folder.exists():
@@ -136,40 +146,55 @@ def _find_valid(source: Source, data_root: Path) -> Manifest | None:
     if not (data_root / source.name / FILE).exists():
         return None
     try:
-        found = open_dataset(data_root, source.name, whole=True).manifest
+        shards = open_dataset(data_root, source.name)
+        for split in shards.manifest.splits:
+            shards.check_sizes(split)
     except UserError:
         return None
-    packed = (found.source, found.classnames, found.template, found.templates, found.variant, found.resize)
-    today = (source.origin, source.classnames, source.template, source.templates, source.variant, source.resize)
-    same = packed == today and {name: split.count for name, split in found.splits.items()} == source.counts
-    return found if same else None
+    manifest = shards.manifest
+    packed = (manifest.source, manifest.classnames, manifest.template, manifest.templates, manifest.counts)
+    today = (source.origin, source.classnames, source.template, source.templates, source.counts)
+    return manifest if packed == today else None
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Images start..stop - 1 of a split, to become the shard `number` of the data set in `folder`."""
+
+    folder: Path
+    dataset: str
+    split: str
+    number: int
+    start: int
+    stop: int
+    part: Part
+    classes: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.split}/{self.number}.tar"
+
+
+PackedShard = tuple[Shard, list[CheckedImage]]
 
 
 def _write(
     source: Source,
-    partial: Path,
+    folder: Path,
     per_shard: int,
     workers: int,
     on_progress: SplitProgress | None,
     on_note: Reporter | None,
 ) -> Manifest:
-    """Write a data set into `partial/set/`, the manifest last; finished shards of the same plan are reused."""
+    """Write a data set into `folder`, the manifest last."""
     counts = source.counts
     images = sum(counts.values())
-    # The size can be an estimate; that of resized images is not known in advance.
-    size = source.size if source.resize is None else None
-    while per_shard > 1 and per_shard * (size or 0) > SHARD_BYTES * images:
+    while per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * images:
         per_shard //= 2
-    plan, plan_file = _plan(source, per_shard), partial / "plan.json"
-    if not plan_file.is_file() or plan_file.read_bytes() != plan.encode():
-        shutil.rmtree(partial, ignore_errors=True)
-    for temporary in partial.rglob(".*.tmp"):
-        temporary.unlink(missing_ok=True)
-    write_file(plan_file, plan)
     ranges = source.ranges(per_shard)
     tasks = (
         ShardTask(
-            partial=partial,
+            folder=folder,
             dataset=source.name,
             split=split,
             number=start // per_shard,
@@ -177,22 +202,22 @@ def _write(
             stop=stop,
             part=source.part(split, start, stop),
             classes=len(source.classnames),
-            resize=source.resize,
         )
         for split, start, stop in ranges
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
-    processes = min(workers, len(ranges), images // per_shard)
-    finished: dict[str, list[FinishedShard]] = {split: [] for split in counts}
+    results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
+    packed: dict[str, list[PackedShard]] = {split: [] for split in counts}
     problems: list[str] = []
-    for (split, _, stop), (shard, broken) in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
-        finished[split].append(shard)
+    for (split, _, stop), (shard, broken) in zip(ranges, results, strict=True):
+        packed[split].append(shard)
         problems += broken
         if on_progress:
             on_progress(split, stop, counts[split])
     if on_note:
-        contents = ((split, image) for split, shards in finished.items() for shard in shards for image in shard.images)
-        list(map(on_note, find_duplicates(contents, source.classnames)))
+        contents = ((split, image) for split, shards in packed.items() for _, images in shards for image in images)
+        for note in find_duplicates(contents, source.classnames):
+            on_note(note)
     raise_problems(source.name, problems, on_note)
     manifest = Manifest(
         dataset=source.name,
@@ -200,37 +225,61 @@ def _write(
         classnames=source.classnames,
         template=source.template,
         templates=source.templates,
-        variant=source.variant,
-        resize=source.resize,
-        splits={split: _finish_split(source, partial / "set", split, shards) for split, shards in finished.items()},
+        splits={split: _finish_split(source, folder, split, shards) for split, shards in packed.items()},
     )
     for file, text in convention_texts(manifest).items():
-        write_file(partial / "set" / file, text)
-    write_file(partial / "set" / FILE, manifest.to_json())
+        write_file(folder / file, text)
+    write_file(folder / FILE, manifest.to_json())
     return manifest
 
 
-def _plan(source: Source, per_shard: int) -> str:
-    """Describe everything that the bytes of shards depend on, except the raw files: only equal plans share shards."""
-    plan = {
-        "schema": SCHEMA,
-        "origin": source.origin,
-        "variant": source.variant,
-        "counts": dict(source.counts),
-        "per_shard": per_shard,
-        "classnames": source.classnames,
-        "resize": source.resize,
-    }
-    if source.resize:
-        from PIL import __version__
+def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
+    """Write a shard, and return what is in it, and a problem for each image that does not decode.
 
-        plan["pillow"] = __version__
-    return json.dumps(plan)
+    Raises UserError for a file that cannot be read, and for another number of images than the source lists.
+    """
+    # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
+    from webdataset import TarWriter
+
+    file, count = task.folder / task.file, task.stop - task.start
+    images: list[CheckedImage] = []
+    problems: list[str] = []
+    read = 0
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
+        # One image more than listed shows that the source has too many.
+        for read, record in enumerate(islice(task.part.records(), count + 1), 1):
+            try:
+                sample = _make_sample(task, sample_key(task.start + read - 1), record)
+            except ImageError as error:
+                problems.append(describe_unreadable(task.split, record.path, error))
+                continue
+            offset = image_offset(sample, record.extension, writer.tarstream.offset)
+            digest = content_digest(record.data)
+            images.append(CheckedImage(record.path, record.label, digest, offset, len(record.data)))
+            writer.write(sample)
+    if read != count:
+        given = f"gave {'more' if read > count else read} images, its list says {count}"
+        raise UserError(f"'{task.dataset}' {task.split}: its source {given} (from image {task.start} on)")
+    shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=count)
+    return (shard, images), problems
 
 
-def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[FinishedShard]) -> SplitEntry:
-    """Write the index and the paths of a split from what its finished shards hold."""
-    images = [(number, image) for number, shard in enumerate(shards) for image in shard.images]
+def _make_sample(task: ShardTask, key: str, record: ImageRecord) -> dict[str, str | bytes]:
+    """Check an image and its label, and make its members of the tar. Raises ImageError for what does not decode."""
+    split = f"'{task.dataset}' {task.split}"
+    if not 0 <= record.label < task.classes:
+        raise UserError(f"{split}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
+    decode(record.data)
+    try:
+        return tar_sample(key, record.path, record.label, record.data, record.extension)
+    except ValueError as error:
+        raise UserError(f"{split}: {record.path!r} cannot be packed: {error}") from None
+
+
+def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[PackedShard]) -> SplitEntry:
+    """Write the index and the paths of a split from what is in its shards."""
+    images = [(number, image) for number, (_, images) in enumerate(shards) for image in images]
     rows = np.array([(number, image.size, image.offset, image.label) for number, image in images], INDEX)
     text = "".join(f"{image.path}\n" for _, image in images).encode()
     # Few-shot samples and results name images by their paths.
@@ -244,9 +293,5 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Fin
         digest=list_digest(text, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
-        shards=tuple(shard.shard for shard in shards),
+        shards=tuple(shard for shard, _ in shards),
     )
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e9:,.1f} GB" if number >= 1e8 else f"{number / 1e6:,.1f} MB"

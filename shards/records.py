@@ -31,10 +31,6 @@ class Part(Protocol):
 
     def records(self) -> Iterator[ImageRecord]: ...
 
-    def stamp(self) -> str:
-        """Return text that changes when the images change, without reading them."""
-        ...
-
 
 @dataclass(frozen=True)
 class Source:
@@ -44,8 +40,6 @@ class Source:
     counts: images per split.
     part: `part(split, start, stop)` makes a `Part` of the images start..stop - 1, in the order that few-shot draws use.
     size: bytes of all images; None if it is not known before reading them.
-    variant: how the set differs from a published one.
-    resize: larger images are scaled to this shorter side, in pixels.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
 
@@ -57,8 +51,6 @@ class Source:
     counts: Mapping[str, int]
     part: Callable[[str, int, int], Part]
     size: int | None = None
-    variant: str = ""
-    resize: int | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

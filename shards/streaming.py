@@ -1,16 +1,15 @@
-"""Read packed shards from start to end through a webdataset pipeline, without a local copy of them.
+"""Read packed shards from start to end through a webdataset pipeline, from local files or from a URL.
 
-This is the way for nodes with small disks and for sets of terabytes; few-shot samples, resuming and evaluation of local
-shards use the index over the same tars (`shards.reader`), because webdataset 1.0.2 has no indexed reader. webdataset
-drops the rest of a truncated tar silently, so every shard is compared with its size and SHA-256 in the manifest while
-it is read; one that differs raises UserError with its name.
+Evaluation reads this way; few-shot samples use the index over the same tars (`shards.reader`). webdataset drops the
+rest of a truncated tar silently, so every shard is compared with its size and SHA-256 in the manifest while it is read;
+one that differs raises UserError with its name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from shards.manifest import Shard
 from shards.pools import prefetch, thread_pool
-from shards.remote import open_stream, reach, translate_errors
+from shards.remote import open_stream, translate_errors
 from shards.tar import IMAGES, SAMPLE_KEY
 from shards.urls import redact
 
@@ -56,7 +55,7 @@ def make_pipeline(shards: Locations, *, deal: bool = False) -> webdataset.WebDat
     expected = dict(shards)
     dataset = webdataset.WebDataset(
         list(expected),
-        handler=_raise_data_error,
+        handler=_raise_user_error,
         shardshuffle=False,
         nodesplitter=webdataset.split_by_node if deal else None,
         workersplitter=webdataset.split_by_worker if deal else None,
@@ -119,8 +118,8 @@ class _OpenVerified:
     def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for item in source:
             url = item["url"]
-            with open_stream(url) as raw, reach(url) as alive:
-                stream = _VerifiedStream(raw, url, self.expected[url], alive)
+            with open_stream(url) as raw:
+                stream = _VerifiedStream(raw, url, self.expected[url])
                 yield {"url": url, "stream": stream}
                 # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
                 while stream.read(BLOCK):
@@ -130,16 +129,13 @@ class _OpenVerified:
 class _VerifiedStream(io.RawIOBase):
     """A shard's bytes; raises ShardStreamError at their end, or beyond it, unless they are those of the manifest."""
 
-    def __init__(self, raw: BinaryIO, url: str, expected: Shard, alive: Callable[..., None]) -> None:
-        self._raw, self._url, self._expected, self._alive = raw, url, expected, alive
+    def __init__(self, raw: BinaryIO, url: str, expected: Shard) -> None:
+        self._raw, self._url, self._expected = raw, url, expected
         self._hash, self._size = hashlib.sha256(), 0
 
     def read(self, size: int = -1) -> bytes:
         with translate_errors(self._url):
-            self._alive()
             data = self._raw.read(size)
-            # Between two reads the images are used, which may take any time.
-            self._alive(waiting=False)
         # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
         if not self._size and not data.startswith(b"s"):
             self._refuse("it does not begin as a shard does")
@@ -157,10 +153,11 @@ class _VerifiedStream(io.RawIOBase):
         raise ShardStreamError(f"{redact(self._url)} cannot be used: {reason} ({self._expected.count} images)")
 
 
-def _raise_data_error(error: Exception) -> bool:
+def _raise_user_error(error: Exception) -> bool:
     """Raise an error of a pipeline stage as it is if it is a UserError, else as one."""
     if isinstance(error, UserError):
         raise error
-    place = next((redact(arg) for arg in error.args[1:] if isinstance(arg, str)), "a shard")
+    # webdataset appends the name of the shard to the arguments of an error.
+    shard = next((redact(argument) for argument in error.args[1:] if isinstance(argument, str)), "a shard")
     reason = error.args[0] if error.args else type(error).__name__
-    raise ShardStreamError(f"{place} is not a readable shard ({reason})")
+    raise ShardStreamError(f"{shard} is not a readable shard ({reason})")

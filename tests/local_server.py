@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 class Answer:
     """One answer. cut: bytes after which the connection ends, `stall` seconds later; wait: seconds before it begins.
 
-    to: a redirect.
+    to: a redirect. reason: text of the status line.
     """
 
     status: int = 200
@@ -23,6 +23,7 @@ class Answer:
     stall: float = 0.0
     wait: float = 0.0
     to: str = ""
+    reason: str | None = None
 
 
 @dataclass
@@ -71,7 +72,7 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             file = server.folder / path.lstrip("/")
             data = file.read_bytes() if file.is_file() and answer.status == 200 else b""
             try:
-                self.send_response(answer.status if file.is_file() or answer.status != 200 else 404)
+                self.send_response(answer.status if file.is_file() or answer.status != 200 else 404, answer.reason)
                 if answer.to:
                     self.send_header("Location", answer.to)
                 self.send_header("Content-Length", str(len(data)))

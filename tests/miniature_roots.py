@@ -1,32 +1,32 @@
 """Miniature raw folders of the fifteen published data sets, in the layouts that their archives and CoOp give them.
 
-    python tests/miniature_roots.py OUT [--per-class 6] [--classes N]
 
-Class names, folders and file names are the real ones; images are drawn. The split files are small ones of their own, so
-a miniature is packed as a subset: `procap data pack --subset`. Oddities of the real sets are there too: hidden files,
+Class names, folders and file names are the real ones; images are drawn. The split files are small, so a miniature is
+not the published set, and only tests pack it (`available`). Oddities of the real sets are there too: hidden files,
 README.txt, images whose content is not what their name says, CMYK and grey JPEGs, names with slashes and apostrophes.
 """
 
-import argparse
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from shards.catalogue import Dataset, find
-from shards.raw.published import imagenet_wnids, published_classnames
+from shards.raw.published import imagenet_wnids, published_classnames, raw_source
+from shards.records import Source
 from shards.world.generate import CLASSNAMES, paint, sample_seed
 
 # Of a thousand classes these: neighbours in the order of text and of numbers, and the two pairs that share a name.
 FEW_OF_A_THOUSAND = (0, 1, 2, 10, 100, 657, 744, 836, 837, 999)
+# Class folders that have another name than their class.
+RENAMED = {
+    "caltech101": {"face": "Faces", "leopard": "Leopards", "motorbike": "Motorbikes", "airplane": "airplanes"},
+    "eurosat": {"Annual Crop Land": "AnnualCrop", "Herbaceous Vegetation Land": "HerbaceousVegetation"},
+}
 FAMILY = {"dtd": "textures", "eurosat": "tiles", "oxford-flowers": "petals", "imagenet-sketch": "shapes-sketch"}
 # Drawing takes most of the time: pictures are drawn once each and cut differently for every file.
 PICTURES_PER_CLASS = 4
@@ -66,7 +66,7 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
     per_class: images of each class over all splits (ImageNet: in train; val has two), at least 3.
     classes: the first so many; by default all of them, or ten labels of the sets that have a thousand classes.
     drawn: False leaves the images empty, for listing alone.
-    Pack with subset=True: the split file is a small one of its own and images are few.
+    Read it with `available`: the split file is small, and images are few.
     """
     dataset = find(name)
     assert dataset.raw and per_class >= 3
@@ -82,6 +82,11 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
         rows = {split: [[path, label, names[label]] for path, label in part] for split, part in mini.rows.items()}
         (folder / dataset.raw.split_file).write_text(json.dumps(rows, indent=4))
     return folder
+
+
+def available(name: str, root: Path) -> Source:
+    """The images of a miniature that are there, without the problems that it is not the published set."""
+    return replace(raw_source(find(name), root, whole=False), problems=())
 
 
 def build_all(root: Path, per_class: int = 6, classes: int | None = None) -> Path:
@@ -214,7 +219,7 @@ WRITERS: dict[str, Callable[[Mini], None]] = {
 
 def _class_folders(mini: Mini, pattern: str) -> None:
     assert mini.dataset.raw
-    folders = {new: old for old, new in mini.dataset.raw.renamed.items()}
+    folders = RENAMED.get(mini.dataset.name, {})
     for split, label, i in mini.parts():
         path = pattern.format(folder=folders.get(mini.names[label], mini.names[label]), number=i + 1)
         mini.write(path, label, i)
@@ -253,18 +258,3 @@ def encoded(name: str, label: int, i: int, image_format: str) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, format=image_format if image_format in ("PNG", "GIF") else "JPEG", quality=90)
     return buffer.getvalue()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--per-class", type=int, default=6)
-    parser.add_argument("--classes", type=int)
-    options = parser.parse_args()
-    build_all(options.out, options.per_class, options.classes)
-    print(f"{len(WRITERS)} miniature data sets in {options.out}. Their split files are small ones: pack with")
-    print(f"procap data pack paper --subset --raw {options.out} --data DATA")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,14 @@
 
 import json
 import os
-import random
 import shutil
 
 import pytest
-from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
+from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, available, build
 
-from procap.errors import UsageError, UserError
-from shards.catalogue import derive_dataset, find
-from shards.check_source import check_source
+from procap.errors import UserError
+from shards.catalogue import find
+from shards.check import check_source
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.published import find_folder, imagenet_wnids, published_classnames, raw_source
@@ -20,10 +19,6 @@ from shards.reader import open_dataset
 def listed(source):
     parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
     return {split: list(zip(part.paths, part.labels, strict=True)) for split, part in parts.items()}  # type: ignore[attr-defined]
-
-
-def subset(name, root):
-    return raw_source(derive_dataset(find(name), subset=True), root)
 
 
 def names(name: str) -> tuple[str, ...]:
@@ -41,12 +36,11 @@ def roots(tmp_path_factory):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(name, roots, tmp_path):
-    source = subset(name, roots)
+    source = available(name, roots)
     folder = find_folder(find(name), roots)
     assert folder is not None
     pack_source(source, tmp_path, per_shard=3)
-    shards = open_dataset(tmp_path, f"{name}-subset")
-    assert shards.manifest.variant.startswith("subset: ")
+    shards = open_dataset(tmp_path, name)
     for split, rows in listed(source).items():
         packed = shards.split(split)
         assert list(zip(packed.paths, packed.labels.tolist(), strict=True)) == rows
@@ -69,7 +63,8 @@ def test_a_miniature_is_not_packed_as_the_published_set(name, roots):
 
 def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(roots):
     """Names of folders and of classes, which have no name in common."""
-    by_label = {x: {label: path for rows in listed(subset(x, roots)).values() for path, label in rows} for x in WRITERS}
+    rows = {name: listed(available(name, roots)) for name in WRITERS}
+    by_label = {name: {label: path for part in rows[name].values() for path, label in part} for name in WRITERS}
     wnids = imagenet_wnids()
     for label in FEW_OF_A_THOUSAND:
         assert by_label["imagenet"][label].split("/")[1] == wnids[label]
@@ -86,7 +81,7 @@ def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(roots)
 
 
 def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images(roots):
-    source = subset("imagenet", roots)
+    source = available("imagenet", roots)
     assert set(source.counts) == {"train", "test"}, "its val list would be the test list again"
     rows = listed(source)
     assert rows["train"] == sorted(rows["train"], key=lambda row: (row[1], row[0]))
@@ -97,34 +92,34 @@ def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images
 def test_the_order_of_split_files_and_text_lists_is_kept(roots):
     raw = find("oxford-flowers").raw
     rows = json.loads((roots / "oxford_flowers" / raw.split_file).read_text())
-    source = subset("oxford-flowers", roots)
+    source = available("oxford-flowers", roots)
     assert listed(source) == {split: [(path, label) for path, label, _ in part] for split, part in rows.items()}
     assert listed(source)["train"][0][1] == 2, "the first class of the list is not label 0"
     lines = (roots / "fgvc_aircraft" / "images_variant_val.txt").read_text().splitlines()
-    assert [path for path, _ in listed(subset("fgvc-aircraft", roots))["val"]] == [f"{line[:7]}.jpg" for line in lines]
-    assert [label for _, label in listed(subset("fgvc-aircraft", roots))["val"]] == [2, 1, 0]
+    val = listed(available("fgvc-aircraft", roots))["val"]
+    assert val == [(f"{line[:7]}.jpg", label) for line, label in zip(lines, (2, 1, 0), strict=True)]
 
 
 def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_path):
     """Labels that a sort of folder names or a clean-up of names would get wrong."""
     for name in ("ucf101", "stanford-cars", "fgvc-aircraft", "sun397"):
         build(name, tmp_path, per_class=5, drawn=False)
-    actions = {label: path for path, label in reversed(listed(subset("ucf101", tmp_path))["train"])}
+    actions = {label: path for path, label in reversed(listed(available("ucf101", tmp_path))["train"])}
     swapped = [actions[label].split("/")[0] for label in (34, 35, 46, 47)]
     assert swapped == ["Hammering", "Hammer_Throw", "Jumping_Jack", "Jump_Rope"]
     assert [actions[label].split("/")[0] for label in range(101)] == list(names("ucf101"))
     assert "Yo_Yo/v_YoYo_g01_c01.jpg" in actions.values()
     assert "Handstand_Pushups/v_HandStandPushups_g01_c01.jpg" in actions.values()
-    assert subset("stanford-cars", tmp_path).classnames[173] == "2012 Ram C/V Cargo Van Minivan"
-    assert {"F-16A/B", "F/A-18"} <= set(subset("fgvc-aircraft", tmp_path).classnames)
-    scenes = {label: path for path, label in listed(subset("sun397", tmp_path))["train"]}
+    assert available("stanford-cars", tmp_path).classnames[173] == "2012 Ram C/V Cargo Van Minivan"
+    assert {"F-16A/B", "F/A-18"} <= set(available("fgvc-aircraft", tmp_path).classnames)
+    scenes = {label: path for path, label in listed(available("sun397", tmp_path))["train"]}
     assert scenes[names("sun397").index("indoor apse")].startswith("a/apse/indoor/sun_")
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_folders_as_archives_name_them_are_accepted(name, roots, tmp_path):
     raw, dataset = find(name).raw, find(name)
-    expected = listed(subset(name, roots))
+    expected = listed(available(name, roots))
     for folder in raw.folders:
         for images in raw.images:
             root = tmp_path / f"{raw.folders.index(folder)}-{raw.images.index(images)}"
@@ -139,7 +134,7 @@ def test_folders_as_archives_name_them_are_accepted(name, roots, tmp_path):
                 if images == ".":
                     usual.rmdir()
             assert find_folder(dataset, root) == root / folder
-            assert listed(subset(name, root)) == expected, (folder, images)
+            assert listed(available(name, root)) == expected, (folder, images)
 
 
 def test_linked_folders_of_images_work(roots, tmp_path):
@@ -147,7 +142,7 @@ def test_linked_folders_of_images_work(roots, tmp_path):
     images.mkdir(parents=True)
     for folder in ("train", "val"):
         (images / folder).symlink_to(roots / "imagenet" / "images" / folder)
-    assert listed(subset("imagenet", tmp_path)) == listed(subset("imagenet", roots))
+    assert listed(available("imagenet", tmp_path)) == listed(available("imagenet", roots))
 
 
 def copied(name, roots, root):
@@ -177,66 +172,35 @@ def test_stray_folders_and_files_of_classes_are_refused_by_name(name, stray, nam
     else:
         (images / stray).write_bytes(b"x")
     if not named:
-        assert listed(subset(name, tmp_path)) == listed(subset(name, roots))
+        assert listed(available(name, tmp_path)) == listed(available(name, roots))
         return
-    with pytest.raises(UserError, match=f"{images} holds '{named}', neither class folders nor images"):
-        subset(name, tmp_path)
+    problems = raw_source(find(name), tmp_path, whole=False).problems
+    assert any(f"{images} holds '{named}', neither class folders nor images" in problem for problem in problems)
 
 
 def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, tmp_path):
     copied("dtd", roots, tmp_path)
     file = tmp_path / "dtd" / "split_zhou_DescribableTextures.json"
     file.unlink()
-    for asked_for_a_part in (False, True):
-        with pytest.raises(UserError) as error:
-            raw_source(derive_dataset(find("dtd"), subset=asked_for_a_part), tmp_path)
-        text = str(error.value)
-        assert f"the official split file {file} is missing" in text and "--random-split SEED" in text
-        assert "DATASETS.md" in text and "\n" not in text
+    with pytest.raises(UserError, match=f"the official split file {file} is missing; get .*DATASETS.md"):
+        raw_source(find("dtd"), tmp_path)
     assert not file.exists(), "CoOp would have written a private one"
-
-
-def test_a_random_split_needs_enough_images_of_every_class(roots):
-    with pytest.raises(UserError, match=r"no random split can be made: class 'bubbly' has 0 images, too few for train"):
-        raw_source(derive_dataset(find("dtd"), random_split=1), roots)
-    for name in ("imagenet", "oxford-pets"):
-        with pytest.raises(UsageError, match=r"no random split"):
-            raw_source(derive_dataset(find(name), random_split=1), roots)
-
-
-def test_a_random_split_takes_the_existing_images(tmp_path):
-    build("eurosat", tmp_path, per_class=10, drawn=False)
-    (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
-    source = raw_source(derive_dataset(find("eurosat"), random_split=5, resize=32), tmp_path)
-    assert source.name == "eurosat-split5-32px" and source.resize == 32
-    assert source.variant.startswith("random split, seed 5") and source.variant.endswith("100 of 27,000 images")
-    assert dict(source.counts) == {"train": 50, "val": 20, "test": 30}
-    rows = [row for part in listed(source).values() for row in part]
-    assert len(set(rows)) == 100 and {label for _, label in rows} == set(range(10))
-    # Files are sorted before the draw: the order in which they came to the disk is nothing.
-    moved = tmp_path / "moved"
-    shuffled = sorted((tmp_path / "eurosat" / "2750").rglob("*.jpg"), key=lambda _: random.random())
-    for file in shuffled:
-        target = moved / file.relative_to(tmp_path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.link(file, target)
-    assert listed(raw_source(derive_dataset(find("eurosat"), random_split=5), moved)) == listed(source)
 
 
 def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(roots, tmp_path):
     copied("dtd", roots, tmp_path)
-    before = subset("dtd", tmp_path)
-    assert before.origin == subset("dtd", roots).origin
+    before = available("dtd", tmp_path)
+    assert before.origin == available("dtd", roots).origin
     path, _ = listed(before)["train"][0]
     (tmp_path / "dtd" / "images" / path).unlink()
-    after = subset("dtd", tmp_path)
+    after = available("dtd", tmp_path)
     assert after.origin != before.origin and after.counts["train"] == before.counts["train"] - 1
     assert before.size == sum(file.stat().st_size for file in (roots / "dtd" / "images").rglob("*.jpg"))
 
 
 def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
     copied("dtd", roots, tmp_path / "raw")
-    source = subset("dtd", tmp_path / "raw")
+    source = available("dtd", tmp_path / "raw")
     path, _ = listed(source)["val"][0]
     (tmp_path / "raw" / "dtd" / "images" / path).unlink()
     with pytest.raises(UserError, match=f"{path} cannot be read"):
@@ -247,7 +211,7 @@ def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
 def test_a_partial_set_is_counted_against_the_published_one(name, roots):
     before = sorted(roots.rglob("*"))
     source = raw_source(find(name), roots, whole=False)
-    assert dict(source.counts) == dict(subset(name, roots).counts)
+    assert dict(source.counts) == dict(available(name, roots).counts)
     assert any("published" in problem for problem in source.problems)
     assert sorted(roots.rglob("*")) == before
 
@@ -271,7 +235,7 @@ def test_folders_that_cannot_be_read_are_reported(roots, tmp_path):
     shutil.rmtree(folder)
     folder.symlink_to(folder)
     with pytest.raises(UserError, match="cannot be read"):
-        subset("dtd", tmp_path)
+        available("dtd", tmp_path)
 
 
 def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_path, monkeypatch):
@@ -279,7 +243,7 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_pa
     bad = sorted(images.rglob("*.jpg"))[::4]
     for i, file in enumerate(bad):
         file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
-    monkeypatch.setattr("shards.check_source.PART", 3)
+    monkeypatch.setattr("shards.check.PART", 3)
     source = raw_source(find("dtd"), tmp_path, whole=False)
     one, two = (check_source(source, workers=workers) for workers in (1, 2))
     broken = [problem for problem in one.problems if "is not a readable image" in problem]

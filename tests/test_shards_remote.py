@@ -13,7 +13,7 @@ from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards import remote
-from shards.credentials import has_secret, is_secret_option, mask
+from shards.credentials import mask
 from shards.remote import RemoteFolder, download, open_stream, read_bytes
 from shards.urls import canonical, is_url, join
 
@@ -23,7 +23,6 @@ SHA256 = hashlib.sha256(BYTES).hexdigest()
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "RETRY_WAITS", (0.01, 0.01))
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "a.tar").write_bytes(BYTES)
@@ -46,7 +45,7 @@ def is_one_line(error: BaseException, *words: str) -> bool:
 
 
 def test_a_download_is_not_repeated(server, target):
-    download(f"{server.url}/a.tar", target, sha256=SHA256, size=len(BYTES))
+    download(f"{server.url}/a.tar", target, sha256=SHA256, limit=len(BYTES))
     assert target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
     download(f"{server.url}/a.tar", target, sha256=SHA256)
     assert len(server.asked) == 1
@@ -70,20 +69,14 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
     assert names(tmp_path / "files") == [], "no hidden file is left"
 
 
-@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"size": 1000}, {"size": len(BYTES) + 1}])
+@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"limit": 1000}])
 def test_another_file_than_the_expected_one_is_refused_and_not_kept(server, target, wrong):
     target.parent.mkdir()
     target.write_bytes(b"older")
     with pytest.raises(UserError) as error:
-        download(f"{server.url}/a.tar", target, **wrong)
+        download(f"{server.url}/a.tar", target, replace=True, **wrong)
     assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", str(next(iter(wrong.values()))))
     assert names(target.parent) == ["a.tar"] and target.read_bytes() == b"older"
-
-
-def test_a_broken_download_begins_again(server, target):
-    server.answers["/a.tar"] = [Answer(cut=1_500_000), Answer(503)]
-    download(f"{server.url}/a.tar", target)
-    assert target.read_bytes() == BYTES and len(server.asked) == 3
 
 
 def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
@@ -95,32 +88,19 @@ def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
         read_bytes(f"{server.url}/a.tar", len(BYTES))
 
 
-@pytest.mark.parametrize("status, words, attempts", [
-    (404, "is not there", 1),
-    (403, "not open to this machine", 1),
-    (400, "400 Bad Request", 1),
-    (503, "503 Service", 3),
+@pytest.mark.parametrize("status, reason, words", [
+    (404, None, "is not there"),
+    (403, None, "not open to this machine"),
+    (400, None, "400 Bad Request"),
+    (400, "caf\xe9", "the server answers 400 caf"),
+    (503, None, "503 Service"),
 ])  # fmt: skip
-def test_an_answer_that_refuses_is_one_line(server, target, status, words, attempts):
-    server.always["/a.tar"] = Answer(status)
+def test_an_answer_that_refuses_is_one_line(server, target, status, reason, words):
+    server.always["/a.tar"] = Answer(status, reason=reason)
     with pytest.raises(UserError) as error:
         download(f"{server.url}/a.tar", target)
     assert is_one_line(error.value, f"{server.url}/a.tar", words)
-    assert len(server.asked) == attempts and names(target.parent) == []
-
-
-@pytest.mark.filterwarnings("ignore:waiting for")
-def test_a_silent_server_is_reported_and_given_up(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    for name, value in (("SOCKET_SECONDS", 0.3), ("STALL_SECONDS", 0.1), ("RETRY_WAITS", (0.01, 0.01, 0.01))):
-        monkeypatch.setattr(remote, name, value)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar"
-        waits = pytest.warns(UserWarning, match=f"^waiting for {url}, attempt 2 of 4$")
-        with pytest.raises(Unreachable, match="no answer in time"), waits:
-            open_stream(f"{url}?token=hush")
+    assert names(target.parent) == [] and str(error.value).encode()
 
 
 def test_a_missing_host_or_server_is_one_line(server, target):
@@ -166,7 +146,6 @@ def test_passwords_and_signatures_are_sent_but_never_printed(server):
 
 
 def test_an_address_that_cannot_be_opened_is_one_line(monkeypatch):
-    monkeypatch.setattr(remote, "RETRY_WAITS", ())
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     for url in ("nothing://bucket/a.tar", "pipe:cat a.tar"):
         with pytest.raises(UserError, match=f"{url.partition('//')[0]}"):
@@ -181,7 +160,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_kept(server, target):
     # A limit on file sizes stands for a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
     try:
-        with pytest.raises(UserError, match=r"/a\.tar does not fit on the disk \(.*\); free some space"):
+        with pytest.raises(UserError, match=r"a\.tar cannot be written \(.*\); free some space"):
             download(f"{server.url}/a.tar", target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -192,7 +171,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_kept(server, target):
 
 
 def test_processes_and_threads_of_a_machine_download_a_file_once(server, target):
-    server.always["/a.tar"] = Answer(wait=0.5)
     spawn = multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=download, args=(f"{server.url}/a.tar", target)) for _ in range(2)]
     for worker in workers:
@@ -228,7 +206,6 @@ def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeyp
 def test_an_object_store_names_what_is_missing(s3, monkeypatch):
     import s3fs
 
-    monkeypatch.setattr(remote, "RETRY_WAITS", ())
     with pytest.raises(NotFound, match=r"s3://results/data/absent\.tar is not there"):
         open_stream(f"s3://{s3.bucket}/data/absent.tar")
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/a\.tar is not there"):
@@ -244,28 +221,6 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_silent_object_store_is_given_up(monkeypatch):
-    import s3fs
-
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(16)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "anything")
-        monkeypatch.setattr(remote, "CALL_SECONDS", 1.5)
-        monkeypatch.setattr(remote, "STALL_SECONDS", 0.2)
-        s3fs.S3FileSystem.clear_instance_cache()
-        try:
-            with (
-                pytest.raises(Unreachable, match=r"s3://bucket/x/a cannot be reached \(no answer in time\)"),
-                pytest.warns(UserWarning, match="^waiting for s3://bucket/x/a$"),
-            ):
-                RemoteFolder("s3://bucket/x").write("a", b"content")
-        finally:
-            s3fs.S3FileSystem.clear_instance_cache()
-
-
 def test_urls_are_recognized_and_normalized():
     assert canonical("https://x/y/?a=1#b") == "https://x/y?a=1" and canonical("gs://x/") == "gs://x"
     assert is_url("https://x/y") and is_url("gs://x") and is_url("file:///x")
@@ -278,64 +233,25 @@ def test_urls_are_recognized_and_normalized():
 
 HUSH = "hush-Hush.12"
 
-SECRETS = [
-    f"http://me:{HUSH}@host/x",
-    f"http://me:{HUSH}@ss@host/x",
-    f"http://me:{HUSH}/{HUSH}@host/x",
-    f"https://{HUSH}@host/x",
-    f"postgresql+psycopg2://me:{HUSH}@db/mlflow",
-    f"postgresql://db/mlflow?user=me&password={HUSH}",
-    f"https://host/x?a=1&X-Amz-Signature={HUSH}&b=2",
-    f"https://host/x?sig={HUSH}",
-    f"Authorization: Bearer {HUSH}",
-    f"{{'Authorization': 'Basic {HUSH}'}}",
-    f"x-header: bearer%20{HUSH}",
-    f"AccountName=lab;AccountKey={HUSH};EndpointSuffix=x",
-    f"host=db user=me password='{HUSH}'",
-    f"Driver={{SQL}};UID=me;PWD={HUSH}",
-    f'{{"api_key": "{HUSH}", "steps": 3}}',
-    f"option: {{hf_token: {HUSH}}}",
-    f"AWS_SECRET_ACCESS_KEY={HUSH}",
-    "client_secret=123456",
-    "use ghp_0123456789abcdefABCDEF now",
-    "id AKIA0123456789ABCDEF",
-    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nhush\n-----END RSA PRIVATE KEY-----",
-]
 
-PLAIN = [
-    "see http://host:8080/x@y now",
-    "['http://host:8080','me@x']",
-    "s3://bucket/a@b",
-    "http://127.0.0.1:5000/#/experiments/1/runs?searchFilter=tags.method%20IS%20NOT%20NULL",
-    "https://drive.google.com/uc?id=3&export=download",
-    "deep_tokens=independent n_session_tokens=4 sort_key = lambda x",
-    "--option KEY=VALUE",
-    "the bearer",
-    "password=",
-    "password = os.environ['MINE']",
-    '{"key": "value", "accuracy": 93.2}',
-]
-
-
-@pytest.mark.parametrize("text", SECRETS)
-def test_a_credential_is_masked_once(text):
-    masked = mask(text)
-    assert has_secret(text) and is_secret_option(text) and HUSH not in masked and "123456" not in masked
-    assert "hush" not in masked and "0123456789" not in masked and not has_secret(masked)
-
-
-@pytest.mark.parametrize("text", PLAIN)
-def test_text_without_a_credential_stays_as_it_is(text):
-    assert mask(text) == text
-
-
-@pytest.mark.parametrize("text", ["token=abc", "coop.key=abc", "--option=auth=abc"])
-def test_options_have_more_names_of_credentials(text):
-    assert is_secret_option(text) and not has_secret(text)
-    assert not is_secret_option(f"{text.rpartition('=')[0]}=4")
-
-
-def test_the_value_of_a_secret_variable_is_masked_anywhere(monkeypatch):
+@pytest.mark.parametrize(("text", "masked"), [
+    (f"http://me:{HUSH}@host/x", "http://host/x"),
+    (f"postgresql+psycopg2://me:{HUSH}@db/mlflow", "postgresql+psycopg2://db/mlflow"),
+    (f"https://host/x?a=1&X-Amz-Signature={HUSH}&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
+    (f"https://host/x?sv=2&sig={HUSH}", "https://host/x?sv=2&sig=***"),
+    (f"a {HUSH} in /run/hidden", "a *** in /run/hidden"),
+    *((text, text) for text in (
+        "torch bearer relay",
+        "token=cls",
+        "Authorization: Bearer cls",
+        "see http://host:8080/x@y now",
+        "s3://bucket/a@b",
+        "https://drive.google.com/uc?id=3&export=download",
+        "deep_tokens=independent n_session_tokens=4 sort_key = lambda x",
+        '{"key": "value", "accuracy": 93.2}',
+    )),
+])  # fmt: skip
+def test_users_signatures_and_secret_variables_are_masked_and_nothing_else(text, masked, monkeypatch):
     monkeypatch.setenv("LAB_TOKEN", HUSH)
-    monkeypatch.setenv("LAB_TOKEN_PATH", "/run/hidden")
-    assert mask(f"a {HUSH} in /run/hidden") == "a *** in /run/hidden"
+    monkeypatch.setenv("LAB_KEY", "/run/hidden")
+    assert mask(text) == masked

@@ -51,13 +51,10 @@ class ToyPart:
     def records(self) -> Iterator[ImageRecord]:
         return islice(self.images(self.split), self.start, self.stop)
 
-    def stamp(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class LoggedPart:
-    """Toy images; each part that is packed writes a line to a log. Its stamp is what a file says.
+class HeldPart:
+    """Toy images; each part that is packed writes a line to a log: split, first image, process.
 
     held: train images from that one on take ten minutes each, so that a packing cannot get past them.
     """
@@ -70,15 +67,11 @@ class LoggedPart:
 
     def records(self) -> Iterator[ImageRecord]:
         with self.log.open("a") as log:
-            log.write(f"{self.split} {self.start}\n")
+            log.write(f"{self.split} {self.start} {os.getpid()}\n")
         for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
             if self.split == "train" and i >= self.held:
                 time.sleep(600)
             yield record
-
-    def stamp(self) -> str:
-        file = self.log.with_name(f"{self.split}-{self.start}.stamp")
-        return file.read_text() if file.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -93,9 +86,6 @@ class BrokenPart:
         for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
             yield ImageRecord(record.path, record.label, b"broken") if (self.split, i) == ("val", 12) else record
 
-    def stamp(self) -> str:
-        return ""
-
 
 def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **changes: object) -> Source:
     fields: dict[str, object] = {
@@ -104,15 +94,6 @@ def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **c
         "part": partial(ToyPart, images),
     }  # fmt: skip
     return Source(**(fields | changes))  # type: ignore[arg-type]
-
-
-def let_time_pass(folder: Path) -> None:
-    """Until the clock of the file system has moved on: by their times two writes in one tick of it are the same."""
-    probe = folder / "probe"
-    probe.touch()
-    start = probe.stat().st_mtime_ns
-    while probe.stat().st_mtime_ns == start:
-        probe.touch()
 
 
 def pack_some_shapes(root: Path) -> None:

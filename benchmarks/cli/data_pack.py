@@ -1,4 +1,4 @@
-"""`procap data pack`: pack raw folders, generated images and own images into WebDataset shards."""
+"""`procap data pack`: pack raw folders, generated images and a user's images into WebDataset shards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datas
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import SOME_FAILED, columns, format_counts, note, plural, quote, show, show_json
-from benchmarks.console.packing import format_classes, pack_one
+from benchmarks.console.packing import format_classes, pack_with_progress
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
 from shards.catalogue import PUBLISHED
-from shards.check_source import raise_problems
+from shards.check import raise_problems
 from shards.default_paths import data_root
 from shards.files import write_file
 from shards.manifest import Manifest, read_manifest
@@ -32,7 +32,6 @@ from shards.urls import redact
     "procap data pack shapes digits",
     "procap data pack caltech101 dtd eurosat --raw /datasets",
     "procap data pack all --raw /datasets --data /scratch/shards",
-    "procap data pack sun397 --raw /datasets --resize 256",
     "procap data pack birds",
     "procap data pack my-birds.yaml",
 )
@@ -44,66 +43,39 @@ def pack(
         list[str],
         typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper, world"),
     ],
-    data: Annotated[str, flag("FOLDER", "where the shards go")] = "",
+    data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
 
-    Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read. For
-    a folder of your images a YAML file is guessed, and written beside it once packed; all findings are listed at once.
+    Packing twice gives the same bytes, and finished data sets are kept. Raw folders are only read. For a folder of your
+    images a YAML file is guessed, and written beside it once packed; all findings are listed at once.
     """
     root = _local_root(data, packing)
-    wanted = select_datasets(names, packing, root)
-    for one in wanted:
+    selected = select_datasets(names, packing, root)
+    for dataset in selected:
         # The folder that a set was packed from has its YAML file beside it.
-        if one.guessed and is_packed(root, one.name) and not mode.force:
-            folder = Path(one.location).with_suffix("")
-            raise UsageError(
-                f"'{one.name}' was packed from another folder than {folder}: rename this one, or replace the set "
-                "with --force"
-            )
-        if not (one.is_own or packing.raw) and one.name in names and Path(one.name).is_dir():
-            note(f"procap: note: {one.name} is a known data set; the folder here is ./{one.name}")
+        if dataset.guessed and is_packed(root, dataset.name) and not mode.force:
+            folder = Path(dataset.location).with_suffix("")
+            hint = "rename this one, or replace the set with --force"
+            raise UsageError(f"'{dataset.name}' was packed from another folder than {folder}: {hint}")
+        if not (dataset.is_users or packing.raw) and dataset.name in names and Path(dataset.name).is_dir():
+            note(f"procap: note: {dataset.name} is a known data set; the folder here is ./{dataset.name}")
     if mode.dry_run:
-        return _show_plan(wanted, root, output)
+        return _show_plan(selected, root, output)
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
-    for one in wanted:
-        before = None
-        with suppress(UserError):
-            before = read_manifest(root / one.name)
+    for dataset in selected:
         try:
-            packed[one.name] = now = pack_one(
-                one.source(),
-                root,
-                force=mode.force,
-                workers=workers or available_cores(),
-                on_note=report_note if one.is_own else None,
-            )
-            if before and before.digest != now.digest:
-                report_note(_describe_replacement(before, now, one.is_random))
-            elif before and one.is_own:
-                note(f"'{one.name}' has not changed; its findings: procap data check {quote(one.location)}")
-            if one.guessed:
-                write_file(Path(one.location), one.guessed)
-                note(f"wrote {one.location}")
+            packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores())
         except UserError as error:
-            if one.guessed:
-                note(f"procap: note: {one.location} was not written; to change the guess, write it yourself")
-            if len(wanted) == 1:
+            if dataset.guessed:
+                note(f"procap: note: {dataset.location} was not written; to change the guess, write it yourself")
+            if len(selected) == 1:
                 raise
-            failed[one.name] = str(error)
+            failed[dataset.name] = str(error)
             note(f"procap: error: {one_line(str(error))}")
-    for one in wanted:
-        if one.is_own and one.name in packed:
-            show(format_classes(open_dataset(root, one.name)) + "\n")
-    rows = []
-    for name, manifest in packed.items():
-        shards = sum(len(split.shards) for split in manifest.splits.values())
-        rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
-    if rows:
-        show(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
+    _show_packed(packed, root)
     if failed:
         note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
     if output.json:
@@ -112,14 +84,33 @@ def pack(
     return 0 if not failed else SOME_FAILED if packed else 1
 
 
+def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int) -> Manifest:
+    """Pack one data set and say what it replaces; the guessed YAML file is written once it is packed."""
+    before = None
+    with suppress(UserError):
+        before = read_manifest(root / dataset.name)
+    on_note = report_note if dataset.is_users else None
+    manifest = pack_with_progress(dataset.source(), root, force=force, workers=workers, on_note=on_note)
+    if before and before.digest != manifest.digest:
+        report_note(_describe_replacement(before, manifest, dataset.is_random))
+    elif before and dataset.is_users:
+        note(f"'{dataset.name}' has not changed; its findings: procap data check {quote(dataset.location)}")
+    if dataset.guessed:
+        write_file(Path(dataset.location), dataset.guessed)
+        note(f"wrote {dataset.location}")
+    if dataset.is_users:
+        show(format_classes(open_dataset(root, dataset.name)) + "\n")
+    return manifest
+
+
 def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> str:
-    old, new = ({split: entry.shards for split, entry in one.splits.items()} for one in (before, now))
+    old, new = ({split: entry.shards for split, entry in manifest.splits.items()} for manifest in (before, now))
     splits = [split for split in old | new if old.get(split) != new.get(split)]
     changed = [f"images or labels of {', '.join(splits)}"] if splits else []
     changed += ["class names"] if before.classnames != now.classnames else []
     changed += ["templates"] if (before.template, before.templates) != (now.template, now.templates) else []
     refused = "train, eval and bench refuse runs of the earlier content"
-    drawn = "a random split is drawn afresh when images change, so an image may have come into another split; "
+    drawn = "a random split is drawn again when images change, so an image may have moved to another split; "
     return (
         f"'{now.dataset}' was replaced: {before.images:,} -> {now.images:,} images, digest {before.digest} -> "
         f"{now.digest}; changed: {' and '.join(changed) or 'the list of images'}; {refused}; "
@@ -127,32 +118,42 @@ def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> s
     )
 
 
-def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:
+def _show_packed(packed: dict[str, Manifest], root: Path) -> None:
+    rows = []
+    for name, manifest in packed.items():
+        shards = sum(len(split.shards) for split in manifest.splits.values())
+        rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
+    if rows:
+        show(columns(("data set", "classes", "images", "shards", "digest"), rows))
+        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
+
+
+def _show_plan(selected: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:
     states: dict[str, str] = {}
     rows, failed = [], {}
-    for one in wanted:
+    for dataset in selected:
         counts = size = "-"
         try:
-            source = one.source()
+            source = dataset.source()
             for text in source.notes:
                 report_note(text)
-            raise_problems(one.name, source.problems, report_note)
+            raise_problems(dataset.name, source.problems, report_note)
             counts = format_counts(source.counts)
             size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
-            states[one.name] = "packed" if is_packed(root, one.name) else "to be packed"
+            states[dataset.name] = "packed" if is_packed(root, dataset.name) else "to be packed"
         except UserError as error:
-            failed[one.name] = str(error)
-            states[one.name] = "cannot be packed"
-        rows.append((one.name, states[one.name], counts, size))
+            failed[dataset.name] = str(error)
+            states[dataset.name] = "cannot be packed"
+        rows.append((dataset.name, states[dataset.name], counts, size))
     show(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
-    files = {Path(one.location): one for one in wanted if one.is_own}
-    if own := [quote(file.with_suffix("") if one.guessed else file) for file, one in files.items()]:
-        note(f"images were not opened; to check them too: procap data check {' '.join(own)}")
+    files = {Path(dataset.location): dataset for dataset in selected if dataset.is_users}
+    if users := [quote(file.with_suffix("") if dataset.guessed else file) for file, dataset in files.items()]:
+        note(f"images were not opened; to check them too: procap data check {' '.join(users)}")
     for reason in failed.values():
         note(f"procap: error: {one_line(reason)}")
     if output.json:
         show_json({"data": str(root), "datasets": states, "failed": failed})
-    return 0 if not failed else SOME_FAILED if len(failed) < len(wanted) else 1
+    return 0 if not failed else SOME_FAILED if len(failed) < len(selected) else 1
 
 
 def _local_root(data: str, packing: PackFlags) -> Path:
@@ -161,8 +162,8 @@ def _local_root(data: str, packing: PackFlags) -> Path:
         raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
     root = data_root(data)
     refuse_packing(root)
-    if given := packing.raw or os.environ.get("PROCAP_RAW"):
-        target, raw = root.resolve(), Path(given).expanduser().resolve()
+    if folder := packing.raw or os.environ.get("PROCAP_RAW"):
+        target, raw = root.resolve(), Path(folder).expanduser().resolve()
         folders = {Path(folder).parts[0] for dataset in PUBLISHED if dataset.raw for folder in dataset.raw.folders}
         if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
             raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder")

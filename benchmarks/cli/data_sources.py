@@ -1,4 +1,4 @@
-"""Resolve names to what is packed: groups, data sets of the catalogue, derived data sets, and the user's YAML files."""
+"""Resolve names to what is packed: groups, data sets of the catalogue, and the user's folders and YAML files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from benchmarks.console.output import note, quote
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, derive_dataset, find
-from shards.raw.class_folders import TABLES, find_split_folders
+from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find_or_none
 from shards.raw.description import SplitRule, parse_description, read_description
-from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
@@ -30,7 +28,7 @@ from shards.resolve import resolve_dataset
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    location: the YAML file of a user's own images. guessed: the content of a YAML file that is not written yet.
+    location: the YAML file of a user's images. guessed: the content of a YAML file that is not written yet.
     is_random: whether that file asks for a random split.
     """
 
@@ -41,8 +39,8 @@ class DatasetToPack:
     is_random: bool = False
 
     @property
-    def is_own(self) -> bool:
-        """Whether the images are the user's own, described by a YAML file."""
+    def is_users(self) -> bool:
+        """Whether the images are the user's, described by a YAML file."""
         return bool(self.location)
 
 
@@ -51,48 +49,46 @@ def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -
 
     Duplicates are dropped. The YAML file of a folder that has none is guessed, and not written here.
     """
-    wanted: dict[str, DatasetToPack] = {}
-    for name in (part for text in names for part in ([text] if is_own_folder(text) else split_names(text))):
-        for one in _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]:
-            if wanted.setdefault(one.name, one).location != one.location:
-                raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
-    if not wanted:
+    selected: dict[str, DatasetToPack] = {}
+    for text in names:
+        for name in [text] if is_user_folder(text) else split_names(text):
+            group = _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]
+            for dataset in group:
+                first = selected.setdefault(dataset.name, dataset)
+                if first.location != dataset.location:
+                    raise UsageError(f"{first.location} and {dataset.location} both describe '{dataset.name}'")
+    if not selected:
         raise UsageError("no data set is named; for example shapes, or all")
-    return list(wanted.values())
+    return list(selected.values())
 
 
 def _resolve_group(name: str, packing: PackFlags) -> list[DatasetToPack]:
-    drawn = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
+    generated = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
     if name == "world" or (name == "all" and root is None):
-        if packing.changes:
-            raise UsageError(f"'{name}' is drawn as it is: random splits, subsets and sizes are for raw folders")
-        return drawn
+        return generated
     if root is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
-    there = [dataset for dataset in PUBLISHED if find_folder(dataset, root)]
-    if not there:
+    present = [dataset for dataset in PUBLISHED if find_folder(dataset, root)]
+    if not present:
         raise UsageError(
             f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quote(root)}"
         )
-    if absent := [dataset.name for dataset in PUBLISHED if dataset not in there]:
+    if absent := [dataset.name for dataset in PUBLISHED if dataset not in present]:
         note(f"not in {root}, left out: {', '.join(absent)}")
-    return [*(_from_raw_folder(dataset, packing) for dataset in there), *(drawn if name == "all" else ())]
+    return [*(_from_raw_folder(dataset, packing) for dataset in present), *(generated if name == "all" else ())]
 
 
-def is_own_folder(name: str) -> bool:
+def is_user_folder(name: str) -> bool:
     """Whether a name is a folder of images; a folder called like a data set is written as `./name`."""
     if not Path(name).expanduser().is_dir():
         return False
-    try:
-        return os.sep in name or name in (".", "..") or not (name in GROUPS or find(name))
-    except UsageError:
-        return True
+    return os.sep in name or name in (".", "..") or not (name in GROUPS or find_or_none(name))
 
 
-def is_own(name: str) -> bool:
+def is_users(name: str) -> bool:
     """Whether a name is a folder of images or the YAML file of one."""
-    return is_own_folder(name) or name.lower().endswith((".yaml", ".yml"))
+    return is_user_folder(name) or name.lower().endswith((".yaml", ".yml"))
 
 
 def report_note(text: str) -> None:
@@ -100,36 +96,17 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _from_own_folder(folder: Path, packing: PackFlags) -> DatasetToPack:
-    """Take a folder by the YAML file beside it, which is guessed if there is none."""
-    if packing.changes:
-        raise UsageError(f"{folder} is described by the YAML file beside it: leave out the other flags")
-    file, text = find_description(folder)
-    if not text:
-        note(f"{file} describes {folder}")
-    else:
-        note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}")
-        beside = [*find_split_folders((above := folder.resolve()).parent).values()]
-        if above.name in beside and (others := [name for name in beside if name != above.name]):
-            command = f"procap data pack {quote(above.parent)}"
-            report_note(f"left out beside {above.name}: {', '.join(others)}; to pack all splits as one set: {command}")
-    return dataset_from_file(file, packing, text)
-
-
 def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
-    if is_own_folder(name):
-        return _from_own_folder(Path(name).expanduser(), packing)
+    path = Path(name).expanduser()
+    if is_user_folder(name):
+        return _from_user_folder(path)
     if name.lower().endswith((".yaml", ".yml")):
-        return dataset_from_file(Path(name).expanduser(), packing)
+        return _from_file(path)
+    if path.is_file():
+        raise UsageError(f"{name} is a file; pack its folder: procap data pack {quote(path.parent)}")
     try:
         dataset = resolve_dataset(name, data_root)
     except UsageError as error:
-        if (file := Path(name).expanduser()).is_file():
-            # An image lies in the folder of its class.
-            folder = file.parent.parent if is_image_name(file.name) else file.parent
-            table = f", or a YAML file with table: {file.name}" if file.suffix.lower() in TABLES else ""
-            command = f"procap data pack {quote(folder)}{table}"
-            raise UsageError(f"{name} is a file; pack the folder of the data set: {command}") from None
         if os.sep in name:
             hint = "name a folder of images, a YAML file, or a data set"
             raise UsageError(f"there is no folder {name}; {hint}") from None
@@ -137,36 +114,33 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         raise UsageError(f"there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}; {error}") from None
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    if dataset.source == "folder":
-        return _from_raw_folder(find(name), packing)
-    # Raises UsageError for changes to a drawn data set.
-    derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
-    return _from_builtin(dataset)
+    return _from_raw_folder(dataset, packing) if dataset.source == "folder" else _from_builtin(dataset)
+
+
+def _from_user_folder(folder: Path) -> DatasetToPack:
+    """Take a folder by the YAML file beside it, which is guessed if there is none."""
+    file, text = find_description(folder)
+    note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {folder}")
+    return _from_file(file, text)
+
+
+def _from_file(file: Path, text: str = "") -> DatasetToPack:
+    """Take the data set of a YAML file, or of its `text` if it is not written."""
+    if not text and not file.is_file():
+        raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
+    description = parse_description(text, file) if text else read_description(file)
+    is_random = isinstance(description.split, SplitRule)
+    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text, is_random)
 
 
 def _from_builtin(dataset: Dataset) -> DatasetToPack:
-    return DatasetToPack(dataset.name, lambda: builtin_source(dataset))
-
-
-def dataset_from_file(file: Path, packing: PackFlags, text: str = "") -> DatasetToPack:
-    """Take the data set of a YAML file, or of its `text` if it is not written."""
-    if packing.changes:
-        raise UsageError(f"{file} describes its own split and source: leave out the other flags")
-    if not text and not file.is_file():
-        raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
-    own = parse_description(text, file) if text else read_description(file)
-    source, is_random = partial(user_source, file, text), isinstance(own.split, SplitRule)
-    return DatasetToPack(own.name, source, location=str(file), guessed=text, is_random=is_random)
+    return DatasetToPack(dataset.name, partial(builtin_source, dataset))
 
 
 def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
-    """Take a published data set from its raw folder, changed as its name or the flags say."""
-    if dataset.variant and packing.changes:
-        raise UsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
-    derived = derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     root = packing.raw_root()
     if root is None:
-        folder = derived.raw.folders[0] if derived.raw else derived.base
-        where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
-        raise UsageError(f"'{derived.name}' is packed from raw files: {where}")
-    return DatasetToPack(derived.name, partial(raw_source, derived, root))
+        folder = dataset.raw.folders[0] if dataset.raw else dataset.name
+        hint = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
+        raise UsageError(f"'{dataset.name}' is packed from raw files: {hint}")
+    return DatasetToPack(dataset.name, partial(raw_source, dataset, root))

@@ -207,17 +207,9 @@ class LaunchFlags:
 
 @dataclass(frozen=True)
 class PackFlags:
-    """Flags that choose what is packed from raw files, and changes to it; each change makes another data set."""
+    """Flag that names the raw files of published data sets."""
 
     raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
-    random_split: Annotated[int | None, flag("SEED", "split at random instead: packed as NAME-splitSEED", min=0)] = None
-    subset: Annotated[bool, switch("--subset", "only the images that are there: packed as NAME-subset")] = False
-    resize: Annotated[int | None, flag("N", "shorter side of N pixels at most: packed as NAME-Npx")] = None
-
-    @property
-    def changes(self) -> bool:
-        """Whether the flags change the published data set."""
-        return self.random_split is not None or self.subset or self.resize is not None
 
     def raw_root(self) -> Path | None:
         """Return the folder of raw data sets, None if the flag is not given. Raises UsageError if it is no folder."""

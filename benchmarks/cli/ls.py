@@ -29,7 +29,7 @@ from shards.default_paths import data_root
 from shards.mirror import is_mirror
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
-DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
+DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
 SORTED_BY = (*COLUMNS, "run")
 STATES = ("finished", "imported", "unfinished", "failed", "broken", "other code", "other data")
@@ -134,7 +134,7 @@ def _datasets(root: Path) -> Listing:
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
-        about = dataset.variant or dataset.description
+        about = dataset.description
         shown.append((dataset.name, dataset.classes, format_counts(dataset.counts), state, about))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 

@@ -59,7 +59,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
                 display.update(display.done + 1)
 
 
-def pack_one(
+def pack_with_progress(
     source: Source,
     data_root: Path,
     *,

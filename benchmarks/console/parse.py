@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
-from shards.credentials import has_secret
 from shards.names import has_control
 from shards.urls import is_url, redact
 
@@ -145,17 +144,12 @@ def dataset_groups() -> dict[str, list[str]]:
 def parse_assignments(texts: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
     """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text.
 
-    Raises UsageError for a text that is no assignment, and for a credential: options are kept with the results.
+    Raises UsageError for a text that is no assignment.
     """
     for item in texts:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{flag} {item}: write it as key=value, for example {flag} {example}")
-        if has_secret(item):
-            raise UsageError(
-                f"{flag} {key.strip()} looks like a credential, and options are kept with the results and shown in "
-                "tables: let the method read it from the environment"
-            )
         try:
             value = json.loads(text)
         except json.JSONDecodeError:

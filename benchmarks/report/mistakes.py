@@ -227,11 +227,11 @@ def _read_images(
     if data is None or not (data / target.dataset).is_dir():
         raise UserError(f"{target.dataset} is not packed in {data}, name its folder with --data")
     # A mirror of a URL is not refreshed: the page needs no network.
-    shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset, target.dataset))
+    shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset))
     if shards.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
     shards.check_sizes(target.split)
-    split = shards.open_unverified(target.split)
+    split = shards.list_images(target.split)
     images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
     thumbnails = {}
     for position, label in labels.items():

@@ -317,21 +317,16 @@ def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:
-    """Sort key: the order of the catalogue, each derived data set after its base, user data sets at the end."""
+    """Sort key: the order of the catalogue, user data sets at the end."""
     from shards.catalogue import CATALOGUE
-    from shards.resolve import base_name
 
-    names, base = list(CATALOGUE), base_name(dataset)
-    return (names.index(base), "" if dataset == base else dataset) if base in names else (math.inf, dataset)
+    names = list(CATALOGUE)
+    return (names.index(dataset) if dataset in names else math.inf, dataset)
 
 
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
-    """Describe how data sets differ from the published ones, as recorded with results or as their name says."""
-    from shards.catalogue import find_or_none
-
-    names = {*frame.dataset, *frame.target_dataset}
-    changes = {name: dataset.variant if (dataset := find_or_none(name)) else "" for name in names}
-    changes |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
+    """Describe how data sets differ from the published ones, as recorded with results."""
+    changes = {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
     return {name: changes[name] for name in sorted(changes, key=dataset_order) if changes[name]}
 
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.console.packing import ensure_packed, pack_one
+from benchmarks.console.packing import ensure_packed, pack_with_progress
 from benchmarks.runtime.settings import METHOD_OPTIONS, SEED, SHOTS
 from procap.clip import CLIP
 from procap.methods import build_method
@@ -78,7 +78,7 @@ def load_case_data(name: str, data: Path, made: Path, classes: str = "base") -> 
         name = resolve_dataset(name, data).name
         ensure_packed([name], data)
     elif not is_packed(made, name):
-        pack_one(photograph_source(name), made)
+        pack_with_progress(photograph_source(name), made)
     began = time.perf_counter()
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, SHOTS, SEED, classes)

@@ -1,26 +1,28 @@
-"""List the images of class folders, or of class folders in folders of splits, and what else lies there."""
+"""List the images of class folders, or of class folders in folders of splits, and what else lies there.
+
+All images below a class folder, at any depth, belong to its class, as in torchvision's ImageFolder.
+"""
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from procap.errors import UserError
-from shards.names import Finding, first_few, unsafe_path
+from shards.names import first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder
 from shards.raw.published import SPLITS
 
-TABLES = (".csv", ".tsv", ".json")
-"""Endings of tables of images."""
 JUNK_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
-"""Names that operating systems, archives and notes leave in folders of images; any other file there is a problem."""
+"""Names that operating systems, archives and notes leave in folders of images; different files there are a problem."""
 
-LeftOut = dict[str, list[str]]
-"""Paths that are left out and counted, by what they are."""
+SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+"""Names that folders of a split commonly have."""
 
 # Folders below a folder of a user that are searched for class folders: how deep, and how many of a level.
 MAX_DEPTH = 3
@@ -28,7 +30,7 @@ MAX_FOLDERS = 200
 
 
 class ListedImage(BaseModel):
-    """One image: its path, its label as the data give it (text or number), and its split if given."""
+    """One image: its path, its label as the data give it (text or number), and its split or ""."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -52,57 +54,55 @@ class ListedImage(BaseModel):
 
     @field_validator("split")
     @classmethod
-    def _name_split(cls, given: str) -> str:
-        word = given.strip().lower()
-        if found := [split for split, words in SPLIT_WORDS.items() if word in words]:
-            return found[0]
-        if word:
-            raise ValueError(f"is none of {', '.join(SPLITS)}")
-        return ""
+    def _name_split(cls, text: str) -> str:
+        word = text.strip().lower()
+        if not word:
+            return ""
+        for split, words in SPLIT_WORDS.items():
+            if word in words:
+                return split
+        raise ValueError(f"is none of {', '.join(SPLITS)}")
 
 
 def list_class_folders(folder: Path) -> list[str]:
     """List the subfolders that are not hidden or left by an archive."""
-    return [name for name, kind in list_folder(folder).items() if kind == "folder" and name.lower() not in JUNK_NAMES]
-
-
-def has_class_folders(folder: Path) -> bool:
-    """Whether subfolders hold images, or all have them in a subfolder of one name."""
-    holds_images = any(_has_images(folder / name) for name in list_class_folders(folder)[:MAX_FOLDERS])
-    return holds_images or bool(find_common_subfolder(folder))
-
-
-def find_common_subfolder(folder: Path) -> str:
-    """Return the name of the one subfolder in which all class folders have their images, as in Tiny ImageNet, or ""."""
-    classes = list_class_folders(folder)
-    names = {name for one in classes[:MAX_FOLDERS] for name in list_class_folders(folder / one) or [""]}
-    name = names.pop() if len(names) == 1 and len(classes) > 1 else ""
-    holds = [_has_images(folder / one / name) and not _has_images(folder / one) for one in classes if name]
-    return name if any(holds) and all(holds) else ""
-
-
-def _has_images(folder: Path, *, beside: bool = True) -> bool:
-    """Whether a folder holds images: more than a few beside folders of images, unless not `beside`."""
-    count = sum(kind == "file" and is_image_name(name) for name, kind in list_folder(folder).items())
-    inner = list_class_folders(folder)[:MAX_FOLDERS] if beside and count else []
-    return count > 0 and count >= sum(_has_images(folder / name, beside=False) for name in inner)
+    return [name for name, entry in list_folder(folder).items() if entry == "folder" and name.lower() not in JUNK_NAMES]
 
 
 def find_class_roots(root: Path) -> list[str]:
-    """Find the nearest folders below `root` that hold class folders, or folders of splits; relative paths."""
-    level = [""]
-    for _ in range(MAX_DEPTH):
-        level = [posixpath.join(path, name) for path in level for name in list_class_folders(root / path)][:MAX_FOLDERS]
-        found = [path for path in level if has_class_folders(root / path)]
-        if found:
-            split_words = {word for words in SPLIT_WORDS.values() for word in words}
-            is_split = [posixpath.basename(path).lower() in split_words for path in found]
-            return list(dict.fromkeys(posixpath.dirname(p) if s else p for p, s in zip(found, is_split, strict=True)))
+    """Find the nearest folders below `root`, or `root` itself, that hold class folders or folders of splits.
+
+    Returns relative paths. A folder holds class folders if two of its subfolders hold images, directly or all in a
+    subfolder of the same name (`<class>/images`, as in Tiny ImageNet), or if no deeper folder does and one holds some.
+    """
+    for fewest in (2, 1):
+        level = [""]
+        for _ in range(MAX_DEPTH + 1):
+            roots = [path for path in level if count_class_folders(root / path) >= fewest]
+            if roots:
+                split_words = {word for words in SPLIT_WORDS.values() for word in words}
+                parents = (
+                    posixpath.dirname(path) if posixpath.basename(path).lower() in split_words else path
+                    for path in roots
+                )
+                return list(dict.fromkeys(parents))
+            subfolders = [posixpath.join(path, name) for path in level for name in list_class_folders(root / path)]
+            level = subfolders[:MAX_FOLDERS]
     return []
 
 
-SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-"""Names that folders of a split commonly have."""
+def count_class_folders(folder: Path) -> int:
+    """Count the subfolders that hold images, directly or all in a subfolder of the same name."""
+    subfolders = [folder / name for name in list_class_folders(folder)[:MAX_FOLDERS]]
+    direct = sum(_has_images(subfolder) for subfolder in subfolders)
+    inner = {tuple(list_class_folders(subfolder)) for subfolder in subfolders}
+    if direct or len(subfolders) < 2 or len(inner) != 1 or len(names := inner.pop()) != 1:
+        return direct
+    return sum(_has_images(subfolder / names[0]) for subfolder in subfolders)
+
+
+def _has_images(folder: Path) -> bool:
+    return any(entry == "file" and is_image_name(name) for name, entry in list_folder(folder).items())
 
 
 def find_split_folders(root: Path) -> dict[str, str]:
@@ -111,100 +111,78 @@ def find_split_folders(root: Path) -> dict[str, str]:
     A class can be called "train". Without a folder for test, that for val has the test images.
     """
     names = {name.lower(): name for name in list_class_folders(root)}
-    found = {split: next((names[w] for w in words if w in names), "") for split, words in SPLIT_WORDS.items()}
-    found = {split: name for split, name in found.items() if name}
-    if not any(has_class_folders(root / name) for name in found.values()):
+    folders = {split: next((names[w] for w in words if w in names), "") for split, words in SPLIT_WORDS.items()}
+    folders = {split: name for split, name in folders.items() if name}
+    if not any(count_class_folders(root / name) for name in folders.values()):
         return {}
-    if "test" not in found and "val" in found:
-        found["test"] = found.pop("val")
-    return found
+    if "test" not in folders and "val" in folders:
+        folders["test"] = folders.pop("val")
+    return folders
 
 
-def find_nested_folders(root: Path) -> list[str]:
-    """List the folders that hold class folders while others hold images; none of folders of splits."""
-    flat = {name: _has_images(root / name) for name in list_class_folders(root)[:MAX_FOLDERS]}
-    if not any(flat.values()) or find_split_folders(root):
-        return []
-    return [name for name, is_flat in flat.items() if not is_flat and has_class_folders(root / name)]
-
-
-def scan_folders(
-    root: Path, splits: Mapping[str, str] | None = None, given: str = ""
-) -> tuple[list[ListedImage], list[str], list[str]]:
+def scan_folders(root: Path, splits: Mapping[str, str] | None = None) -> tuple[list[ListedImage], list[str], list[str]]:
     """List the images of class folders, or of class folders in train, val and test, sorted by code point.
 
     Returns the images, problems, with which they are not packed, and notes of what was left out.
 
     splits: the folder of each split; by default a folder called train, val or test that contains folders is one.
-    given: the folder as the user wrote it, for messages. Hidden files and what lies beside class folders are noted.
     """
     if not root.is_dir():
         state = "a file" if root.exists() else "not there"
         raise UserError(f"folder: {root} is {state}; name the folder of the images")
     folders = list_class_folders(root)
     if not folders:
-        raise UserError(f"folder: {root} holds no class folders: it needs one folder of images per class")
-    items: list[ListedImage] = []
-    problems: list[str] = []
+        raise UserError(f"folder: {root} has no class folders: it needs one folder of images per class")
     if not splits:
         present = {split: split for split in SPLITS if split in folders}
         splits = present if any(list_class_folders(root / split) for split in present) else {"": ""}
     elif absent := [name for name in splits.values() if not (root / name).is_dir()]:
         raise UserError(f"splits: {root} has no folder {first_few(absent)}; it has {first_few(folders)}")
     if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
-        beside = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
+        both = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
         rename = "; splits: {train: ..., test: ...} names the folders of splits"
-        raise UserError(f"folder: {root} holds {beside}: nothing may lie beside the folders of splits{rename}")
-    left_out: LeftOut = {}
-    strays: list[str] = []
+        raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there{rename}")
+    images: list[ListedImage] = []
+    problems: list[str] = []
+    left_out: list[str] = []
     for split, prefix in splits.items():
-        inner = find_common_subfolder(root / prefix)
         for name in list_class_folders(root / prefix):
-            folder = posixpath.join(prefix, name)
-            paths, others = _scan(root, posixpath.join(folder, inner).rstrip("/"), left_out)
-            if inner:
-                _scan_beside(root, folder, left_out)
-            items.extend(ListedImage(path=path, label=name, split=split) for path in paths)
-            strays += others
-            if not paths and not others:
-                problems.append(f"folder: {root / folder} holds no image: remove the folder, or add its images")
+            paths, others = _scan_class(root, posixpath.join(prefix, name))
+            images += [ListedImage(path=path, label=name, split=split) for path in paths]
+            unknown = [path for path in others if not _is_junk(path)]
+            left_out += [path for path in others if _is_junk(path)]
+            if unknown:
+                what = f"{first_few(unknown)}, {len(unknown):,} in all, no images of a known format: move them away"
+                problems.append(f"folder: {root} holds {what}")
+            elif not paths:
+                problems.append(f"folder: {root / prefix / name} holds no image: remove the folder, or add its images")
     for folder in {"", *splits.values()}:
-        _scan_beside(root, folder, left_out)
-    if not items and (roots := find_class_roots(root)):
-        choices = " or ".join(posixpath.normpath(posixpath.join(given, path)) for path in roots[:3])
-        raise UserError(f"folder: {root} holds no images in its class folders: did you mean folder: {choices}?")
-    if strays:
-        end = f", {len(strays):,} in all, no images of a known kind, or folders: move them away"
-        problems.append(Finding.make(f"folder: {root} holds ", [*map(ascii, strays)], end))
-    notes: list[str] = [
-        Finding.make(f"left out: {what}: {len(names):,} (", [*map(ascii, names)], ")")
-        for what, names in sorted(left_out.items())
-    ]
-    if tables := [ascii(name) for name in list_folder(root) if name.lower().endswith(TABLES)]:
-        notes.append(Finding.make("warning: labels are those of the folders, and not read from ", tables))
-    return items, problems, notes
+        entries = list_folder(root / folder).items()
+        left_out += [posixpath.join(folder, name) for name, entry in entries if entry == "file"]
+    notes = [f"left out: {len(left_out):,} files: {first_few(left_out)}"] if left_out else []
+    return images, problems, notes
 
 
-def _scan(root: Path, folder: str, left_out: LeftOut) -> tuple[list[str], list[str]]:
-    """Return the paths of a folder's images and of its other entries; what is known to be none goes to `left_out`."""
+def _scan_class(root: Path, folder: str) -> tuple[list[str], list[str]]:
+    """Return the paths of all images below a class folder, sorted, and of the files that are no images."""
     images: list[str] = []
     others: list[str] = []
-    for name, kind in list_folder(root / folder, hidden=True).items():
+    for path, entry in _walk(root, folder):
+        (images if entry == "file" and is_image_name(path) and not unsafe_path(path) else others).append(path)
+    return sorted(images), others
+
+
+def _walk(root: Path, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield each file below a folder that is not hidden, and what it is; links are followed."""
+    for name, entry in list_folder(root / folder).items():
         path = posixpath.join(folder, name)
-        is_image = is_image_name(name) and not unsafe_path(path)
-        if name.startswith("."):
-            left_out.setdefault("hidden images" if is_image else "hidden entries", []).append(path)
-        elif name.lower() in JUNK_NAMES or name.rpartition(".")[2].lower() in JUNK_EXTENSIONS:
-            left_out.setdefault("files that are no images", []).append(path)
-        else:
-            (images if kind == "file" and is_image else others).append(path)
-    return images, others
+        if entry != "folder":
+            yield path, entry
+        # A link to a folder that it lies in has no end.
+        elif not os.path.realpath(root / folder).startswith(os.path.realpath(root / path)):
+            yield from _walk(root, path)
 
 
-def _scan_beside(root: Path, folder: str, left_out: LeftOut) -> None:
-    """Add the files beside class folders to `left_out`."""
-    images, others = _scan(root, folder, left_out)
-    files = [path for path in others if not (root / path).is_dir()]
-    for what, paths in (("images beside the class folders", images), ("files that are no images", files)):
-        if paths:
-            left_out.setdefault(what, []).extend(paths)
+def _is_junk(path: str) -> bool:
+    name = posixpath.basename(path).lower()
+    return name in JUNK_NAMES or name.rpartition(".")[2] in JUNK_EXTENSIONS

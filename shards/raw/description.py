@@ -18,9 +18,9 @@ from pydantic import (
 )
 
 from procap.errors import UserError, describe_invalid, unknown_name
-from shards.catalogue import GROUPS, find_or_none, parse_name
+from shards.catalogue import GROUPS, find_or_none
 from shards.files import read_file
-from shards.names import OWN_NAME, unfit_texts
+from shards.names import PACKED_NAME, unfit_texts
 
 SplitName = Literal["train", "val", "test"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -82,23 +82,23 @@ class Description(BaseModel):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not OWN_NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
+        if not PACKED_NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
-        known = find_or_none(parse_name(name)[0])
+        known = find_or_none(name)
         if known or name in GROUPS:
             raise ValueError(f"'{known.name if known else name}' is a name of the catalogue; choose another")
         return name
 
     @field_validator("template", "templates")
     @classmethod
-    def _check_templates(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if reason := next(unfit_texts((), (given,) if isinstance(given, str) else given), ""):
+    def _check_templates(cls, templates: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if reason := next(unfit_texts((), (templates,) if isinstance(templates, str) else templates), ""):
             raise ValueError(reason)
-        return given
+        return templates
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The templates that initialise learned tokens: those given, else the template, without their full stops."""
+        """The templates that initialise learned tokens, by default the template, without their full stops."""
         return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 
 

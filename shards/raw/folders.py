@@ -90,33 +90,22 @@ class FolderPart:
                 raise _unreadable(error) from error
             yield ImageRecord(path, label, data)
 
-    def stamp(self) -> str:
-        """Compute a digest of paths, sizes and modification times."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            try:
-                found = os.stat(self.root / path)
-            except OSError as error:
-                raise _unreadable(error) from error
-            digest.update(f"{path}\t{found.st_size}\t{found.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:16]
-
 
 def _unreadable(error: OSError) -> UserError:
-    return UserError(f"{error.filename} cannot be read ({error.strerror}): put it back, or pack a subset without it")
+    return UserError(f"{error.filename} cannot be read ({error.strerror}): put it back, and pack again")
 
 
-def list_folder(folder: Path, *, hidden: bool = False) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file" or "other"; links are followed. hidden: also those names."""
+def list_folder(folder: Path) -> dict[str, str]:
+    """Map the sorted names in a folder to "folder", "file" or "other"; links are followed, hidden names left out."""
     try:
-        with os.scandir(folder) as found:
-            entries = [entry for entry in found if hidden or not entry.name.startswith(".")]
-            return {entry.name: _kind(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".")]
+            return {entry.name: _entry_type(entry) for entry in sorted(shown, key=lambda entry: entry.name)}
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror or error}): it must be a readable folder") from error
 
 
-def _kind(entry: os.DirEntry[str]) -> str:
+def _entry_type(entry: os.DirEntry[str]) -> str:
     try:
         return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
     except OSError:
@@ -125,21 +114,21 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def is_image_name(file: str) -> bool:
-    """Whether a file name has the extension of a kind of image that is read."""
+    """Whether a file name has the extension of an image format that is read."""
     stem, _, extension = file.rpartition(".")
     return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
 
 
 def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
     """Divide images into those that are files below `root`, and the paths of the others; lists each folder once."""
-    found: dict[str, dict[str, str]] = {}
+    entries: dict[str, dict[str, str]] = {}
     present, missing = [], []
     for path, label in images:
         folder, _, name = path.rpartition("/")
-        if folder not in found:
+        if folder not in entries:
             # A link that leads nowhere is reported by list_folder.
-            found[folder] = list_folder(root / folder) if os.path.lexists(root / folder) else {}
-        if found[folder].get(name) == "file":
+            entries[folder] = list_folder(root / folder) if os.path.lexists(root / folder) else {}
+        if entries[folder].get(name) == "file":
             present.append((path, label))
         else:
             missing.append(path)
@@ -163,7 +152,7 @@ def total_size(root: Path, paths: Sequence[str]) -> int:
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
     """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
 
-    CoOp's rule, with a random stream of its own instead of the global one.
+    CoOp's rule, with a separate random stream instead of the global one.
     """
     draw = random.Random(seed)
     by_class: dict[int, list[str]] = {}

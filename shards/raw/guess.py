@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from procap.errors import UsageError, UserError
-from shards.names import first_few
 from shards.raw.class_folders import (
-    TABLES,
     ListedImage,
     find_class_roots,
-    find_nested_folders,
     find_split_folders,
-    has_class_folders,
     list_class_folders,
     scan_folders,
 )
 from shards.raw.description import Description, read_description
-from shards.raw.folders import is_image_name, list_folder, split_sizes
-from shards.raw.user_dataset import parse_header, read_table
+from shards.raw.folders import list_folder, split_sizes
+from shards.raw.tables import TABLES, parse_header, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -47,8 +42,8 @@ def find_description(folder: Path) -> tuple[Path, str]:
         raise UsageError(f"{folder} is no folder of images")
     file = folder.with_name(f"{folder.name}.yaml")
     if file.exists():
-        own = read_description(file)
-        images = (file.parent / text for text in (own.folder, own.images, own.table) if text)
+        written = read_description(file)
+        images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
         if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
@@ -64,8 +59,7 @@ def find_description(folder: Path) -> tuple[Path, str]:
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, and the guess in words."""
-    base = folder.name
-    files = [name for name, kind in list_folder(folder).items() if kind == "file"]
+    files = [name for name, entry in list_folder(folder).items() if entry == "file"]
     tables = [name for name in files if name.lower().endswith(TABLES) and _is_table(folder / name)]
     if len(tables) == 1:
         return _guess_table(folder, tables[0])
@@ -73,52 +67,40 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
         raise UserError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
     if wrong := [name for name in files if name.lower() in ("labels.csv", "labels.tsv")]:
         read_table(folder / wrong[0])
-    if nested := find_nested_folders(folder):
-        command = f"procap data pack {shlex.quote(str(folder / nested[0]))}"
-        what = f"{folder} holds folders of images, and class folders in {first_few(nested)}"
-        raise UserError(f"{what}: if {nested[0]!a} is a data set itself, pack it alone: {command}")
-    roots = [""] if has_class_folders(folder) else find_class_roots(folder)
-    if len(roots) == 1:
-        root = folder / roots[0]
-        keys: dict[str, Any] = {"folder": f"{base}/{roots[0]}" if roots[0] else base}
-        stray = [
-            posixpath.normpath(f"{place}/{name}")
-            for place in map(str, PurePosixPath(roots[0]).parents)
-            for name, kind in list_folder(folder / place).items()
-            if kind == "file" and is_image_name(name)
-        ]
-        without = f"; images outside of {roots[0]}/ are left out: {first_few(stray)}" if stray else ""
-        if splits := find_split_folders(root):
-            same = "test" in list_class_folders(root) and all(split == name for split, name in splits.items())
-            words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
-            return keys | ({} if same else {"splits": splits}), f"folders of class folders, {words}{without}"
-        items = scan_folders(root)[0]
-        count = len({item.label for item in items})
-        return keys | _guess_split(items), f"{count} class folder{'s' * (count != 1)}, split at random{without}"
-    if roots:
-        choices = ", ".join(f"{base}/{root}" for root in roots[:3])
-        raise UserError(f"{folder} holds class folders in several places: pack one alone ({choices})")
-    needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-    raise UserError(f"{folder} holds no class folders with images: {needed}")
+    roots = find_class_roots(folder)
+    if not roots:
+        needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
+        raise UserError(f"{folder} holds no class folders with images: {needed}")
+    if len(roots) > 1:
+        choices = ", ".join(f"{folder.name}/{root}" for root in roots[:3])
+        raise UserError(f"{folder} holds class folders in several folders: pack one of them ({choices})")
+    keys: dict[str, Any] = {"folder": posixpath.join(folder.name, roots[0]).rstrip("/")}
+    if splits := find_split_folders(folder / roots[0]):
+        has_usual_names = all(split == name for split, name in splits.items())
+        words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
+        return keys | ({} if has_usual_names else {"splits": splits}), f"folders of class folders, {words}"
+    images = scan_folders(folder / roots[0])[0]
+    count = len({image.label for image in images})
+    return keys | _guess_split(images), f"{count} class folder{'s' * (count != 1)}, split at random"
 
 
-def _guess_split(items: Iterable[ListedImage]) -> dict[str, Any]:
+def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
     """Return the key of the random split that the smallest class allows."""
     # A class of one image, which is reported later, does not change the split of the others.
-    sizes = [count for count in Counter(item.label for item in items).values() if count > 1] or [0]
+    sizes = [count for count in Counter(image.label for image in images).values() if count > 1] or [0]
     rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
     return {"split": {**rule, "seed": SEED}}
 
 
 def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
     """Find the folder that the paths of a table are relative to, and whether it has splits."""
-    items = read_table(folder / table)
-    places = ["", *list_class_folders(folder)]
-    place = next((place for place in places if (folder / place / items[0].path).is_file()), "")
-    keys: dict[str, Any] = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
-    if items[0].split:
+    images = read_table(folder / table)
+    subfolders = ["", *list_class_folders(folder)]
+    subfolder = next((name for name in subfolders if (folder / name / images[0].path).is_file()), "")
+    keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, subfolder).rstrip("/")}
+    if images[0].split:
         return keys, f"the table {table}, with its splits"
-    return keys | _guess_split(items), f"the table {table}, split at random"
+    return keys | _guess_split(images), f"the table {table}, split at random"
 
 
 def _is_table(file: Path) -> bool:

@@ -1,8 +1,7 @@
 """Read published data sets from raw folders of the user, for packing or for a check: exactly CoOp's lists, or an error.
 
-A random split, a subset of the images, and smaller images are made on request, each under another name. The order of
-the lists is kept, because few-shot samples rest on it. The files are untrusted: they are read strictly and without
-building objects. Class folders have no order of their own: CoOp takes that of the file system, here files are sorted by
+The order of the lists is kept, because few-shot samples depend on it. The files are untrusted: they are read strictly
+and without building objects. Class folders have no order: CoOp takes that of the file system, here files are sorted by
 name, so that few-shot draws are reproducible. Class names are spelled as in CoOp's lists (with underscores); those of
 ImageNet, which its four shifts share, are OpenAI's list, as in open_clip.
 """
@@ -24,24 +23,15 @@ from shards.catalogue import Dataset, RawLayout
 from shards.files import read_file
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import (
-    Images,
-    Listing,
-    is_image_name,
-    list_folder,
-    small_classes,
-    split_classes,
-    split_missing,
-    total_size,
-)
+from shards.raw.folders import Images, Listing, is_image_name, list_folder, split_missing, total_size
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
 
 
 def published_classnames(dataset: Dataset) -> tuple[str, ...]:
-    """Return the raw names of a published set, or of one derived from it, in label order."""
-    names = _classnames().get(dataset.base) or _classnames()["imagenet"]
+    """Return the raw names of a published set in label order."""
+    names = _classnames().get(dataset.name) or _classnames()["imagenet"]
     return tuple(names[index] for index in raw_layout(dataset).indices) or tuple(names)
 
 
@@ -58,8 +48,6 @@ def _classnames() -> dict[str, list[str]]:
 
 
 SPLITS = ("train", "val", "test")
-FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}
-"""CoOp's random split."""
 SplitFile = TypeAdapter(dict[str, list[tuple[str, int, str]]])
 UNCHANGED = "put an unchanged copy of the published file there"
 
@@ -79,8 +67,8 @@ class RawLocation:
 
     def find_list(self, name: str) -> Path:
         """Find a list; if it is nowhere, return the place where it belongs."""
-        places = [folder / name for folder in self.lists]
-        return next(filter(os.path.isfile, places), self.folder / name)
+        files = [folder / name for folder in self.lists]
+        return next(filter(os.path.isfile, files), self.folder / name)
 
 
 def raw_layout(dataset: Dataset) -> RawLayout:
@@ -103,13 +91,13 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
     # Report a folder without read permission, which otherwise looks empty.
     list_folder(folder or raw_root)
-    place = (folder or raw_root / raw.folders[0]) / raw.images[0]
+    expected = (folder or raw_root / raw.folders[0]) / raw.images[0]
     if folder is None:
         what = f"there is no folder {raw.folders[0]} in {raw_root}"
-        raise UserError(f"{what}; get {raw.get}; the images belong in {place}")
+        raise UserError(f"{what}; get {raw.get}; the images belong in {expected}")
     images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
     if images is None:
-        raise UserError(f"there is no folder {place}; get {raw.get}; the images belong there")
+        raise UserError(f"there is no folder {expected}; get {raw.get}; the images belong there")
     folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
     return RawLocation(dataset, raw, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
 
@@ -122,8 +110,7 @@ def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
     if raw.layout in ("imagenet", "wnid-folders"):
         wnids = imagenet_wnids()
         return tuple(wnids[index] for index in raw.indices) or wnids
-    original = {new: old for old, new in raw.renamed.items()}
-    return tuple(original.get(name, name) for name in published_classnames(dataset))
+    return published_classnames(dataset)
 
 
 def read_published(location: RawLocation) -> Listing:
@@ -134,41 +121,30 @@ def read_published(location: RawLocation) -> Listing:
     if layout == "variant-lists":
         return _read_variant_lists(location)
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
-    found = {split: _scan_class_folders(location, prefix) for split, prefix in prefixes.items()}
+    scans = {split: _scan_class_folders(location, prefix) for split, prefix in prefixes.items()}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
     return Listing(
         location.images,
         published_classnames(location.dataset),
-        {split: images for split, (images, _) in found.items()},
+        {split: images for split, (images, _) in scans.items()},
         f"{origin} folders, files sorted by name",
         True,
-        tuple(problem for _, problems in found.values() for problem in problems),
+        tuple(problem for _, problems in scans.values() for problem in problems),
     )
-
-
-def make_random_split(location: RawLocation, seed: int) -> Listing:
-    """Split the images of the class folders at random; class names and labels are the published ones."""
-    names = published_classnames(location.dataset)
-    images, problems = _scan_class_folders(location)
-    if small := small_classes(images, names, FRACTIONS):
-        raise UserError(f"no random split can be made: {small[0]}")
-    splits = split_classes(images, FRACTIONS, seed)
-    origin = f"random split of the class folders, seed {seed}"
-    return Listing(location.images, names, splits, origin, True, tuple(problems))
 
 
 def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[str]]:
     """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
     root = location.images / prefix
     labels = {name: label for label, name in enumerate(class_folder_names(location.dataset))}
-    found = list_folder(root) if root.is_dir() else {}
-    folders = [name for name, kind in found.items() if kind == "folder"]
+    entries = list_folder(root) if root.is_dir() else {}
+    folders = [name for name, entry in entries.items() if entry == "folder"]
     images: Images = []
     strays: list[str] = []
     for name in sorted((name for name in folders if name in labels), key=labels.__getitem__):
-        for file, kind in list_folder(root / name).items():
+        for file, entry in list_folder(root / name).items():
             path = f"{prefix}{name}/{file}"
-            if kind == "file" and is_image_name(file) and not unsafe_path(file):
+            if entry == "file" and is_image_name(file) and not unsafe_path(file):
                 images.append((path, labels[name]))
             else:
                 strays.append(path)
@@ -179,8 +155,8 @@ def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images
     if strays:
         what = f"{location.images} holds {first_few(strays)}, neither class folders nor images"
         problems.append(f"{what}; move them out of there")
-    if prefix and found and not folders:
-        problems.append(f"{root} holds {len(found):,} files and no class folder; sort them into class folders")
+    if prefix and entries and not folders:
+        problems.append(f"{root} holds {len(entries):,} files and no class folder; sort them into class folders")
     return images, problems
 
 
@@ -208,8 +184,7 @@ def _read_split_file(location: RawLocation) -> Listing:
         if absent := [label for label in range(len(names)) if label not in names]:
             raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")
     except FileNotFoundError:
-        own = "; or split the images yourself with --random-split SEED" if location.raw.random_split else ""
-        raise UserError(f"the official split file {file} is missing; get {location.raw.get}{own}") from None
+        raise UserError(f"the official split file {file} is missing; get {location.raw.get}") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
     except ValueError as error:
@@ -257,30 +232,19 @@ def _read_lines(location: RawLocation, name: str) -> Iterator[tuple[Path, int, s
 
 
 def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Source:
-    """Make a source of a published data set, or one derived from it, as CoOp lists it: paths, labels, names, order.
+    """Make a source of a published data set as CoOp lists it: paths, labels, names, order.
 
     whole: raise UserError for the first difference from the published set; otherwise they are its `problems`.
     """
-    published, variant, seed = sum(dataset.counts.values()), dataset.variant, dataset.random_split
     try:
         location = find_location(dataset, raw_root)
-        listing = read_published(location) if seed is None else make_random_split(location, seed)
-        differences = [] if seed is not None else list(published_differences(dataset, listing))
+        listing = read_published(location)
         existing, missing = _existing_images(dataset, listing)
-        problems = (*listing.problems, *([] if dataset.subset else [*differences, *missing]))
-        if whole and "test" not in existing.splits:
-            problems += (f"none of its test images is in {listing.root}; get {location.raw.get}",)
+        problems = (*listing.problems, *published_differences(dataset, listing), *missing)
         if whole and problems:
             raise UserError(problems[0])
     except UserError as error:
-        raise UserError(f"'{dataset.base}': {error}") from error
-    count = len(existing.paths)
-    if dataset.subset:
-        counts = f"subset: {count:,} of {published:,} images"
-        counts += ", by lists that are not the published ones" if differences and not listing.scanned else ""
-        variant = variant.replace("subset of the images", counts)
-    elif variant and count != published:
-        variant = f"{variant}, {count:,} of {published:,} images"
+        raise UserError(f"'{dataset.name}': {error}") from error
     return Source(
         name=dataset.name,
         classnames=listing.classnames,
@@ -290,8 +254,6 @@ def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Sourc
         counts=existing.counts,
         part=existing.part,
         size=total_size(listing.root, existing.paths),
-        variant=variant,
-        resize=dataset.resize,
         problems=problems,
     )
 
@@ -307,8 +269,7 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
             if 0 < len(absent) < dataset.classes:
                 names = first_few([listing.classnames[label] for label in absent])
                 what += f"; {len(absent)} classes have none: {names}"
-            much = "take out what was added, or pack all that is there with --subset"
-            yield f"{what}; {much if counts[split] > count else _get_the_rest(dataset)}"
+            yield f"{what}; {'take out what was added' if counts[split] > count else _get_the_rest(dataset)}"
         return
     if wrong:
         split, count = next(iter(wrong.items()))
@@ -320,9 +281,8 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
     else:
         return
     if raw.split_file:
-        remedy = "or use --subset when the file is a part of the published one"
         hint = "CoOp writes a private one under that name when it is missing"
-        yield f"{raw.split_file} is not the published split: {difference} ({hint}); get {raw.get}; {remedy}"
+        yield f"{raw.split_file} is not the published split: {difference} ({hint}); get {raw.get}"
     else:
         yield f"{listing.origin} in {listing.root.parent} are not the published ones: {difference}; get {raw.get}"
 
@@ -348,4 +308,4 @@ def _existing_images(dataset: Dataset, listing: Listing) -> tuple[Listing, list[
 
 
 def _get_the_rest(dataset: Dataset) -> str:
-    return f"get the rest ({raw_layout(dataset).get}), or pack what is there with --subset"
+    return f"get the rest ({raw_layout(dataset).get})"

@@ -1,0 +1,246 @@
+"""Check images before packing, and packed shards (`procap data check`): broken files, equal images, altered bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from procap.errors import UserError
+from shards.files import read_file
+from shards.index import list_digest, path_problem, read_paths
+from shards.manifest import FILE, Manifest, Shard, convention_texts, is_mirror
+from shards.names import MAX_NAMED, join_first
+from shards.pools import map_in_order
+from shards.reader import ShardSet, Split, open_dataset, shard_problem
+from shards.records import Part, Source
+
+PART = 250
+"""Images of one task; starting a process takes as long as decoding a few hundred."""
+MAX_LISTED = 100
+"""Problems of a source that are listed one by one."""
+MAX_PAIRS = 20
+"""Pairs of classes with equal images that are named in one line."""
+
+SplitProgress = Callable[[str, int, int], None]
+"""Called with a split, its images that are done, and all of them."""
+Reporter = Callable[[str], None]
+
+
+class CheckedImage(NamedTuple):
+    """An image that decodes, and its bytes in its shard; images of equal bytes have the same digest."""
+
+    path: str
+    label: int
+    digest: str
+    offset: int = 0
+    size: int = 0
+
+
+def content_digest(data: bytes) -> str:
+    """Compute 16 hex digits that identify the bytes of an image."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
+    """Decode every image of a source without writing anything, and return the source with all problems and notes."""
+    ranges = source.ranges(PART)
+    images: list[tuple[str, CheckedImage]] = []
+    problems = [*source.problems]
+    parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
+    results = map_in_order(_check_part, parts, min(workers, len(ranges) // 2))
+    for (split, _, stop), (readable, broken) in zip(ranges, results, strict=True):
+        images += [(split, image) for image in readable]
+        problems += broken
+        if on_progress:
+            on_progress(split, stop, source.counts[split])
+    notes = (*source.notes, *find_duplicates(images, source.classnames))
+    return replace(source, problems=tuple(problems), notes=notes)
+
+
+def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
+    from shards.images import ImageError, decode
+
+    split, part = task
+    images, problems = [], []
+    for record in part.records():
+        try:
+            decode(record.data)
+            images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
+        except ImageError as error:
+            problems.append(describe_unreadable(split, record.path, error))
+    return images, problems
+
+
+def describe_unreadable(split: str, path: str, error: Exception) -> str:
+    """Format the problem of an image that does not decode."""
+    return f"{split}: {path} is not a readable image ({error}); replace it".removeprefix(": ")
+
+
+def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequence[str]) -> list[str]:
+    """Describe images of equal bytes, each copy with the first one: with different labels, across splits and within.
+
+    images: each with its split, "" if it has none yet.
+    """
+    firsts: dict[str, tuple[str, CheckedImage]] = {}
+    copies: dict[tuple[str, str], list[str]] = {}
+    mixed: dict[tuple[int, ...], list[str]] = {}
+    for split, image in images:
+        first_split, first = firsts.setdefault(image.digest, (split, image))
+        if first is not image:
+            pair = f"{image.path} = {first.path}"
+            copies.setdefault((first_split, split), []).append(pair)
+            if image.label != first.label:
+                mixed.setdefault(tuple(sorted((first.label, image.label))), []).append(pair)
+    named = [
+        f"{' and '.join(repr(classnames[label]) for label in labels)} ({len(pairs):,}, first {pairs[0]})"
+        for labels, pairs in mixed.items()
+    ]
+    notes = [f"warning: equal images in two classes: {join_first(named, MAX_PAIRS)}"] if named else []
+    for (first_split, split), pairs in copies.items():
+        is_leak = first_split != split == "test"
+        number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
+        originals = f"{'other ' * (first_split == split)}images{f' in {first_split}' * bool(first_split)}"
+        end = "): accuracy on them is not that of new images" if is_leak else ")"
+        start = f"{'warning: ' * is_leak}{split or 'images'}: {number}, byte for byte, of {originals} ("
+        notes.append(f"{start}{join_first(pairs)}{end}")
+    return notes
+
+
+def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
+    """Raise UserError for problems, if there are any; several are reported one by one, the first MAX_LISTED of them."""
+    if not problems:
+        return
+    if len(problems) == 1 or report is None:
+        raise UserError(f"'{name}' {join_first(problems)}")
+    for problem in problems[:MAX_LISTED]:
+        report(f"problem: {problem}")
+    more = f" (the first {MAX_LISTED} are listed)" if len(problems) > MAX_LISTED else ""
+    raise UserError(
+        f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; fix them and pack again"
+    )
+
+
+@dataclass
+class SplitReport:
+    """The result of a full check of one split; `readable` of `images` decode and `shards_present` of `shards` exist."""
+
+    name: str
+    images: int
+    shards: int
+    shards_present: int
+    readable: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """The result of a full check of a data set; `problems` has those of the whole set."""
+
+    splits: tuple[SplitReport, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not any(split.problems for split in self.splits)
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """A shard to check; images: those of the shard, None if index or list of its split are unusable."""
+
+    folder: Path
+    split: str
+    shard: Shard
+    images: Split | None
+
+
+def check_dataset(
+    data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
+) -> DatasetReport:
+    """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
+    try:
+        shards = open_dataset(data_root, name)
+    except UserError as error:
+        return DatasetReport((), (str(error),))
+    counts, folder = shards.manifest.counts, shards.folder
+    reports = {split: _check_lists(shards, split) for split in counts}
+    tasks = [task for split, (_, images) in reports.items() for task in _list_tasks(shards, split, images)]
+    done = dict.fromkeys(counts, 0)
+    broken_images: dict[str, list[str]] = {split: [] for split in counts}
+    results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // PART))
+    for task, (problem, decoded, errors) in zip(tasks, results, strict=True):
+        report, _ = reports[task.split]
+        report.problems += [problem] if problem else []
+        report.readable += decoded
+        broken_images[task.split] += errors
+        done[task.split] += task.shard.count
+        if on_progress:
+            on_progress(task.split, done[task.split], counts[task.split])
+    for split, errors in broken_images.items():
+        if errors:
+            reports[split][0].problems += errors[:MAX_NAMED]
+            reports[split][0].problems.append(f"'{name}' {split}: {len(errors)} images are unreadable")
+    problems = tuple(_differing_texts(folder, convention_texts(shards.manifest)))
+    return DatasetReport(tuple(report for report, _ in reports.values()), problems)
+
+
+def _check_lists(shards: ShardSet, split: str) -> tuple[SplitReport, Split | None]:
+    """Check index and paths of a split; returns its images unless one of them cannot be used."""
+    manifest, entry = shards.manifest, shards.manifest.splits[split]
+    present = sum((shards.folder / shard.file).is_file() for shard in entry.shards)
+    report = SplitReport(split, entry.count, len(entry.shards), present)
+    try:
+        images, text = shards.list_images(split), read_paths(shards.folder, manifest, split)
+    except UserError as error:
+        report.problems.append(str(error))
+        return report, None
+    for problem in (_digest_problem(shards.folder, manifest, split, text, images), path_problem(text)):
+        report.problems += [f"'{shards.name}' {split}: {problem}"] if problem else []
+    return report, images
+
+
+def _digest_problem(folder: Path, manifest: Manifest, split: str, paths: bytes, images: Split) -> str:
+    """Describe a split whose paths, labels or class names are not those of its digest."""
+    digest = list_digest(paths, images.labels, manifest.classnames)
+    if digest == manifest.splits[split].digest:
+        return ""
+    what = f"its paths, labels and class names have digest {digest}, not {manifest.splits[split].digest}"
+    return f"{folder / FILE} is altered ({what})"
+
+
+def _list_tasks(shards: ShardSet, split: str, images: Split | None) -> Iterator[ShardTask]:
+    start = 0
+    for shard in shards.manifest.splits[split].shards:
+        # Shards of a mirror that were not read yet are not there.
+        if not is_mirror(shards.folder.parent) or (shards.folder / shard.file).exists():
+            in_shard = images and images.subset(np.arange(start, start + shard.count))
+            yield ShardTask(shards.folder, split, shard, in_shard)
+        start += shard.count
+
+
+def _check_shard(task: ShardTask) -> tuple[str, int, list[str]]:
+    """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
+    problem, errors = shard_problem(task.folder, task.shard, hashed=True), []
+    if task.images is None:
+        return problem, 0, []
+    for i in range(len(task.images)):
+        try:
+            task.images.image(i)
+        except UserError as error:
+            errors.append(str(error))
+    return problem, len(task.images) - len(errors), errors
+
+
+def _differing_texts(folder: Path, texts: Mapping[str, str]) -> Iterator[str]:
+    """Describe the text files below `folder` that are absent or have different text."""
+    for name, text in texts.items():
+        with suppress(OSError):
+            if read_file(folder / name, len(text.encode())) == text.encode():
+                continue
+        yield f"{folder / name} differs from the manifest"
