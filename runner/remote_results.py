@@ -48,8 +48,7 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
         return folder, None
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")
-    _, path = filesystem(url)
-    if scheme(url) == "local":
+    filesystem(url)
     return cache / "results" / cache_name(url), url
 
 
