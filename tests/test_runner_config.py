@@ -162,13 +162,6 @@ def test_targets_are_read_and_named():
     assert Target.parse_unchecked(str(development)) == development
 
 
-def test_a_derived_set_takes_what_was_published_for_its_base():
-    eurosat, small, shapes = (plan_run(method="procap", dataset=name) for name in ("eurosat", "EuroSAT-64px", "shapes"))
-    assert small.dataset == "eurosat-64px" and small.recipe == eurosat.recipe != shapes.recipe
-    imagenet = plan_run(method="coop", dataset="imagenet-256px", classes="all")
-    assert imagenet.recipe == plan_run(method="coop", dataset="imagenet", classes="all").recipe
-
-
 @pytest.mark.parametrize("text", ["", "shapes:", "shapes:novel:test:x", "shapes:some", "shapes:all:trian", "shap3s"])
 def test_a_wrong_target_is_refused_in_one_line(text):
     with pytest.raises((UserError, UsageError)) as caught:
