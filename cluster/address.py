@@ -17,15 +17,15 @@ LOCAL = "local"
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])"
 
 
-def ray_address(given: str = "") -> str:
-    """Find the address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else "auto".
+def ray_address(address: str = "") -> str:
+    """Find the address for `ray.init`: `address`, else $RAY_ADDRESS, which Ray sets in a job, else "auto".
 
     This is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
     """
-    text = given or os.environ.get("RAY_ADDRESS", "") or "auto"
+    text = address or os.environ.get("RAY_ADDRESS", "") or "auto"
     if text != "auto" and not re.fullmatch(rf"{_HOST}:\d{{1,5}}", text):
         raise UsageError(
-            f"{'--address' if given else '$RAY_ADDRESS'} {text} is not that of `ray start --head`: HOST:6379 or auto "
+            f"{'--address' if address else '$RAY_ADDRESS'} {text} is not that of `ray start --head`: HOST:6379 or auto "
             "would work; to run a command behind a dashboard: procap submit --address http://HOST:8265 -- COMMAND"
         )
     return text
@@ -34,7 +34,7 @@ def ray_address(given: str = "") -> str:
 def set_auth_mode(*, private: bool = False) -> None:
     """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value set by the user is kept.
 
-    A token that is set is used. private: this process starts the cluster for itself; it gets a token of its own,
+    A token that is set is used. private: this process starts the cluster for itself; it gets its own token,
     because some of Ray's ports listen on every network of the machine.
     """
     if os.environ.get("RAY_AUTH_MODE"):

@@ -96,8 +96,8 @@ def execute_in_group(
     ]
     queue = Queue(actor_options={"num_cpus": 0})
     try:
-        found = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
-        environments = rank_environments(found)
+        locations = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
+        environments = rank_environments(locations)
         order = sorted(range(len(actors)), key=lambda index: int(environments[index]["RANK"]))
         refs = [
             actors[index].execute.remote(config, runs_of, paths, environments[index], queue, halving) for index in order
@@ -120,16 +120,16 @@ def execute_in_group(
     return failures[0] if failures else reports[0]
 
 
-def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
+def rank_environments(locations: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
     """Make the environment variables of processes at (node, address, free port).
 
     Processes of one node get ranks that follow each other, nodes in order of their first process.
     """
-    hosts = [node for node, _, _ in found]
-    order = sorted(range(len(found)), key=lambda index: hosts.index(hosts[index]))
-    _, master, port = found[order[0]]
-    environments: list[dict[str, str]] = [{} for _ in found]
+    hosts = [node for node, _, _ in locations]
+    order = sorted(range(len(locations)), key=lambda index: hosts.index(hosts[index]))
+    _, master, port = locations[order[0]]
+    environments: list[dict[str, str]] = [{} for _ in locations]
     for rank, index in enumerate(order):
-        ranks = Ranks(rank, len(found), hosts[:index].count(hosts[index]), hosts.count(hosts[index]))
+        ranks = Ranks(rank, len(locations), hosts[:index].count(hosts[index]), hosts.count(hosts[index]))
         environments[index] = ranks.environment(master, port)
     return environments

@@ -55,10 +55,11 @@ class RunExecutor:
         targets = {run.path: [Target.parse_unchecked(target) for target in run.targets] for run in self.runs}
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
-            pack_missing([*names, *(target.dataset for own in targets.values() for target in own)], self.runtime.data)
+            names += [target.dataset for run_targets in targets.values() for target in run_targets]
+            pack_missing(names, self.runtime.data)
         self.group.barrier()
         # Check for missing test images before the training, not after it.
-        for target in (target for own in targets.values() for target in own):
+        for target in (target for run_targets in targets.values() for target in run_targets):
             open_dataset(self.runtime.data, target.dataset).check_sizes(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
         if self.halving:
@@ -83,7 +84,7 @@ class RunExecutor:
                 self._train(run, Callbacks(tuple(targets[run.path])), until=end)
             if self.group.ranks.is_first:
                 for epoch in range(reported, min(end, epochs - 1)):
-                    scores = [one for run in self.runs if (one := score_at(run, epoch, self.runtime)) is not None]
+                    scores = [mean for run in self.runs if (mean := score_at(run, epoch, self.runtime)) is not None]
                     # A run that was finished before the sweep may have no validation.
                     if len(scores) == len(self.runs):
                         self._report_to(self._report(epoch=epoch + 1, score=fmean(scores)))
@@ -116,8 +117,8 @@ class RunExecutor:
 
     def _evaluate(self, run: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run, which is only loaded if a result is missing; returns its score."""
-        found = find_accuracies(run, self.runtime) if self.group.ranks.is_first else None
-        complete = self.group.broadcast_object(found is not None)
+        accuracies = find_accuracies(run, self.runtime) if self.group.ranks.is_first else None
+        complete = self.group.broadcast_object(accuracies is not None)
         trained = None if complete else load_trained(run.config, self.runtime, self.group)
         results = [evaluate(run.config, target, self.runtime, trained=trained, group=self.group) for target in targets]
         return score([result.accuracy for result in results])

@@ -74,8 +74,8 @@ def check_nodes(
     results.write(requirements.mark, requirements.mark.encode())
     try:
         remote_check = ray.remote(num_cpus=0, max_retries=0)(check_node)
-        places = [NodeAffinitySchedulingStrategy(node.identifier, soft=False) for node in workers]
-        tasks = [remote_check.options(scheduling_strategy=place).remote(requirements, expected) for place in places]
+        strategies = [NodeAffinitySchedulingStrategy(node.identifier, soft=False) for node in workers]
+        tasks = [remote_check.options(scheduling_strategy=each).remote(requirements, expected) for each in strategies]
         if tasks:
             ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
         problems = {node: _read_answer(task, timeout) for node, task in zip(workers, tasks, strict=True)}

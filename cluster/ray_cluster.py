@@ -67,10 +67,10 @@ class Capacity:
     ray: bool
     autoscale: bool = False
 
-    def device(self, given: str) -> str:
-        """Return the --device of a run: `given`, or what it means for a process with `resources`."""
+    def device(self, name: str) -> str:
+        """Return the --device of a run: `name`, or what it means for a process with `resources`."""
         # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
-        return "cpu" if given == "auto" and not self.resources.gpus else given
+        return "cpu" if name == "auto" and not self.resources.gpus else name
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ def _unreachable(address: str, reason: str) -> UserError:
     reason = " ".join(reason.split())[:200]
     if address == LOCAL:
         return UserError(f"Ray did not start on this machine ({reason}); see /tmp/ray/session_latest/logs")
-    where = "on this machine" if address == "auto" else f"at {address}"
+    location = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
-        f"no Ray cluster {where} could be reached ({reason}); start one with `ray start --head`, or name one with "
+        f"no Ray cluster {location} could be reached ({reason}); start one with `ray start --head`, or name one with "
         "--address"
     )
 
@@ -189,22 +189,22 @@ def nodes() -> list[Node]:
     """List the machines that Ray reports as alive, including the driver's."""
     import ray
 
-    found = []
+    machines = []
     for node in (node for node in ray.nodes() if node["Alive"]):
         resources, address, name = node["Resources"], node["NodeManagerAddress"], node["NodeName"]
         accelerators = [key.removeprefix(ACCELERATOR) for key in resources if key.startswith(ACCELERATOR)]
         name = node["NodeManagerHostname"] if name == address else name
         cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
-        found.append(Node(name, address, node["NodeID"], cpus, gpus, next(iter(accelerators), "")))
-    return found
+        machines.append(Node(name, address, node["NodeID"], cpus, gpus, next(iter(accelerators), "")))
+    return machines
 
 
 def require_own_node(alive: Sequence[Node]) -> None:
     """Raise UserError if the driver's node is not `alive`: Ray then starts no process for this driver any more."""
     import ray
 
-    own = ray.get_runtime_context().get_node_id()
-    if all(node.identifier != own for node in alive):
+    node_id = ray.get_runtime_context().get_node_id()
+    if all(node.identifier != node_id for node in alive):
         raise UserError(
             f"Ray has lost the node on {socket.gethostname()} that this command belongs to, and starts nothing more "
             "for it; start Ray there again (`ray start`) and repeat the command to resume"

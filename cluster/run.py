@@ -66,11 +66,11 @@ class Halving(NamedTuple):
 
     def rungs(self, epochs: int) -> tuple[int, ...]:
         """Return the epochs at which a scheduler decides about trials of `epochs` epochs, without the last one."""
-        found, rung = [], self.grace_period
+        rungs, rung = [], self.grace_period
         while rung < epochs:
-            found.append(rung)
+            rungs.append(rung)
             rung *= self.reduction_factor
-        return tuple(found)
+        return tuple(rungs)
 
 
 def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:
@@ -109,8 +109,8 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
     """Compute the score of a run after `epoch` (0-based) from its validation counts, None without validation."""
     counts = RunFolder(runtime.results / run.path).validation()
-    found = {count.target: count.accuracy for count in counts if count.epoch == epoch}
-    accuracies = [found[target] for target in run.targets if target in found]
+    by_target = {count.target: count.accuracy for count in counts if count.epoch == epoch}
+    accuracies = [by_target[target] for target in run.targets if target in by_target]
     return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
 
 
@@ -118,7 +118,7 @@ def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
 class StoragePaths:
     """The values of --data and --results as given, and the rest of a `RuntimeConfig`.
 
-    data: a folder, a URL, or empty for the machine's own default. results: a folder that all machines see, or a URL.
+    data: a folder, a URL, or empty for the default of the machine. results: a folder that all machines see, or a URL.
     """
 
     data: str
@@ -142,7 +142,7 @@ class StoragePaths:
         return replace(self.runtime, data=data_root(self.data), results=results, store=store)
 
 
-def absolute(given: str) -> str:
+def absolute(folder: str) -> str:
     """Make a folder absolute; URLs and the empty string stay as they are."""
     # Links are not resolved: the same name may lead to another mount point on another machine.
-    return given if not given or is_url(given) else os.path.abspath(Path(given).expanduser())
+    return folder if not folder or is_url(folder) else os.path.abspath(Path(folder).expanduser())

@@ -31,14 +31,15 @@ DIGITS = 4
 
 def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
     """Parse `lr=loguniform(1e-5,1e-2)` or `n_ctx=2,4,8` into a field, as `resolve_field` names it, and its domain."""
-    name, equals, given = text.partition("=")
-    if not equals or not name.strip() or not given.strip():
+    name, equals, values_text = text.partition("=")
+    if not equals or not name.strip() or not values_text.strip():
         raise UsageError(f"--param {text}: write it as --param lr=loguniform(1e-5,1e-2) or --param n_ctx=2,4,8")
-    if '"' not in given and any(given.count(opening) != given.count(closing) for opening, closing in ("()", "[]")):
+    counts = [(values_text.count(opening), values_text.count(closing)) for opening, closing in ("()", "[]")]
+    if '"' not in values_text and any(opened != closed for opened, closed in counts):
         raise UsageError(f"--param {text}: a bracket is missing")
     field = resolve_field(name, methods)
-    call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", given, re.DOTALL)
-    values = _parse_values(field, call[2] if call else given)
+    call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", values_text, re.DOTALL)
+    values = _parse_values(field, call[2] if call else values_text)
     if call is None:
         # 1 and 1.0 are one value.
         return field, [value for number, value in enumerate(values) if value not in values[:number]]
@@ -60,8 +61,9 @@ def resolve_field(name: str, methods: Sequence[str]) -> str:
 
     name = name.strip()
     first, *others = [method_class(method).Options.model_fields for method in methods]
-    common = [option for option in first if all(option in own for own in others)]
-    fields = [*RUN_FIELDS, *(f"recipe.{field}" for field in Recipe.model_fields), *(f"options.{one}" for one in common)]
+    common = [option for option in first if all(option in options for options in others)]
+    recipe_fields = [f"recipe.{field}" for field in Recipe.model_fields]
+    fields = [*RUN_FIELDS, *recipe_fields, *(f"options.{option}" for option in common)]
     matching = [name] if name in fields else [field for field in fields if field.partition(".")[2] == name]
     if len(matching) == 1:
         return matching[0]

@@ -34,7 +34,7 @@ from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from shards.rng import stream_seed
 
-NO_RESULTS = "its results were not found on this machine: is the folder of results the same for all nodes?"
+NO_RESULTS = "results not found; is --results on shared storage?"
 
 
 class Sweep:
@@ -42,26 +42,26 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
         self.settings, self.runtime, self.folder = settings, runtime, folder
-        self.configurations = {key: self._recheck(one) for key, one in folder.load().items()}
+        self.configurations = {key: self._recheck(stored) for key, stored in folder.load().items()}
         self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
 
-    def _recheck(self, one: Configuration) -> Configuration:
+    def _recheck(self, stored: Configuration) -> Configuration:
         """Return a finished configuration as unfinished if results of its runs were removed or damaged since.
 
-        An unfinished one tries its failed runs again.
+        An unfinished configuration tries its failed runs again.
         """
-        if one.state == "running":
-            return one.model_copy(update={"failures": {}})
-        if one.state != "finished" or not one.runs:
-            return one
+        if stored.state == "running":
+            return stored.model_copy(update={"failures": {}})
+        if stored.state != "finished" or not stored.runs:
+            return stored
         try:
-            runs = make_runs(self.settings, one.values, self.runtime.data)
+            runs = make_runs(self.settings, stored.values, self.runtime.data)
             is_there = all(final_score(run, self.runtime) is not None for run in runs)
         except UserError:
             is_there = False
-        return one if is_there else one.model_copy(update={"state": "running", "score": None, "scores": {}})
+        return stored if is_there else stored.model_copy(update={"state": "running", "score": None, "scores": {}})
 
     @property
     def is_complete(self) -> bool:
@@ -71,7 +71,7 @@ class Sweep:
     def count(self, *states: State) -> int:
         """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
-        return sum(one.state in counted for one in self.configurations.values())
+        return sum(configuration.state in counted for configuration in self.configurations.values())
 
     def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener | None = None) -> None:
         """Execute what is left until it is done or the time is up, with Ray connected. listener: calls this sweep's."""
@@ -122,8 +122,9 @@ class Sweep:
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        scored = [one for one in self.configurations.values() if one.score is not None and one.state != "running"]
-        unfinished = [one.values for one in self.configurations.values() if one not in scored]
+        configurations = self.configurations.values()
+        scored = [each for each in configurations if each.score is not None and each.state != "running"]
+        unfinished = [each.values for each in configurations if each not in scored]
         # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
         seed = stream_seed(self.settings.search_seed, "tpe", len(scored)) % 2**32
         with warnings.catch_warnings():
@@ -133,9 +134,9 @@ class Sweep:
         domains, mode = OptunaSearch.convert_search_space(dict(space)), "max"
         points = unfinished or None
         searcher = OptunaSearch(domains, metric=SCORE, mode=mode, points_to_evaluate=points, sampler=sampler)
-        for one in scored:
-            assert one.score is not None
-            searcher.add_evaluated_point(dict(one.values), one.score)
+        for configuration in scored:
+            assert configuration.score is not None
+            searcher.add_evaluated_point(dict(configuration.values), configuration.score)
         return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
     def started(self, trial: str, config: Mapping[str, Any]) -> Configuration:
@@ -197,15 +198,15 @@ class Sweep:
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for run in runs:
             self._store.pull_run(run.path, weights=False)
             score = final_score(run, self.runtime)
             if score is None and report.state == "running" and report.epoch:
                 score = score_at(run, report.epoch - 1, self.runtime)
             if score is not None:
-                found[run.path] = score
-        return found
+                scores[run.path] = score
+        return scores
 
     def _update(self, key: str, **changes: Any) -> None:
         self.configurations[key] = self.configurations[key].model_copy(update=changes)

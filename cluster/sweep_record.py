@@ -51,7 +51,7 @@ class SweepSettings(FrozenModel):
     schema_version: Literal[2] = Field(default=2, validation_alias="schema", serialization_alias="schema")
     name: str = Field(pattern=COLLECTION_NAME)
     space: dict[str, Domain] = Field(description="domain of each field; empty: methods, data sets and seeds only")
-    methods: tuple[str, ...] = Field(description="each a configuration of its own")
+    methods: tuple[str, ...] = Field(description="one configuration each")
     datasets: tuple[str, ...] = Field(description="averaged over, unless `dataset` is a field of the space")
     seeds: tuple[int, ...] = Field(description="averaged over")
     metric: Metric = "val"
@@ -122,7 +122,7 @@ class Configuration(FrozenModel):
     @model_validator(mode="after")
     def _check_score(self) -> Configuration:
         means = {"finished": [*self.scores.values()], "stopped": [self.curve[max(self.curve)]] if self.curve else []}
-        mean = fmean(found) if (found := means.get(self.state)) else None
+        mean = fmean(scores) if (scores := means.get(self.state)) else None
         if self.score is not None and (mean is None or abs(self.score - mean) > 1e-6):
             raise ValueError(f"the score {self.score} of configuration {self.number} is not that of its runs")
         return self
@@ -175,8 +175,8 @@ class SweepFolder:
 
     def load(self) -> dict[str, Configuration]:
         """Load the known configurations by key, in order of their start."""
-        found = read_document(self.path / "configurations.json", Configurations, REPAIR)
-        return {one.key: one for one in found.configurations} if found else {}
+        document = read_document(self.path / "configurations.json", Configurations, REPAIR)
+        return {stored.key: stored for stored in document.configurations} if document else {}
 
     def save(self, configurations: Iterable[Configuration]) -> None:
         write_json(self.path / "configurations.json", Configurations(configurations=list(configurations)))
@@ -191,7 +191,7 @@ class SweepFolder:
         if differing:
             shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
             raise UsageError(
-                f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name"
+                f"the sweep '{settings.name}' has different settings: {shown}; use another --name"
             )
 
     def locked(self) -> AbstractContextManager[None]:

@@ -127,9 +127,9 @@ def check_terms(terms: object, method: str) -> None:
         raise UserError(f"loss() of method '{method}' must return a dict of terms by name; {hint}")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.dim():
-            found = f"has the shape {[*term.shape]}" if isinstance(term, Tensor) else f"is a {type(term).__name__}"
+            problem = f"has the shape {[*term.shape]}" if isinstance(term, Tensor) else f"is a {type(term).__name__}"
             raise UserError(
-                f"loss term '{name}' of method '{method}' {found}, a tensor without shape is needed; {hint}"
+                f"loss term '{name}' of method '{method}' {problem}, a tensor without shape is needed; {hint}"
             )
 
 
@@ -232,5 +232,5 @@ class Engine:
 
 def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Copy the flag that a GradScaler hands to a fused optimizer during its step; no other optimizer gets one."""
-    found = getattr(optimizer, "found_inf", None)
-    skipped.zero_() if found is None else skipped.copy_(found)
+    overflow = getattr(optimizer, "found_inf", None)
+    skipped.zero_() if overflow is None else skipped.copy_(overflow)

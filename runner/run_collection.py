@@ -88,4 +88,5 @@ def read_collections(results: Path, on_error: Callable[[str, UserError], None] |
         except UserError as error:
             if on_error is not None:
                 on_error(folder.relative_to(results).as_posix(), error)
-    return sorted((one for one in collections if one), key=lambda one: (one.started, one.kind, one.name))
+    existing = (collection for collection in collections if collection)
+    return sorted(existing, key=lambda collection: (collection.started, collection.kind, collection.name))

@@ -179,10 +179,10 @@ def check_content(
     if not config.recipe.epochs:
         # Runs without training are stored by shots and seed all the same.
         command += f" --methods {config.method} --shots {config.shots or 'full'} --seeds {config.seed}"
-    if (found := packed_digest(data, dataset)) not in (None, digest):
+    if (packed := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
             f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than {data} has "
-            f"({found}): pack that again, or {verb} again with --force, such as `procap {command} ... --force`, "
+            f"({packed}): pack that again, or {verb} again with --force, such as `procap {command} ... --force`, "
             "which replaces the result; to keep it, name other --results, or pack the new content under another name"
         )
 

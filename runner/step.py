@@ -70,8 +70,8 @@ class TrainStep:
         with self._graphs.side_stream() if self._graphs else nullcontext():
             parts: Sequence[Part] = self._parts
             if self._replays and self._fixed is not None and self._fixed.takes(batch):
-                for own, given in zip(self._fixed.tensors, batch.tensors, strict=True):
-                    own.copy_(given)
+                for fixed, tensor in zip(self._fixed.tensors, batch.tensors, strict=True):
+                    fixed.copy_(tensor)
                 self._batch, parts = self._fixed, self._replays
             else:
                 self._batch = batch

@@ -149,7 +149,7 @@ def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not
     other = ["--name", "grid", "--param", "lr=0.002,0.2", *PARAMS]
     assert main(["sweep", *ASKED, *other, *place]) == 2
     error = capsys.readouterr().err
-    assert "searched for something else: space was" in error and "another --name" in error and error.count("\n") == 1
+    assert "has different settings: space was" in error and "another --name" in error and error.count("\n") == 1
     assert main(["sweep", *ASKED, *GRID, "--hours", "2", *place]) == 0
 
 

@@ -104,7 +104,7 @@ def sync(
     collections = read_collections(results, on_error=lambda path, error: failed.append((path, str(error))))
     paths = [run.path.relative_to(results).as_posix() for run in find_runs(results)] if only is None else [*only]
     if only is not None:
-        collections = [one for one in collections if one.path in only or not set(only).isdisjoint(one.runs)]
+        collections = [each for each in collections if each.path in only or not set(only).isdisjoint(each.runs)]
     parents: dict[str, dict[str, str]] = {}
     if not paths and not collections and not failed:
         return summary
@@ -237,7 +237,8 @@ def _add_results(
 ) -> None:
     """Add the metrics, files and data sets of a finished run as far as they were written since the last export."""
     evaluations = folder.evaluations()
-    written = {folder.train_file: train.written} | {folder.path / "eval" / one.file: one.written for one in evaluations}
+    written = {folder.train_file: train.written}
+    written |= {folder.path / "eval" / result.file: result.written for result in evaluations}
     if log_checkpoints:
         written[folder.checkpoint_file] = train.checkpoint_sha256
     files = {**before.files, **{file.relative_to(folder.path).as_posix(): when for file, when in written.items()}}
