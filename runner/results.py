@@ -107,6 +107,7 @@ class TrainResult(FrozenModel):
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
     )
+    kernels: str = Field(default="", description="implementation that the method chose by device, see `Method.kernels`")
     fewshot: FewShotRecord | None = Field(description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str

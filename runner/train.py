@@ -358,6 +358,7 @@ def _write_result(
         peak_memory_bytes=monitor.peak_memory(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=setup.method.statistics() if state.step else {},
+        kernels=setup.method.kernels,
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),

@@ -191,8 +191,6 @@ def gpu_clip(tiny_geometry):
 @pytest.mark.parametrize("name", ALL_TRAINED)
 def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatch, name, optimizer, precision):
     """And no step makes the host wait: torch raises where one would."""
-    # Chosen by timing, plain and recorded steps may have different kernels; Adam makes much of a rounding near zero.
-    monkeypatch.setenv("PROCAP_FUSED", "on")
     plain = training(gpu_clip, tiny_space, name, optimizer=optimizer, precision=precision)
     replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer, precision=precision)
     replayed[2].capture(batch_of(replayed[0], 99))

@@ -192,6 +192,11 @@ class Method(nn.Module):
         """Build image plan and text plan from the current weights; `noise` is None in inference."""
         raise NotImplementedError
 
+    @property
+    def kernels(self) -> str:
+        """Which of several implementations the method uses on its device, recorded in `train.json`; empty for one."""
+        return ""
+
     def lr_scales(self) -> dict[str, float]:
         """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
         return {}

@@ -24,7 +24,7 @@ from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import refine_level
+from procap.kernels.refinement import refine_level, uses_kernels
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import STRICT, Method, Noise
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
@@ -232,6 +232,15 @@ class ProCAP(Method):
                 v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[block], self.text_attention[block])
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
+
+    @property
+    def kernels(self) -> str:
+        """Which implementation computes the cross-attention on this device, fused or eager; empty without one."""
+        if not self.options.cross_attention:
+            return ""
+        attention = self.vision_attention[0], self.text_attention[0]
+        fused = uses_kernels(self.vision_mu[0], self.text_mu[0], self.vision_to_text, *attention)
+        return "fused" if fused else "eager"
 
     def scale(self) -> Tensor:
         return self.logit_scale.exp() if self.options.learn_logit_scale else super().scale()

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.runtime.measure import synchronize, time_in_turns
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import capture_graph, eager_level, fused_level
+from procap.kernels.refinement import eager_level, fused_level
 
 LEVELS, TOKENS, HEADS, HEAD_WIDTH = 9, 4, 8, 64
 ROUNDS = 9
@@ -119,3 +119,24 @@ def measure_bandwidth(device: torch.device, size: int) -> float:
     work = (capture_graph(copy) if device.type == "cuda" else None) or copy
     [seconds] = time_in_turns([work], 3, device)
     return 2 * size * copies / min(seconds)
+
+
+def capture_graph(step: Callable[[], object]) -> Callable[[], object] | None:
+    """Capture the step as a CUDA graph; None if it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Captures require a warm-up on a side stream.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Up to torch 2.11 a capture that fails leaves its stream the current one. Other threads may go on with CUDA.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            step()
+    except RuntimeError:
+        return None
+    return graph.replay
