@@ -101,6 +101,7 @@ def test_the_image_builds_the_whole_package(tmp_path):
     packages = ("procap/", "shards/", "runner/", "cluster/", "benchmarks/")
     sources = {name for name in tracked if name.startswith(packages)}
     assert not any(name.startswith(("tools/", "examples/", "tests/")) for name in names)
+    assert any(name.endswith("share/procap-bench/methods/visual-tokens/visual_tokens.py") for name in names)
     assert {name for name in sources if (ROOT / name).exists()} <= names
 
 

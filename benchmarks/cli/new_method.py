@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from string import Template
 from typing import Annotated
 
 import typer
@@ -18,82 +18,14 @@ from procap.errors import UsageError
 from procap.methods import method_paths
 from runner.results import write_bytes
 
-PROJECT = """\
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "$name"
-version = "0.1"
-
-[project.entry-points."procap.methods"]
-$name = "$module:$kind"
-
-[tool.setuptools]
-py-modules = ["$module"]
-"""
-
-METHOD = '''\
-"""$kind: tokens learned at the input of the image tower."""
-
-import torch
-from pydantic import BaseModel, Field
-from torch import nn
-
-from procap.clip import CLIP
-from procap.methods.method import STRICT, Method, Noise
-from procap.methods.prompts import ClassPrompts, tokenize_classes
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
-from procap.recipe import Recipe
-from procap.text import LabelSpace
+EXAMPLE = "methods/visual-tokens"
+"""The package that is copied, below the examples of a checkout or of an installed wheel."""
 
 
-class ${kind}Options(BaseModel):
-    model_config = STRICT
-
-    n_ctx: int = Field(4, ge=1, description="tokens appended to the patches")
-
-
-class $kind(Method):
-    """Learn tokens at the input of the image tower; the text is that of zero-shot CLIP."""
-
-    Options = ${kind}Options
-    options: ${kind}Options
-    summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
-    title = "$title"
-    colour = "#6a3d9a"
-
-    def __init__(self, clip: CLIP, space: LabelSpace, options: ${kind}Options, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        shape = (options.n_ctx, clip.geometry.vision_width)
-        self.context = nn.Parameter(0.02 * torch.randn(shape, generator=generator))
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        return Recipe(optimizer="sgd", lr=0.0025, epochs=10, batch_size=16)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(space.template)))
-
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return Plan((TokenOp(INPUT, "append", self.context),)), NO_CHANGE
-'''
-
-TESTS = '''\
-"""Tests of the method $name: python -m pytest."""
-
-from benchmarks.cli import main
-from procap.methods import method_options
-
-
-def test_the_method_passes_all_checks():
-    assert main(["check", "method", "$name"]) == 0
-
-
-def test_options():
-    assert method_options("$name", {"n_ctx": 2}).model_dump()["n_ctx"] == 2
-'''
+def find_example() -> Path:
+    """Return the folder of the package to copy: of this checkout, else of the data files of the wheel."""
+    checkout = Path(__file__).parents[2] / "examples" / EXAMPLE
+    return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "procap-bench" / EXAMPLE
 
 
 def install_command(folder: Path) -> str:
@@ -123,17 +55,21 @@ def method(
     if folder.exists():
         raise UsageError(f"{folder} exists already: remove it, or name another --out")
     words = name.split("-")
-    values = {
-        "name": name,
-        "module": module,
-        "title": " ".join(words).capitalize(),
-        "kind": "".join(map(str.title, words)),
+    names = {
+        "visual-tokens": name,
+        "visual_tokens": module,
+        "VisualTokens": "".join(map(str.title, words)),
+        "Visual tokens": " ".join(words).capitalize(),
     }
-    files = {"pyproject.toml": PROJECT, f"{module}.py": METHOD, f"tests/test_{module}.py": TESTS}
-    for file, text in files.items():
-        write_bytes(folder / file, Template(text).substitute(values).encode())
-        show(str(folder / file))
+    files = []
+    for source in ("pyproject.toml", "visual_tokens.py", "tests/test_visual_tokens.py"):
+        text = (find_example() / source).read_text(encoding="utf-8")
+        for example, chosen in names.items():
+            text = text.replace(example, chosen)
+        files.append(folder / source.replace("visual_tokens", module))
+        write_bytes(files[-1], text.encode())
+        show(str(files[-1]))
     note(f"next: {install_command(folder)}; procap check method {name}")
     if output.json:
-        show_json({"name": name, "files": [str(folder / file) for file in files]})
+        show_json({"name": name, "files": [str(file) for file in files]})
     return 0

@@ -1,0 +1,43 @@
+"""VisualTokens: tokens learned at the input of the image tower."""
+
+import torch
+from pydantic import BaseModel, Field
+from torch import nn
+
+from procap.clip import CLIP
+from procap.methods.method import STRICT, Method, Noise
+from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class VisualTokensOptions(BaseModel):
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="tokens appended to the patches")
+
+
+class VisualTokens(Method):
+    """Learn tokens at the input of the image tower; the text is that of zero-shot CLIP."""
+
+    Options = VisualTokensOptions
+    options: VisualTokensOptions
+    summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
+    title = "Visual tokens"
+    colour = "#6a3d9a"
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: VisualTokensOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        shape = (options.n_ctx, clip.geometry.vision_width)
+        self.context = nn.Parameter(0.02 * torch.randn(shape, generator=generator))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        return Recipe(optimizer="sgd", lr=0.0025, epochs=10, batch_size=16)
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(space.template)))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return Plan((TokenOp(INPUT, "append", self.context),)), NO_CHANGE
