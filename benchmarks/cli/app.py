@@ -83,19 +83,19 @@ COMMANDS: Commands = {
         "Write a package with a method to start from.",
     ),
     "check": (
-        {"method": ("benchmarks.cli.check_method:method", "Check a method and print what passed and what failed.")},
-        "Check a method against what the program relies on.",
+        {"method": ("benchmarks.cli.check_method:method", "Run contract tests on a method.")},
+        "Run contract tests on a method.",
     ),
     "import": (
         "benchmarks.cli.import_checkpoint:import_checkpoint",
         "Import checkpoints of public trainers as finished runs.",
     ),
     "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
-    "table": ("benchmarks.cli.table:table", "Print results as tables, beside the paper's or alone."),
+    "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
     "track": (
-        {"sync": ("benchmarks.cli.track:sync", "Export to MLflow what its store lacks.")},
-        "Export results to MLflow.",
+        {"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")},
+        "Upload results to MLflow.",
     ),
     "ui": ("benchmarks.cli.ui:ui", "Compare runs in MLflow, on this machine."),
 }
@@ -103,7 +103,7 @@ COMMANDS: Commands = {
 program = typer.Typer(
     help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.",
     cls=lazy_group(COMMANDS),
-    **PLAIN,
+    **{**PLAIN, "add_completion": True},
 )
 
 

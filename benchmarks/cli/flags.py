@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from benchmarks.console.output import quote
 from procap.errors import UsageError
@@ -57,21 +58,21 @@ Recipe = Annotated[
     str,
     flag("published|procap", "each method's own, or ProCAP's [default of runs: published, of profile mini: procap]"),
 ]
-SuiteClasses = Annotated[str, flag("base|all", "trained on in runtime and qualitative [default: base]")]
+SuiteClasses = Annotated[str, flag("base|all", "classes to train on, in runtime and qualitative [default: base]")]
 MethodOptions = Annotated[
     list[str] | None,
-    flag("KEY=VALUE", "of every chosen method that has it, or METHOD.KEY=VALUE; see `procap ls methods --json`"),
+    flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable"),
 ]
-Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
+Epochs = Annotated[int | None, flag("N", "epochs [default: the recipe's]")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
-Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
+Results = Annotated[str, flag("FOLDER|URL", "folder of runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
-Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked", min=1)]
+Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
 EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluation [default: of the training]")]
 EvalResize = Annotated[str, flag("crop|squash", "shorter side and centre crop, or the whole image [default: crop]")]
 Samples = Annotated[
-    int, flag("N", "average N samples of Gaussian tokens, in N times the time [default: 0, their means]")
+    int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")
 ]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
@@ -83,14 +84,15 @@ OpenBrowser = Annotated[bool, switch("--open", "open the page in a browser")]
 class ChoiceFlags:
     """Flags that choose every method on every data set with every seed."""
 
+    heading: ClassVar[str] = "Selection"
     methods: MethodNames = ""
     datasets: DatasetNames = ""
-    seeds: Annotated[str, flag("1,2,3", "one run for each seed [default of runs: 1, of suites: their own]")] = ""
-    shots: Annotated[str, flag("N|full", "training images per class, a list in suites [default of runs: 16]")] = ""
+    seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; suites define their own]")] = ""
+    shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Annotated[
-        str, flag("fp32|bf16|fp16", "of training and evaluation [default of runs: fp32, of profile paper: bf16]")
+        str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; profile paper: bf16]")
     ] = ""
 
 
@@ -98,13 +100,15 @@ class ChoiceFlags:
 class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
-    classes: Annotated[str, flag("base|all|dev-base|dev-novel", "to train on [default of runs: base]")] = ""
+    heading: ClassVar[str] = "Selection"
+    classes: Annotated[str, flag("base|all|dev-base|dev-novel", "classes to train on [default: base]")] = ""
 
 
 @dataclass(frozen=True)
 class RecipeFlags:
     """Flags that change the recipe and the method's options."""
 
+    heading: ClassVar[str] = "Recipe"
     recipe: Recipe = ""
     epochs: Epochs = None
     batch_size: Annotated[
@@ -112,13 +116,14 @@ class RecipeFlags:
     ] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
     option: MethodOptions = None
-    recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
+    recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "recipe field: weight_decay=1e-3; repeatable")] = None
 
 
 @dataclass(frozen=True)
 class PlaceFlags:
     """Flags for folders, the device and the store; none of them changes a result."""
 
+    heading: ClassVar[str] = "Execution"
     data: Data = ""
     results: Results = "results"
     device: Device = "auto"
@@ -130,31 +135,34 @@ class PlaceFlags:
 class RuntimeFlags(PlaceFlags):
     """Flags for folders, devices and speed; none of them changes a result."""
 
-    no_cache: Annotated[bool, switch("--no-cache", "do not store shards of a URL; not for few-shot training")] = False
+    heading: ClassVar[str] = "Execution"
+    no_cache: Annotated[bool, switch("--no-cache", "stream remote shards instead of caching them")] = False
     workers: Annotated[
-        int | None, flag("N", "threads that decode images [default: 0, beside a GPU up to 12]", min=0)
+        int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
-    accelerate: Annotated[str, flag("auto|off|LIST", "of compile,graphs,images, for a GPU; auto: all")] = "auto"
-    timeout: Annotated[float, flag("SECONDS", "longest wait for another process, under torchrun", min=1)] = 300.0
+    accelerate: Annotated[str, flag("auto|off|LIST", "GPU accelerations: compile,graphs,images; auto: all")] = "auto"
+    timeout: Annotated[float, flag("SECONDS", "timeout of collective operations", min=1)] = 300.0
 
 
 @dataclass(frozen=True)
 class EngineFlags:
     """Flags that choose the engine for several processes started by torchrun; none of them changes a result."""
 
-    engine: Annotated[str, flag("ddp|deepspeed", "what averages gradients over processes")] = "ddp"
-    zero_stage: Annotated[int | None, flag("0|1|2", "DeepSpeed: share the optimizer's state from stage 1 on")] = None
+    heading: ClassVar[str] = "Execution"
+    engine: Annotated[str, flag("ddp|deepspeed", "engine for data-parallel training")] = "ddp"
+    zero_stage: Annotated[int | None, flag("0|1|2", "DeepSpeed ZeRO stage")] = None
 
 
 @dataclass(frozen=True)
 class SuiteFlags(ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
+    heading: ClassVar[str] = "Recipe and evaluation"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper with --data]")] = ""
     recipe: Recipe = ""
     classes: SuiteClasses = ""
     option: MethodOptions = None
-    quick: Annotated[bool, switch("--quick", "short schedules: does everything run here?")] = False
+    quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
     limit: Limit = None
     eval_precision: EvalPrecision = ""
@@ -166,6 +174,7 @@ class SuiteFlags(ChoiceFlags):
 class SweepFlags:
     """Flags that define a sweep: what it searches, how, and how long."""
 
+    heading: ClassVar[str] = "Search"
     name: Annotated[str, flag("NAME", "a sweep of the same name is resumed [default: by what is searched]")] = ""
     param: Annotated[
         list[str] | None,
@@ -189,13 +198,14 @@ class SweepFlags:
 class LaunchFlags:
     """Flags that choose where runs are executed and their resources; none of them changes a result."""
 
+    heading: ClassVar[str] = "Execution"
     launcher: Annotated[str, flag("local|ray", "this machine, or the nodes of a Ray cluster")] = "local"
-    address: Annotated[str, flag("HOST:PORT", "of the cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
-    processes: Annotated[int, flag("N", "train each run together, placed as one group, on one node or several")] = 1
-    cpus: Annotated[float | None, flag("N", "of each process [default: its GPU's part of the node, else 1]")] = None
-    gpus: Annotated[float | None, flag("N", "of each process; 0.5: two share a GPU [default: 1 if any]")] = None
-    max_concurrent: Annotated[int | None, flag("N", "runs [default: as many as cores, memory or nodes allow]")] = None
-    autoscale: Annotated[bool, switch("--autoscale", "ask for more nodes than there are")] = False
+    address: Annotated[str, flag("HOST:PORT", "Ray cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
+    processes: Annotated[int, flag("N", "processes per run")] = 1
+    cpus: Annotated[float | None, flag("N", "CPU cores per process [default: its share of the node]")] = None
+    gpus: Annotated[float | None, flag("N", "GPUs per process; 0.5: two share a GPU [default: 1 if any]")] = None
+    max_concurrent: Annotated[int | None, flag("N", "runs at once [default: as many as fit]")] = None
+    autoscale: Annotated[bool, switch("--autoscale", "let Ray's autoscaler add nodes")] = False
 
     def to_launcher(self) -> Launcher:
         """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
@@ -209,6 +219,7 @@ class LaunchFlags:
 class PackFlags:
     """Flag that names the raw files of published data sets."""
 
+    heading: ClassVar[str] = "Selection"
     raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
 
     def raw_root(self) -> Path | None:
@@ -227,16 +238,35 @@ class PackFlags:
 class ModeFlags:
     """Flags that stop a command early or repeat finished work."""
 
+    heading: ClassVar[str] = "Output"
     dry_run: DryRun = False
-    force: Annotated[bool, switch("--force", "repeat work that is done already")] = False
+    force: Annotated[bool, switch("--force", "repeat finished work")] = False
 
 
 @dataclass(frozen=True)
 class OutputFlags:
     """Flags that choose the output format."""
 
+    heading: ClassVar[str] = "Output"
     json: Annotated[bool, switch("--json", "end with one line of JSON on stdout")] = False
     verbose: Annotated[bool, switch("--verbose", "show the traceback of an error", "-v")] = False
+
+
+class HeadedCommand(TyperCommand):
+    """A command whose help lists its flags under headings. headings: those of the flags by their names."""
+
+    headings: ClassVar[Mapping[str, str]] = {}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            heading = "Arguments" if is_argument else self.headings.get(str(parameter.name), "Options")
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def command(
@@ -252,7 +282,8 @@ def command(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         run = flat(function)
         run.app = typer.Typer(**PLAIN)  # type: ignore[attr-defined]
-        return run.app.command(help=help, **texts)(run)  # type: ignore[attr-defined]
+        headed = type("Headed", (HeadedCommand,), {"headings": run.headings})  # type: ignore[attr-defined]
+        return run.app.command(help=help, cls=headed, **texts)(run)  # type: ignore[attr-defined]
 
     return decorate
 
@@ -260,20 +291,21 @@ def command(
 def flat(command: Callable[..., int]) -> Callable[..., int]:
     """Return `command` with every field of its dataclass parameters as a separate keyword parameter, as typer needs."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
-    own = {
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
+    flags = {
         name: parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
         for name, parameter in inspect.signature(command).parameters.items()
         if name not in groups
     }
-    shared = {}
-    for kind in groups.values():
-        types = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            shared[field.name] = inspect.Parameter(
+    headings: dict[str, str] = {}
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            flags[field.name] = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
-    flags = own | shared
+            owner = next(base for base in group.__mro__ if field.name in base.__annotations__)
+            headings[field.name] = owner.heading
 
     @functools.wraps(command)
     def run(**values: Any) -> int:
@@ -283,13 +315,14 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
             if isinstance(value, Path):
                 values[name] = value.expanduser()
         built = {
-            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-            for name, kind in groups.items()
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
         }
         return command(**built, **values)
 
     run.__signature__ = inspect.Signature(list(flags.values()), return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in flags.items()} | {"return": int}
+    run.headings = headings  # type: ignore[attr-defined]
     # typer follows __wrapped__ to the original annotations, which still hold the dataclasses.
     del run.__wrapped__
     return run
