@@ -304,8 +304,8 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
             flags[field.name] = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
-            owner = next(base for base in group.__mro__ if field.name in base.__annotations__)
-            headings[field.name] = owner.heading
+            owner = next(base for base in group.__mro__ if field.name in vars(base).get("__annotations__", ()))
+            headings[field.name] = getattr(owner, "heading", "Options")
 
     @functools.wraps(command)
     def run(**values: Any) -> int:
