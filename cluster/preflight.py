@@ -64,8 +64,6 @@ def check_nodes(
     workers = [node for node in nodes() if node.cpus or node.gpus]
     if not workers and not autoscale:
         raise UserError("no node of the cluster has CPUs or GPUs; see `ray status`")
-    if paths.runtime.device.startswith("cuda") and not autoscale and not any(node.gpus for node in workers):
-        raise UserError("no node of the cluster has a GPU: use --device cpu or auto")
     pack_missing(datasets, data_root(paths.data))
     splits = {name: sorted(names) for name, names in datasets.items()}
     plugins = sorted({*methods} - {*METHODS})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,6 @@ from pydantic import Field
 from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.results import MaskedText, read_document, write_json
-from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 
 COLLECTIONS, FILE = "collections", "collection.json"
@@ -49,10 +48,6 @@ class Collection(FrozenModel):
     def path(self) -> str:
         """Its folder below the results."""
         return f"{COLLECTIONS}/{self.kind}/{self.name}"
-
-    def finished(self, results: Path, *, without: Container[str] = ()) -> list[str]:
-        """List its runs whose training has finished below `results`, except those in `without`."""
-        return [run for run in self.runs if run not in without and RunFolder(results / run).train_file.exists()]
 
 
 def status_after(error: BaseException) -> Status:

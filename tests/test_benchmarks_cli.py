@@ -109,8 +109,6 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --device gpu", 2, "use auto, cpu, cuda"),
     ("train --methods maple --datasets digits --device cuda:99", 2, "device 'cuda:99' does not exist"),
     ("train --methods maple --datasets digits --device cpu --accelerate graphs", 2, "needs a CUDA device"),
-    ("train --methods maple --datasets digits --tracking nfs://host", 2, "'nfs://host' is not a store"),
-    ("train --methods maple --datasets digits --tracking file:///runs", 2, "is not a store that MLflow supports"),
     ("train --methods coprompt --datasets digits", 1, "give --option sentences=FILE"),
     ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),

@@ -311,8 +311,8 @@ def test_the_environment_names_store_and_experiment(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ablation")
     chosen = TrackingStore.choose(tmp_path)
     assert (chosen.uri, chosen.experiment) == ("https://me:secret@example.org/mlflow", "ablation")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///tmp/mlruns")
-    with pytest.raises(Exception, match="'file:///tmp/mlruns' is not a store"):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nfs://host")
+    with pytest.raises(TrackingError, match="cannot open nfs://host: "):
         TrackingStore.choose(tmp_path).open()
 
 

@@ -66,10 +66,10 @@ def family(store: TrackingStore) -> dict[str, list[str]]:
     return {name: sorted(children) for name, children in below.items()}
 
 
-def test_a_collection_continues_what_was_written_of_it(tmp_path):
+def test_a_collection_keeps_its_start_when_it_is_written_again(tmp_path):
     first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), started=5))
     again = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("b", "c"), status="finished"))
-    assert first.runs == ("a", "b") and again.runs == ("a", "b", "c") and again.started == 5
+    assert first.runs == ("a", "b") and again.runs == ("b", "c") and again.started == 5
     write_collection(tmp_path, Collection(kind="sweep", name="rates", started=3))
     assert [(one.tag, one.status) for one in read_collections(tmp_path)] == [
         ("sweep.rates", "running"),

@@ -41,7 +41,6 @@ from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import changed_settings, check_recipe, control_options, nearest_recipe, plan_run
 from runner.remote_results import results_root
-from runner.tracking.store import check_uri
 from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.fewshot import parse_classes, select_labels
@@ -204,9 +203,7 @@ def runtime_config(
     limit: int | None = None,
     evaluation: EvalSettings | None = None,
 ) -> RuntimeConfig:
-    """Make the runtime given by the flags. Raises UsageError for a folder that is a file, or a wrong store."""
-    if flags.tracking not in ("", "off"):
-        check_uri(flags.tracking)
+    """Make the runtime given by the flags. Raises UsageError for a folder that is a file."""
     results, store = results_root(flags.results, cache_home())
     nearest = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
     if not nearest.is_dir():

@@ -234,9 +234,6 @@ class CollectionTracker:
         self.collection = self.collection.model_copy(update=changes)
 
     def _write(self) -> None:
-        finished = float(len(self.collection.finished(self._results)))
-        counts = {"runs": float(len(self.collection.runs)), "runs_finished": finished}
-        self._replace(metrics=self.collection.metrics | counts)
         try:
             self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:

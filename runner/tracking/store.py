@@ -10,12 +10,11 @@ import urllib.request
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from runner.environment import library_defaults
 from shards.credentials import mask
 from shards.files import file_lock
@@ -28,7 +27,6 @@ SQLITE = "sqlite:///"
 DEFAULT_FILE = "mlflow.db"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 30.0
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # By default MLflow tries three times for 120 s.
 DEFAULTS = {
@@ -40,16 +38,6 @@ DEFAULTS = {
 
 class TrackingError(UserError):
     """The store cannot be reached or opened, or refuses a request."""
-
-
-def check_uri(uri: str) -> None:
-    """Raise UsageError for a URI whose kind of store neither MLflow nor one of its plug-ins has."""
-    known = {*SCHEMES, *(point.name for point in entry_points(group="mlflow.tracking_store"))} - {"file"}
-    if uri != "databricks" and not ("://" in uri and uri.partition("://")[0].partition("+")[0] in known):
-        raise UsageError(
-            f"tracking URI '{uri}' is not a store that MLflow supports: "
-            f"use http://HOST:PORT, {SQLITE}/PATH/mlflow.db or another database"
-        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +116,6 @@ class TrackingStore:
     @cached_property
     def client(self) -> MlflowClient:
         """A client of the store."""
-        check_uri(self.uri)
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
         library_defaults()
