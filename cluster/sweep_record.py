@@ -190,9 +190,7 @@ class SweepFolder:
         differing = [name for name in new if name not in CHANGEABLE and new[name] != old[name]]
         if differing:
             shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
-            raise UsageError(
-                f"the sweep '{settings.name}' has different settings: {shown}; use another --name"
-            )
+            raise UsageError(f"the sweep '{settings.name}' has different settings: {shown}; use another --name")
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the sweep for this process. Raises LockHeld naming the holder if another process has locked it."""

@@ -91,6 +91,7 @@ def recipe_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
     from procap.methods import method_class, method_options
+
     kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
     case = task, config.shots, config.dataset
     own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)

@@ -12,10 +12,11 @@ from small_runs import perturb, pictures, seeded
 from tiny_geometry import GEOMETRY
 from torch.nn.functional import normalize
 
-from procap import eigencam, methods, reference, teacher
+from benchmarks.qualitative import eigencam
+from benchmarks.qualitative.nearest_words import Words, first_text_tokens, text_means, vocabulary
+from procap import methods, reference, teacher
 from procap.clip import CLIP
 from procap.methods.prompts import deep_plans
-from procap.nearest_words import Words, first_text_tokens, text_means, vocabulary
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace
 from procap.tokenizer import simple_tokenizer
@@ -173,18 +174,13 @@ def test_words_are_single_tokens_of_letters():
     assert 30_000 < len(kept) < 36_000
 
 
-@pytest.mark.parametrize("measure", ["cosine", "euclid"])
-def test_nearest_are_those_of_a_look_at_every_word(tiny_clip, measure):
+def test_nearest_are_those_of_a_look_at_every_word(tiny_clip):
     table = tiny_clip.text.token_embedding.weight.double().numpy()
     ids = sorted(vocabulary())
     tokens = torch.cat([0.02 * torch.randn(3, 64, generator=torch.Generator().manual_seed(0)), torch.ones(1, 64)])
-    for token, nearest in zip(tokens.double().numpy(), Words.of(tiny_clip).nearest(tokens, 4, measure), strict=True):
-        if measure == "cosine":
-            values = table[ids] @ token / np.linalg.norm(table[ids], axis=1) / np.linalg.norm(token)
-            order = np.argsort(-values)[:4]
-        else:
-            values = np.linalg.norm(table[ids] - token, axis=1)
-            order = np.argsort(values)[:4]
+    for token, nearest in zip(tokens.double().numpy(), Words.of(tiny_clip).nearest(tokens, 4), strict=True):
+        values = table[ids] @ token / np.linalg.norm(table[ids], axis=1) / np.linalg.norm(token)
+        order = np.argsort(-values)[:4]
         assert [near.token for near in nearest] == [ids[place] for place in order]
         assert [near.word for near in nearest] == [vocabulary()[ids[place]] for place in order]
         assert [near.value for near in nearest] == pytest.approx(values[order].tolist())

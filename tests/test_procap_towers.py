@@ -9,8 +9,8 @@ import torch
 from small_runs import seeded
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
+from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP
-from procap.eigencam import last_tokens
 from procap.errors import UserError
 from procap.geometry import Geometry
 from procap.kernels.compiled import compile_blocks

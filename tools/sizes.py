@@ -1,7 +1,7 @@
 """Time single training steps and evaluated batches of synthetic images, over numbers of classes and images.
 
-    python -m tools.sizes                     ProCAP at ViT-B/16 with random weights on a CPU; about eight minutes
-    python -m tools.sizes --backbone mini     a minute, to see that it works
+python -m tools.sizes                     ProCAP at ViT-B/16 with random weights on a CPU; about eight minutes
+python -m tools.sizes --backbone mini     a minute, to see that it works
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import note
 from benchmarks.plots.style import save_plots
+from benchmarks.qualitative.eigencam import SIGN_RULE, image_maps
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
 from benchmarks.results.suite import PICTURES, SuiteResults
-from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.qualitative.nearest_words import WORD_RULE, Words, first_text_tokens, text_means
 from procap.initialisation import normal
-from procap.nearest_words import WORD_RULE, Words, first_text_tokens, text_means
 from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
@@ -45,18 +45,13 @@ def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) 
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
     moved = ((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist()
-    started, cosine, euclid = (
-        words.nearest(start, 1),
-        words.nearest(now, WORDS, "cosine"),
-        words.nearest(now, WORDS, "euclid"),
-    )
+    started, nearest = words.nearest(start, 1), words.nearest(now, WORDS)
     tokens = [
         {
             "values": values,
             "started": asdict(started[place][0]),
             "moved": moved[place],
-            "cosine": [asdict(word) for word in cosine[place]],
-            "euclid": [asdict(word) for word in euclid[place]],
+            "cosine": [asdict(word) for word in nearest[place]],
         }
         for place, values in enumerate(now.tolist())
     ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.results.suite import SuiteResults
     from runner.config import RuntimeConfig
 
+
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
     device = resolve_device(runtime.device)

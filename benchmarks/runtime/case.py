@@ -46,9 +46,7 @@ class Round:
 class Case:
     """A method at its seeded start; all cases of one data set use the same images in the same order."""
 
-    def __init__(
-        self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings
-    ) -> None:
+    def __init__(self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings) -> None:
         self.config, self.data, self.mode, self.settings = config, data, mode, settings
         self.method = make_method(config, models[mode], data.space)
         self.device = self.method.clip.device

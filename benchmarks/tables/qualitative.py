@@ -58,18 +58,17 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
     for method in prompts["methods"]:
         for stage in method["stages"]:
             for number, token in enumerate(stage["tokens"], 1):
-                words = ([token["started"]], token["cosine"], token["euclid"])
+                words = ([token["started"]], token["cosine"])
                 first, *nearest = (", ".join(f"{one['word']} ({one['value']:.2f})" for one in own) for own in words)
                 cells: tuple[Cell, ...] = (first, Metric(100 * token["moved"]), *nearest)
                 group = f"{method['title']} {stage['name']}"
                 rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
-    titles = ("Nearest at the start", "Moved, %", "Nearest by cosine", "Nearest by distance")
-    columns = [Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2, 2), strict=True)]
+    titles = ("Nearest at the start", "Moved, %", "Nearest")
+    columns = [Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2), strict=True)]
     runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
     notes = (
         f"Words: {prompts['word_rule']}.",
-        "In brackets the cosine, in the last column the Euclidean distance. Moved is the length of what training added "
-        "to the token, over the length that the token had at the start.",
+        "In brackets the cosine. Moved is the length of what training added to a token, over its length at the start.",
         f"Runs: {runs}.",
     )
     title = "Words of the vocabulary nearest to learned text prompts of the first layer"

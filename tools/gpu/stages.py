@@ -65,9 +65,7 @@ class StudySetup:
         return RuntimeConfig(self.out / "results", data_root(""), device=str(self.device), tracking_uri="off")
 
     def settings(self, accelerate: str = "auto", **more: Any) -> Settings:
-        settings = make_settings(
-            self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, **more
-        )
+        settings = make_settings(self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, **more)
         return replace(settings, accelerations=Acceleration.parse(accelerate, self.device))
 
     def models(self, accelerations: Acceleration) -> Models:

@@ -1,6 +1,7 @@
 """The words of CLIP's vocabulary whose embeddings lie nearest to learned text tokens.
 
-Source: Zhou et al. 2022 (CoOp), section 4.2, "Interpreting the learned prompts", where Euclidean distance is used.
+Source: Zhou et al. 2022 (CoOp), section 4.2, "Interpreting the learned prompts", with cosines instead of distances:
+learned tokens differ in length, and CLIP normalises its rows.
 
 Shapes: V token ids, W words, P learned tokens, D text width.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from procap.clip import CLIP
 from procap.methods.method import Method
 from procap.plan import INPUT
 from procap.tokenizer import simple_tokenizer
-
-Measure = Literal["cosine", "euclid"]
 
 WORD_RULE = (
     "a word is a token of small letters (or letters without case) that ends a word; left out are fragments that words "
@@ -33,7 +31,7 @@ WORD_END = "</w>"
 
 @dataclass(frozen=True)
 class NearWord:
-    """A word, its token id, and its cosine similarity or Euclidean distance to a learned token."""
+    """A word, its token id, and its cosine similarity to a learned token."""
 
     word: str
     token: int
@@ -58,14 +56,10 @@ class Words:
         ids = torch.tensor(list(chosen), dtype=torch.long)
         return cls(ids, tuple(chosen.values()), table[ids].double())
 
-    def nearest(self, tokens: Tensor, count: int = 5, measure: Measure = "cosine") -> list[list[NearWord]]:
+    def nearest(self, tokens: Tensor, count: int = 5) -> list[list[NearWord]]:
         """Find the `count` nearest words to each of `tokens` [P, D], nearest first; ties go to the lower id."""
-        given = tokens.detach().cpu().double()
-        if measure == "cosine":
-            values = F.normalize(given, dim=-1) @ F.normalize(self.embeddings, dim=-1).T
-        else:
-            values = torch.stack([(self.embeddings - token).norm(dim=-1) for token in given])
-        order = values.sort(dim=-1, descending=measure == "cosine", stable=True).indices[:, :count]
+        values = F.normalize(tokens.detach().cpu().double(), dim=-1) @ F.normalize(self.embeddings, dim=-1).T
+        order = values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         return [
             [NearWord(self.texts[word], int(self.ids[word]), float(row[word])) for word in best]
             for row, best in zip(values, order.tolist(), strict=True)
