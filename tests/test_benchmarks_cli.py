@@ -162,21 +162,6 @@ def test_a_results_folder_that_cannot_be_written(capsys, tmp_path, shards):
     assert code == 1 and "name another folder with --results" in err
 
 
-@pytest.mark.parametrize("line", [
-    "data pack shapes --data /proc/x",
-    "data pack shapes --data /sys/x --dry-run",
-    "train --methods zeroshot --datasets digits --results {link}/x",
-    "train --methods zeroshot --datasets digits --dry-run --results /",
-    "train --methods zeroshot --datasets digits --results local:///proc/x",
-])  # fmt: skip
-def test_root_writes_to_no_folder_of_the_system(capsys, tmp_path, shards, monkeypatch, line):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    (tmp_path / "link").symlink_to("/proc")
-    place = ["--data", str(shards)] if line.startswith("train") else []
-    code, _, err = run(capsys, *line.format(link=tmp_path / "link").split(), *place)
-    assert code == 2 and "is a folder of the system, and this is root; name another folder" in err
-
-
 def test_a_broken_shard_is_named(capsys, tmp_path, shards):
     data = tmp_path / "data"
     subprocess.run(["cp", "-r", str(shards), str(data)], check=True)

@@ -11,8 +11,8 @@ from PIL import Image
 from small_runs import make_runtime
 
 from benchmarks.cli import main
-from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
+from benchmarks.cli.run_suites import plan_suite
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results import load
 from benchmarks.results.suite import SuiteResults

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
+from benchmarks.cli.run_suites import plan_suite
 from benchmarks.cli.selection import run_flags, selected_runs
 from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
 from benchmarks.experiment.suite import SuiteOptions

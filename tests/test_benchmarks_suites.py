@@ -12,8 +12,8 @@ from made_results import made
 from test_cluster_sweep import sweep_settings
 from test_runner_train import pack_digits
 
-from benchmarks.cli import bench as bench_command
 from benchmarks.cli import main
+from benchmarks.cli import run_suites as bench_command
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.experiment.profiles import MINI, PAPER

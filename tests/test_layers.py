@@ -123,6 +123,16 @@ def test_every_imported_name_exists():
     assert not missing, "\n".join(missing)
 
 
+def test_no_command_imports_another():
+    from benchmarks.cli.app import COMMANDS
+
+    places = [place for place, _ in COMMANDS.values()]
+    places += [place for group in places if isinstance(group, dict) for place, _ in group.values()]
+    commands = {place.partition(":")[0] for place in places if isinstance(place, str)}
+    assert len(commands) > 15
+    assert not {name: both for name in commands if (both := imported_modules(name) & commands)}
+
+
 def test_every_folder_of_benchmarks_has_a_layer():
     folders = {path.parent.relative_to(ROOT / "benchmarks").parts[0] for path in (ROOT / "benchmarks").glob("*/*.py")}
     assert folders <= set(INSIDE)

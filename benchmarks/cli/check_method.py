@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
-from benchmarks.cli.new_method import install_command
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
@@ -43,7 +42,7 @@ def method(
     """
     library_defaults()
     if name not in method_paths() and Path(name, "pyproject.toml").exists():
-        raise UsageError(f"method '{name}' is not installed; install its folder: {install_command(Path(name))}")
+        raise UsageError(f"method '{name}' is not installed; try: pip install --no-build-isolation -e {name}")
     if len(parse_methods(name)) != 1:
         raise UsageError(f"{name}: one method at a time")
     title = title_and_colour(name)[0]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.bench import bench
+from benchmarks.cli.run_suites import bench
 from procap.errors import UserError
 
 SUITE = "base-to-novel"

@@ -16,6 +16,7 @@ from benchmarks.cli.selection import (
     absent_targets,
     default_targets,
     eval_settings,
+    find_run,
     note_missing_halves,
     run_flags,
     runtime_config,
@@ -33,7 +34,7 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
-from runner.run_folders import OtherContent, RunFolder, check_training_content, locate_run
+from runner.run_folders import OtherContent, RunFolder, check_training_content
 from runner.tracking.background import exporter_for
 
 if TYPE_CHECKING:
@@ -233,14 +234,3 @@ def _describe_similar(folder: RunFolder, config: RunConfig) -> str:
     nearest = min(found, key=lambda path: len({*found[path]} ^ {*own}))
     changed = " ".join(f"--{flag}" for flag in found[nearest] if flag not in own)
     return f", but with {changed or 'default settings'} {nearest} was"
-
-
-def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Find the run of a folder, given as a path or as its name below the results, and the runtime with its results."""
-    if runtime.store and not run.is_absolute():
-        RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
-    folder = run.expanduser()
-    below = runtime.results / run
-    config, results = locate_run(below if below.exists() and not folder.exists() else folder)
-    store = runtime.store if results == runtime.results.resolve() else None
-    return config, replace(runtime, results=results, store=store)

@@ -9,8 +9,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
-from benchmarks.cli.eval import find_run
-from benchmarks.cli.selection import run_flags, runtime_config
+from benchmarks.cli.selection import find_run, run_flags, runtime_config
 from benchmarks.console.output import note, note_failures, quote, show, show_json
 from procap.errors import check_names
 from runner.environment import library_defaults

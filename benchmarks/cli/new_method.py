@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import sysconfig
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -26,16 +25,6 @@ def find_example() -> Path:
     """Return the folder of the package to copy: of this checkout, else of the data files of the wheel."""
     checkout = Path(__file__).parents[2] / "examples" / EXAMPLE
     return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "procap-bench" / EXAMPLE
-
-
-def install_command(folder: Path) -> str:
-    """Return the command that installs a package for the Python that runs this program, by uv where it has no pip."""
-    python = Path(sys.executable)
-    uv = python.with_name("uv")
-    program = f"{quote(uv) if uv.exists() else 'uv'} pip install --python {quote(python)}"
-    if any(distributions(name="pip")):
-        program = f"{quote(python)} -m pip install"
-    return f"{program} --no-build-isolation -e {quote(folder)}"
 
 
 @command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
@@ -69,7 +58,7 @@ def method(
         files.append(folder / source.replace("visual_tokens", module))
         write_bytes(files[-1], text.encode())
         show(str(files[-1]))
-    note(f"next: {install_command(folder)}; procap check method {name}")
+    note(f"next: pip install --no-build-isolation -e {quote(folder)}; procap check method {name}")
     if output.json:
         show_json({"name": name, "files": [str(file) for file in files]})
     return 0

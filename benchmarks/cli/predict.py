@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.eval import find_run
-from benchmarks.cli.selection import runtime_config
+from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import split_names

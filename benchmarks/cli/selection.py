@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from procap.methods import METHODS, method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import changed_settings, check_recipe, control_options, nearest_recipe, plan_run
-from runner.remote_results import results_root
+from runner.remote_results import RemoteResults, results_root
+from runner.run_folders import locate_run
 from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.fewshot import parse_classes, select_labels
@@ -287,3 +288,14 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
         )
 
     return is_wanted
+
+
+def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
+    """Find the run of a folder, given as a path or as its name below the results, and the runtime with its results."""
+    if runtime.store and not run.is_absolute():
+        RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
+    folder = run.expanduser()
+    below = runtime.results / run
+    config, results = locate_run(below if below.exists() and not folder.exists() else folder)
+    store = runtime.store if results == runtime.results.resolve() else None
+    return config, replace(runtime, results=results, store=store)
