@@ -13,7 +13,6 @@ from cluster.address import LOCAL, ray_address, set_auth_mode
 from cluster.ray_cluster import (
     Capacity,
     Resources,
-    check_listening,
     connected,
     count_on_gpus,
     count_runs,
@@ -127,14 +126,6 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
         listener.started(trial, config)
         report_to = partial(listener.reported, trial, config)
         listener.ended(trial, config, execute_trial(config, runs_of, paths, capacity.resources, report_to))
-
-
-def check_launcher(launcher: Launcher, device: str) -> None:
-    """Raise UserError for resources that this machine lacks, or a cluster of which no node listens; starts nothing."""
-    if launcher.kind == "local":
-        local_capacity(launcher, device)
-    else:
-        check_listening(ray_address(launcher.address))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:

@@ -24,7 +24,6 @@ MOST_CPUS = 16
 CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
-ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
     # A local Ray would start a process for every core at once, however few trials run at a time.
@@ -75,14 +74,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and its total resources. accelerator: Ray's name of its GPUs, "" without any."""
+    """A machine of the cluster and its total resources."""
 
     name: str
     address: str
     identifier: str
     cpus: float
     gpus: float
-    accelerator: str = ""
 
     def __str__(self) -> str:
         return f"{self.address} ({self.name})"
@@ -162,16 +160,11 @@ def check_listening(address: str) -> None:
     if address == "auto":
         # Ray itself looks for a cluster on this machine.
         return
+    host, _, port = address.rpartition(":")
     try:
-        _connect_once(address)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise _unreachable(address, (error.strerror or str(error)).lower()) from None
-
-
-def _connect_once(address: str) -> None:
-    """Open and close a TCP connection to HOST:PORT. Raises OSError if nothing listens there."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _unreachable(address: str, reason: str) -> UserError:
@@ -192,10 +185,9 @@ def nodes() -> list[Node]:
     machines = []
     for node in (node for node in ray.nodes() if node["Alive"]):
         resources, address, name = node["Resources"], node["NodeManagerAddress"], node["NodeName"]
-        accelerators = [key.removeprefix(ACCELERATOR) for key in resources if key.startswith(ACCELERATOR)]
         name = node["NodeManagerHostname"] if name == address else name
         cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
-        machines.append(Node(name, address, node["NodeID"], cpus, gpus, next(iter(accelerators), "")))
+        machines.append(Node(name, address, node["NodeID"], cpus, gpus))
     return machines
 
 

@@ -178,7 +178,7 @@ def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch):
 
 
 def test_a_run_gets_a_gpu_and_its_part_of_the_cpus():
-    machines = [Node("a", "10.0.0.1", "1", 96, 8, "H200"), Node("b", "10.0.0.2", "2", 32, 4, "H200")]
+    machines = [Node("a", "10.0.0.1", "1", 96, 8), Node("b", "10.0.0.2", "2", 32, 4)]
     assert default_resources(machines) == Resources(1, 8.0, 1.0)
     assert count_runs(machines, Resources(1, 8.0, 1.0)) == 12
     assert count_runs(machines, Resources(8, 8.0, 1.0)) == 1

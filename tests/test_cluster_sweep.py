@@ -313,11 +313,9 @@ def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
     assert reason in why and len(why) < 400 and "\n" not in why
 
 
-@pytest.mark.parametrize("error", [
-    UserError("no answer from https://me:hush@host/x?token=hush"), RuntimeError("no answer: api_key=hush"),
-    RuntimeError("refused: Authorization: Bearer hush"),
-])  # fmt: skip
-def test_the_reason_of_a_failure_is_stored_without_credentials(error, tmp_path):
+def test_the_reason_of_a_failure_is_stored_without_credentials(tmp_path):
+    error = UserError("no answer from https://me:hush@host/x?token=hush")
+
     def fail() -> TrialReport:
         raise error
 

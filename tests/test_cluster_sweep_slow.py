@@ -2,23 +2,18 @@
 
 import json
 import os
-import shlex
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 from child_process import start_process
-from nodes import REPOSITORY, Nodes, without_ray_settings
+from nodes import REPOSITORY, Nodes
 from object_server import object_server
 
 from benchmarks.cli import main
-from cluster.ray_cluster import Capacity, Resources
-from cluster.run import StoragePaths
-from cluster.sweep import Sweep
-from cluster.sweep_record import SweepFolder, SweepSettings
-from runner.config import RuntimeConfig, Target
+from cluster.sweep_record import SweepFolder
+from runner.config import Target
 from runner.run_folders import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
@@ -95,21 +90,6 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, dat
     assert found["configurations"] == local["configurations"]
 
 
-@pytest.mark.parametrize("words", [
-    "sweep --seeds 1,2 --name a --param lr=0.002,0.1 --scheduler asha --epochs 2 --max-concurrent 2",
-    "sweep --seeds 1 --name h --param lr=loguniform(1e-4,1) --hours 0.02 --epochs 1 --max-concurrent 1",
-    "sweep --seeds 1 --name t --param lr=loguniform(1e-4,1) --search tpe --trials 1 --epochs 1",
-    "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
-])  # fmt: skip
-def test_a_local_ray_starts_without_any_setting_of_ray(words, data, tmp_path):
-    results = tmp_path / "results"
-    asked = [*words.split(), "--methods", "coop", "--datasets", "digits", *data, "--results", str(results)]
-    environment = {**without_ray_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.run([*PROGRAM, *asked], env=environment, capture_output=True, text=True)
-    assert process.returncode == 0 and "on this machine" in process.stderr, process.stderr
-    assert checkpoints(results) and "InvalidAuthToken" not in process.stderr
-
-
 def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, tmp_path):
     words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
     folder = SweepFolder(tmp_path / "sweeps" / "tpe")
@@ -139,22 +119,6 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
     assert checkpoints(results) == checkpoints(whole)
 
 
-def test_a_signal_leaves_states_and_another_sweep_of_the_name_is_refused_meanwhile(cluster, tmp_path):
-    words = [*ASKED, *TPE[:-1], "4000", *cluster, "--results", str(tmp_path), "--trials", "2"]
-    with sweeping(words) as first:
-        wait_until(lambda: any(run.progress() for run in find_runs(tmp_path)))
-        _, err = finish(words, code=1)
-        assert f"sweeps/tpe/.lock is held by another process (pid {first.pid} on" in err
-        first.send_signal(signal.SIGTERM)
-        _, err = first.communicate(timeout=600)
-    assert first.returncode == 143, err
-    steps = [progress.step for run in find_runs(tmp_path) if (progress := run.progress())]
-    assert steps and max(steps) > 0
-    found, err = finish([*words, "--hours", str(60 / 3600)])
-    assert found["counts"] == {"finished": 0, "stopped": 0, "running": 2, "failed": 0}
-    assert "2 configurations unfinished, with their states kept" in err
-
-
 def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, monkeypatch):
     words = [*ASKED, *TPE[:-1], "1", *data, "--max-concurrent", "1", "--results", "s3://results/sweeps-here"]
     with object_server(tmp_path) as server:
@@ -169,19 +133,6 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
     assert first["configurations"][0] in second["configurations"]
     trained = [json.loads(file.read_text()) for file in (tmp_path / "second").rglob("train.json")]
     assert len(trained) == 4 and len(list((tmp_path / "first").rglob("train.json"))) == 2
-
-
-def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path):
-    asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "1", "--batch-size", "8",
-             "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
-             "ctx_init=a b", "--param", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
-             "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
-    assert main(["sweep", "--name", "fields", *asked, "--json"]) == 0
-    document = printed(capsys)
-    train, _ = (shlex.split(line)[1:] for line in document["commands"])
-    assert main([*train, "--json"]) == 0
-    assert {run["run"] for run in printed(capsys)["trained"]} == set(document["best"]["runs"])
-    assert set(document["best_by_method"]) == {"coop", "maple"}
 
 
 def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(local_ray, where, tmp_path, capsys):
@@ -202,31 +153,6 @@ def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path,
     counts = json.loads(captured.out.splitlines()[-1])["counts"]
     assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
     assert "unfinished, with their states kept" in captured.err
-
-
-def test_configurations_that_are_the_same_runs_train_them_once(local_ray, few_digits, tiny_checkpoint, tmp_path):
-    """AdamW does not read momentum: both values are the same training."""
-    same = SweepSettings(
-        name="s", space={"recipe.momentum": [0.8, 0.9]}, methods=("coop",), datasets=("digits",), seeds=(1,), shots=2,
-        backbone=str(tiny_checkpoint), overrides={"optimizer": "adamw", "epochs": 1},
-    )  # fmt: skip
-    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(same, at, SweepFolder(tmp_path / "sweeps" / "s"))
-    sweep.run(StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 2, ray=True))
-    assert sweep.is_complete
-    assert [one.state for one in sweep.configurations.values()] == ["finished", "finished"]
-    assert len({one.score for one in sweep.configurations.values()}) == len(find_runs(tmp_path)) == 1
-
-
-def test_an_evaluation_that_was_removed_is_made_again(local_ray, where, tmp_path, capsys):
-    words = ["sweep", *ASKED, "--epochs", "1", "--name", "g", "--param", "lr=0.002,0.1", *where]
-    words += ["--results", str(tmp_path), "--json"]
-    assert main(words) == 0
-    first = printed(capsys)
-    lost = next(tmp_path.rglob("eval/*.json"))
-    lost.unlink()
-    assert main(words) == 0
-    assert lost.exists() and printed(capsys)["configurations"] == first["configurations"]
 
 
 def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys):

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from child_process import start_process
 from ports import free_port
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
@@ -27,7 +26,6 @@ from runner import checkpoint, checkpointer, evaluate, remote_results, run_folde
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import Progress, write_json
-from shards.remote import RemoteFolder
 
 STEPS, STEPS_PER_EPOCH = 12, 4
 QUICK = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"}}
@@ -397,49 +395,3 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
     [line] = answer(capsys, "table", "--results", url)["tables"][0]["rows"]
     assert line["labels"] == ["digits", "CLIP (zero-shot)"]
     assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
-
-
-COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-# Is stopped when its first state is sent, so that it cannot be done before it is killed.
-STOPPED = """
-import os, signal
-from runner.remote_results import CheckpointUploader
-def stop(uploader):
-    uploader.upload()
-    os.kill(os.getpid(), signal.SIGSTOP)
-CheckpointUploader.start = stop
-"""
-
-
-@pytest.mark.slow
-def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, short_checkpoint, tmp_path):
-    url = f"s3://{s3.bucket}/{tmp_path.name}"
-    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "300", "--json"]
-    words += ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
-
-    def begun(home, results, before=""):
-        command = [sys.executable, "-c", f"{before}{COMMAND}", *words, "--results", results]
-        environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
-        return start_process(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-    def result(home, results):
-        with begun(home, results) as process:
-            output, _ = process.communicate(timeout=900)
-        assert process.returncode == 0
-        return json.loads(output.splitlines()[-1])["trained"][0]
-
-    alone = result("alone", str(tmp_path / "alone"))
-    with begun("lost", url, STOPPED) as lost:
-        deadline = time.monotonic() + 900
-        while not any("/state/step-" in name for name in RemoteFolder(url).list()):
-            assert lost.poll() is None and time.monotonic() < deadline, "no state was sent"
-            time.sleep(0.05)
-        lost.kill()
-    assert not any(name.endswith("train.json") for name in RemoteFolder(url).list()), "it was killed on the way"
-    assert result("next", url)["checkpoint_sha256"] == alone["checkpoint_sha256"]
-    names = RemoteFolder(url).list()
-    assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
-    runtime = tmp_path / "third"
-    remote_results.RemoteResults(url, runtime).pull_all()
-    [file] = runtime.rglob("train.json")
-    assert json.loads(file.read_text())["resumed"] == 1

@@ -97,7 +97,7 @@ COMMANDS: Commands = {
         {"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")},
         "Upload results to MLflow.",
     ),
-    "ui": ("benchmarks.cli.ui:ui", "Compare runs in MLflow, on this machine."),
+    "ui": ("benchmarks.cli.ui:ui", "Serve MLflow on this machine, with a link to the runs."),
 }
 
 program = typer.Typer(

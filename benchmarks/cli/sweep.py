@@ -14,7 +14,7 @@ from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_code, check_training_images, note_small_classes, note_warmup
 from benchmarks.sweeps import table
 from benchmarks.tables.render import render
-from cluster.launcher import Launcher, check_launcher
+from cluster.launcher import Launcher
 from cluster.preflight import TRAINING_SPLITS
 from cluster.run import StoragePaths, final_score
 from cluster.space import format_domain
@@ -76,7 +76,6 @@ def sweep(
     if not mode.force:
         tried = [path for one in folder.load().values() for path in one.runs]
         check_code(dict.fromkeys([*tried, *(run.path for run in runs)]), at.results)
-    check_launcher(launcher, at.device)
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
     note_warmup(run.config for run in checked)

@@ -110,7 +110,8 @@ class BackgroundExporter:
                 self.report(f"waiting for {self.store.address}, at most {WAIT_SECONDS:g} s")
         if thread.is_alive():
             self._gave_up = True
-            self._report_failure(f"no answer within {WAIT_SECONDS:g} s")
+            if not self._failed:
+                self._report_failure(f"no answer within {WAIT_SECONDS:g} s")
 
     def _start(self) -> None:
         if self._pending and (self._thread is None or not self._thread.is_alive()):
