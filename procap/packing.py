@@ -4,6 +4,15 @@ A tower's text batch becomes one sequence [S, L, D]: first the prefix (the leadi
 under a plan), then the remaining rows of every prompt, with whole prompts dealt to G groups of nearly equal size.
 Linear layers run on these rows only; attention is one call over the groups with a mask that separates prompts.
 
+Five prompts 0 to 4 with a prefix of three rows, in two groups of seven rows (a dot is padding):
+
+    row        0 1 2 | 3 4 5 6 7 8 9 | 10 11 12 13 14 15 16
+    prompt     prefix| 0 0 0 0 3 3 . |  1  1  1  2  2  4  4
+    position   0 1 2 | 3 4 5 6 3 4 . |  3  4  5  3  4  3  4
+
+A row attends to the prefix and to the rows of its own prompt up to itself. Prompt 3 has offset 4, its first row behind
+the prefix, and 2 rows. Operations that insert tokens into the prefix make it longer and shift everything behind it.
+
 Shapes: C prompts, T token ids per prompt, S token sets, L packed rows, G groups, Q prompts in a group, D width.
 """
 
@@ -76,26 +85,27 @@ class PackedSequence(SequenceStates):
         return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
 
     def _apply(self, index: int, op: TokenOp) -> Self:
-        place = self.layout.placements[index]
+        placement = self.layout.placements[index]
         x, sets, width = self.x, len(self.x), self.x.shape[-1]
         tokens = op.tokens.to(x.dtype)
         tokens = tokens.squeeze(1) if tokens.dim() == 4 else tokens.reshape(1, -1, width)
-        shared = tokens[:, : place.shared].expand(sets, -1, -1)
-        if place.insert:
-            x = torch.cat([x[:, : place.start], shared, x[:, place.start :]], dim=1)
-        elif place.shared:
-            x = x.slice_scatter(shared, 1, place.start, place.start + place.shared)
-        if place.at is not None and place.source is not None:
-            x = x.index_copy(1, place.at, tokens.index_select(1, place.source).expand(sets, -1, -1))
+        shared = tokens[:, : placement.shared].expand(sets, -1, -1)
+        if placement.insert:
+            x = torch.cat([x[:, : placement.start], shared, x[:, placement.start :]], dim=1)
+        elif placement.shared:
+            x = x.slice_scatter(shared, 1, placement.start, placement.start + placement.shared)
+        if placement.at is not None and placement.source is not None:
+            x = x.index_copy(1, placement.at, tokens.index_select(1, placement.source).expand(sets, -1, -1))
         grown = x.shape[1] - self.x.shape[1]
-        return replace(self, x=x, live=live_rows(self.x, self.live, op, place.rows, grown))
+        return replace(self, x=x, live=live_rows(self.x, self.live, op, placement.rows, grown))
 
 
 class PromptSet:
     """Tokenized prompts, ids [C, T], and the facts that their layout depends on, copied from the device once.
 
     lengths: tokens of each prompt, up to and including the end-of-text token.
-    columns: rows that an operation may address: up to the last end-of-text token of the set that a part belongs to.
+    columns: how many leading columns an operation may address. A part has as many as the set that it was taken from,
+        where they end with the last end-of-text token.
     same: whether a column holds the same id in all prompts.
     """
 
@@ -142,73 +152,122 @@ class PromptSet:
         return self._constants[key]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which rows behind the prefix belong to which prompt.
+
+    groups: the prompts of each group. size: rows of a group, padding included.
+    counts, offsets: rows of each prompt [C] behind the prefix, and the number of the first of them, counted from there.
+    """
+
+    groups: list[list[int]]
+    size: int
+    counts: list[int]
+    offsets: list[int]
+
+    @classmethod
+    def deal(cls, counts: list[int]) -> Rows:
+        """Deal prompts of `counts` rows to groups."""
+        groups = fill_groups(counts, max(1, -(-sum(counts) // GROUP_ROWS)))
+        size = max(sum(counts[prompt] for prompt in group) for group in groups)
+        offsets = [0] * len(counts)
+        for number, group in enumerate(groups):
+            offset = number * size
+            for prompt in group:
+                offsets[prompt], offset = offset, offset + counts[prompt]
+        return cls(groups, size, counts, offsets)
+
+    @property
+    def total(self) -> int:
+        return len(self.groups) * self.size
+
+
 def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layout | None:
-    ordered = sorted(enumerate(plan.tokens), key=lambda item: item[1].layer)
+    """Lay out prompts for a plan over `layers` blocks; None for a plan that packing does not cover."""
     added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
-    shared = _shared_columns(prompts, [op for _, op in ordered])
+    shared = _shared_columns(prompts, sorted(plan.tokens, key=lambda op: op.layer))
     if shared is None or max(prompts.lengths) + added > context:
         return None
-    own = [length - shared for length in prompts.lengths]
-    groups = fill_groups(own, max(1, -(-sum(own) // GROUP_ROWS)))
-    size = max(sum(own[c] for c in group) for group in groups)
-    first = [0] * len(own)
-    for number, group in enumerate(groups):
-        at = number * size
-        for c in group:
-            first[c], at = at, at + own[c]
-
-    # `ahead` counts the prefix rows, which insertions make longer; `aheads` holds it for every layer.
-    device, ahead = prompts.ids.device, shared
-    placements: dict[int, Placement] = {}
-    patterns = []
-    aheads = {}
-    for layer in range(INPUT, layers):
-        for index, op in ordered:
-            if op.layer == layer:
-                if op.mode == "insert" and (op.start > ahead or op.tokens.dim() == 3):
-                    return None
-                placements[index] = _place(op, ahead, first, own, device)
-                ahead += op.tokens.shape[-2] if op.mode == "insert" else 0
-        aheads[layer] = ahead
-    owners = _owners(groups, own, size)
-    masks = {p: _mask(owners, p) for p in set(aheads.values())}
-    many = len(groups) > 1
-    for layer in range(layers):
-        p = aheads[layer]
-        patterns.append(AttentionPattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
-
-    # The end row of every prompt. Groups with fewer prompts are padded with the end row of their first prompt.
-    most = max(map(len, groups))
-    end_of = [start + count - 1 for start, count in zip(first, own, strict=True)]
-    ends = torch.tensor([[end_of[c] for c in group + group[:1] * (most - len(group))] for group in groups])
-    end_index = torch.zeros(len(own), dtype=torch.long)
-    for number, group in enumerate(groups):
-        end_index[group] = number * most + torch.arange(len(group))
-    if many:
-        within = (ends - torch.arange(len(groups))[:, None] * size)[:, None, :, None]
-        ends_mask = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))
+    rows, device = Rows.deal([length - shared for length in prompts.lengths]), prompts.ids.device
+    placed = _place_operations(plan, shared, layers, rows, device)
+    if placed is None:
+        return None
+    placements, prefixes = placed
+    owners, is_grouped = _owners(rows), len(rows.groups) > 1
+    masks = {prefix: _mask(owners, prefix) for prefix in set(prefixes.values())}
+    patterns = [
+        AttentionPattern(
+            mask=masks[prefixes[layer]].to(device),
+            groups=len(rows.groups),
+            prefix=prefixes[layer] if is_grouped else 0,
+        )
+        for layer in range(layers)
+    ]
+    ends, end_index = _end_rows(rows)
+    last = prefixes[layers - 1] if layers else prefixes[INPUT]
+    if is_grouped:
+        within = (ends - torch.arange(len(rows.groups))[:, None] * rows.size)[:, None, :, None]
+        ends_mask = masks[last].gather(2, within.expand(-1, 1, -1, last + rows.size))
     else:
-        ends_mask = masks[ahead][ends[0] + ahead]
-    ids = torch.zeros(shared + len(groups) * size, dtype=torch.long)
-    positions = torch.zeros(aheads[INPUT] + len(groups) * size, dtype=torch.long)
-    positions[: aheads[INPUT]] = torch.arange(aheads[INPUT])
+        ends_mask = masks[last][ends[0] + last]
+    ends_pattern = AttentionPattern(
+        mask=ends_mask.to(device), groups=len(rows.groups), prefix=last if is_grouped else 0, prefix_queries=False
+    )
+    ids, positions = _ids_and_positions(prompts, rows, shared, prefixes[INPUT])
+    return Layout(
+        ids=ids.to(device),
+        positions=positions.to(device),
+        placements=placements,
+        patterns=tuple(patterns),
+        ends_pattern=ends_pattern,
+        ends=(ends + last).flatten().to(device),
+        end_index=end_index.to(device),
+        num_rows=last + rows.total,
+    )
+
+
+def _place_operations(
+    plan: Plan, shared: int, layers: int, rows: Rows, device: torch.device
+) -> tuple[dict[int, Placement], dict[int, int]] | None:
+    """Place every operation; returns the placements and the rows of the prefix at each layer, None if one has none."""
+    prefix, placements, prefixes = shared, dict[int, Placement](), dict[int, int]()
+    for layer in range(INPUT, layers):
+        for index, op in enumerate(plan.tokens):
+            if op.layer != layer:
+                continue
+            if op.mode == "insert" and (op.start > prefix or op.tokens.dim() == 3):
+                return None
+            placements[index] = _place(op, prefix, rows, device)
+            prefix += op.tokens.shape[-2] if op.mode == "insert" else 0
+        prefixes[layer] = prefix
+    return placements, prefixes
+
+
+def _end_rows(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return the end rows [G, Q], counted behind the prefix, and each prompt's index [C] among them when flattened.
+
+    Groups with fewer prompts are padded with the end row of their first prompt.
+    """
+    most = max(map(len, rows.groups))
+    last = [offset + count - 1 for offset, count in zip(rows.offsets, rows.counts, strict=True)]
+    padded = [group + group[:1] * (most - len(group)) for group in rows.groups]
+    end_index = torch.zeros(len(rows.counts), dtype=torch.long)
+    for number, group in enumerate(rows.groups):
+        end_index[group] = number * most + torch.arange(len(group))
+    return torch.tensor([[last[prompt] for prompt in group] for group in padded]), end_index
+
+
+def _ids_and_positions(prompts: PromptSet, rows: Rows, shared: int, prefix: int) -> tuple[Tensor, Tensor]:
+    """Return the token ids before the operations on the input and the position numbers after them, for all rows."""
+    ids = torch.zeros(shared + rows.total, dtype=torch.long)
+    positions = torch.zeros(prefix + rows.total, dtype=torch.long)
+    positions[:prefix] = torch.arange(prefix)
     host = prompts.ids.detach().cpu()
     ids[:shared] = host[0, :shared]
-    for c, (start, count) in enumerate(zip(first, own, strict=True)):
-        ids[shared + start : shared + start + count] = host[c, shared : shared + count]
-        positions[aheads[INPUT] + start :][:count] = torch.arange(aheads[INPUT], aheads[INPUT] + count)
-    return Layout(
-        ids.to(device),
-        positions.to(device),
-        placements,
-        tuple(patterns),
-        AttentionPattern(
-            mask=ends_mask.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False
-        ),
-        (ends + ahead).flatten().to(device),
-        end_index.to(device),
-        ahead + len(groups) * size,
-    )
+    for prompt, (offset, count) in enumerate(zip(rows.offsets, rows.counts, strict=True)):
+        ids[shared + offset :][:count] = host[prompt, shared : shared + count]
+        positions[prefix + offset :][:count] = torch.arange(prefix, prefix + count)
+    return ids, positions
 
 
 def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp]) -> int | None:
@@ -247,19 +306,20 @@ def fill_groups(sizes: Sequence[int], count: int) -> list[list[int]]:
     return [group for group in groups if group]
 
 
-def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], device: torch.device) -> Placement:
+def _place(op: TokenOp, prefix: int, rows: Rows, device: torch.device) -> Placement:
+    """Place the tokens of one operation in a sequence with `prefix` rows before those of single prompts."""
     count = op.tokens.shape[-2]
     if op.mode == "insert":
         return Placement(op.start, count, slice(op.start, op.start + count), insert=True)
     end = op.start + count
-    shared = max(0, min(end, ahead) - op.start)
+    shared = max(0, min(end, prefix) - op.start)
     at, source = [], []
-    for row in range(op.start + shared, end):
-        for c, (start, length) in enumerate(zip(first, own, strict=True)):
-            # A prompt that ends before this row does not have it: rows after its end token would never be attended to.
-            if row - ahead < length:
-                at.append(start + row)
-                source.append((c * count if op.tokens.dim() == 3 else 0) + row - op.start)
+    for position in range(op.start + shared, end):
+        for prompt, (offset, length) in enumerate(zip(rows.offsets, rows.counts, strict=True)):
+            # Rows behind the end token of a prompt are not stored, because nothing attends to them.
+            if position - prefix < length:
+                at.append(offset + position)
+                source.append((prompt * count if op.tokens.dim() == 3 else 0) + position - op.start)
     lowest = op.start if shared else min(at, default=op.start)
     placement = Placement(op.start, shared, slice(lowest, max(at, default=op.start + shared - 1) + 1))
     if not at:
@@ -267,20 +327,20 @@ def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], de
     return replace(placement, at=torch.tensor(at, device=device), source=torch.tensor(source, device=device))
 
 
-def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> Tensor:
-    """Return the prompt that each of the R rows of each group belongs to [G, R]; -1: none."""
-    owners = torch.full((len(groups), size), -1)
-    for number, group in enumerate(groups):
-        belongs = torch.tensor(group).repeat_interleave(torch.tensor([own[c] for c in group]))
+def _owners(rows: Rows) -> Tensor:
+    """Return the prompt that each of the R rows of each group belongs to [G, R]; -1 for padding."""
+    owners = torch.full((len(rows.groups), rows.size), -1)
+    for number, group in enumerate(rows.groups):
+        belongs = torch.tensor(group).repeat_interleave(torch.tensor([rows.counts[prompt] for prompt in group]))
         owners[number, : len(belongs)] = belongs
     return owners
 
 
-def _mask(owners: Tensor, ahead: int) -> Tensor:
-    """Return the mask of a pattern: zero where a row attends, minus infinity elsewhere."""
+def _mask(owners: Tensor, prefix: int) -> Tensor:
+    """Return the mask of a pattern with `prefix` rows before the groups: zero to attend, minus infinity not to."""
     allowed = (owners[:, :, None] == owners[:, None, :]).tril()
-    allowed = torch.nn.functional.pad(allowed, (ahead, 0), value=True)
+    allowed = torch.nn.functional.pad(allowed, (prefix, 0), value=True)
     if len(owners) == 1:
-        prefix = torch.ones(ahead, allowed.shape[-1], dtype=torch.bool).tril()
-        return torch.where(torch.cat([prefix, allowed[0]]), 0.0, -torch.inf)
+        among_prefix = torch.ones(prefix, allowed.shape[-1], dtype=torch.bool).tril()
+        return torch.where(torch.cat([among_prefix, allowed[0]]), 0.0, -torch.inf)
     return torch.where(allowed, 0.0, -torch.inf)[:, None]

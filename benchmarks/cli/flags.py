@@ -71,9 +71,7 @@ Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKI
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
 EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluation [default: of the training]")]
 EvalResize = Annotated[str, flag("crop|squash", "shorter side and centre crop, or the whole image [default: crop]")]
-Samples = Annotated[
-    int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")
-]
+Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
