@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -248,21 +249,47 @@ def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
         image_files.find_images([tmp_path / "missing"])
 
 
+def write_tar(file: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+    return file
+
+
+def test_what_a_tar_hides_is_named(tmp_path):
+    image, link, forged, sparse = (tarfile.TarInfo(name) for name in ("a.png", "link.png", "f.png", "s.png"))
+    image.size = 3
+    link.type, link.linkname = tarfile.LNKTYPE, "a.png"
+    forged.pax_headers = {"size": "9" * 30}
+    sparse.pax_headers = {"GNU.sparse.map": "0,x", "GNU.sparse.size": "9"}
+    double = write_tar(tmp_path / "double.tar", image)
+    double.write_bytes(double.read_bytes() + double.read_bytes())
+    failed: dict[str, str] = {}
+    files = [write_tar(tmp_path / "link.tar", image, link), double]
+    files += [write_tar(tmp_path / f"{member.name}.tar", member, image) for member in (forged, sparse)]
+    images = list(image_files.find_images(files, failed.__setitem__))
+    assert {Path(name).name for name in failed} == {"link.png", "double.tar", "f.png", "s.png.tar"}
+    assert [(Path(name).parent.name, data) for name, data in images] == [
+        ("link.tar", bytes(3)), ("double.tar", bytes(3))
+    ]  # fmt: skip
+
+
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):
     folder, out = tmp_path / "mixed", tmp_path / "out.csv"
     shutil.copytree(photos, folder)
     readable = sorted(file.name for file in folder.glob("0*.png"))
     for name in ("0000a.png", "zz.jpg"):
         (folder / name).write_bytes(b"no image")
+    Image.new("RGB", (300_000, 1)).save(folder / "zz-thin.png")
     broken = tmp_path / "broken.tar"
     broken.write_bytes(b"no tar file")
     words = ["predict", str(run.path), str(folder), str(broken), "--out", str(out), "--json"]
     assert main([*words, "--dry-run"]) == 1
     plan = capsys.readouterr()
-    assert f"{len(readable) + 2} images to classify with" in plan.out and "broken.tar cannot be read" in plan.err
+    assert f"{len(readable) + 3} images to classify with" in plan.out and "broken.tar cannot be read" in plan.err
     assert not out.exists() and main([*words, "--workers", "2"]) == 1
     printed = capsys.readouterr()
     failed = json.loads(printed.out.splitlines()[-1])["failed"]
-    assert {Path(name).name for name in failed} == {"0000a.png", "zz.jpg", "broken.tar"}
+    assert {Path(name).name for name in failed} == {"0000a.png", "zz.jpg", "zz-thin.png", "broken.tar"}
     assert all(f"{name} {reason}" in printed.err for name, reason in failed.items())
     assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == readable
