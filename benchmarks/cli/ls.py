@@ -75,15 +75,15 @@ def _methods() -> Listing:
         row: dict[str, Any] = {"name": name, "summary": summary, "recipe": None, "options": {}}
         text = "-"
         try:
-            found = method_class(name)
-            recipe = found.recipe()
+            method = method_class(name)
+            recipe = method.recipe()
             row["recipe"] = recipe.model_dump(mode="json")
             row["options"] = {
                 option: {
                     "default": field.get_default(call_default_factory=True),
                     "description": field.description or "",
                 }
-                for option, field in found.Options.model_fields.items()
+                for option, field in method.Options.model_fields.items()
             }
             length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
             text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
@@ -149,12 +149,12 @@ def _backbones() -> Listing:
 
 def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
     root = open_results(results)
-    found = run_folders(root)
-    wanted = run_filter(selection, lambda: (config.dataset for _, config in found))
+    folders = run_folders(root)
+    wanted = run_filter(selection, lambda: (config.dataset for _, config in folders))
     for state in states:
         if state not in STATES:
             raise unknown_name("state", state, STATES)
-    rows = [_describe_run(folder, config, data) for folder, config in found if wanted(config)]
+    rows = [_describe_run(folder, config, data) for folder, config in folders if wanted(config)]
     rows = [row for row in rows if row["state"] in states]
     key = sort.removeprefix("-")
     if key not in SORTED_BY:
@@ -162,11 +162,11 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
     # Without a value last, in either direction; runs of equal value stay in the order of their paths.
     rows.sort(key=lambda row: row[key] or (math.inf if key == "shots" else 0), reverse=sort.startswith("-"))
     rows.sort(key=lambda row: row[key] is None)
-    if not found:
+    if not folders:
         command = f"procap train --methods maple --datasets shapes --results {quote(results)}"
         note(f"no runs below {results}; make one: {command}")
     elif not rows:
-        note(f"none of the {plural(len(found), 'run')} below {results} fits")
+        note(f"none of the {plural(len(folders), 'run')} below {results} fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
     titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))
@@ -207,10 +207,10 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
                 pass
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
-            own = (target.dataset, target.split) == (config.dataset, "test")
+            is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Of two classes or one there are no halves: the accuracy after base classes is then that on all.
             beside = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if own and not (beside or result.limited or result.settings.label):
+            if is_test_set and not (beside or result.limited or result.settings.label):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         note(f"procap: {error}")

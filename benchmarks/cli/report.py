@@ -60,16 +60,16 @@ def report(
     such as RESULTS/report-base-to-novel. The tables (md, csv, tex, json) and figures (pdf, png, svg) lie beside it.
     """
     library_defaults()
-    given = command_line(selection)
-    if given and names:
-        raise UsageError(f"name suites or select runs: {' '.join(names)} or {given}")
+    selecting = command_line(selection)
+    if selecting and names:
+        raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")
     root = open_results(results)
     runs = _find_runs(names or (), root)
     selected = (lambda config: config.path in runs) if runs else None
-    if given:
+    if selecting:
         selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root)))
     # The local folder of a URL is a cache, in which users would not find the page.
-    parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", given)
+    parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", selecting)
     out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
     page = write_report(
         root,

@@ -101,8 +101,8 @@ def table(
 
 def _refuse(what: str, *groups: object) -> None:
     """Raise UsageError if a flag of `groups` is given, none of which applies to the table."""
-    if given := flags.command_line(*groups):
-        raise UsageError(f"procap table {what} takes no {given}, a suite does")
+    if refused := flags.command_line(*groups):
+        raise UsageError(f"procap table {what} takes no {refused}, a suite does")
 
 
 def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *, calibration: bool) -> Sequence[Table]:
@@ -145,11 +145,11 @@ def _suite_tables(
     find_runs(root)
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
-    given = {"recipe": suite_flags.recipe, "classes": selection.classes}
-    changes = suite_changes(selection, data) | {name: value for name, value in given.items() if value}
+    chosen = {"recipe": suite_flags.recipe, "classes": selection.classes}
+    changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
     if suite_flags.option:
         parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
-        changes["options"] = {method: own for method, own in parsed.items() if own}
+        changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
     done = SuiteResults.read(suite, options, root, paper_rounding=suite_flags.paper_rounding)
     for path, why in done.unreadable.items():

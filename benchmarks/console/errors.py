@@ -19,17 +19,17 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
         # Click expects EOFError from prompts alone.
         error = error.__cause__
     if isinstance(error, UserError):
-        kind = "" if error.exit_code > 128 else "error: "
+        prefix = "" if error.exit_code > 128 else "error: "
         text = one_line(str(error))
-        return f"{kind}{_explain_value(text) if error.exit_code == 2 else text}", error.exit_code
+        return f"{prefix}{_explain_value(text) if error.exit_code == 2 else text}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         message: Any = error
         path = message.ctx.command_path if message.ctx else "procap"
         text = _explain_value(one_line(message.format_message()).rstrip("."))
         return f"error: {text} (see `{path} --help`)", 2
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"error: {where}{error.strerror or one_line(str(error))}", 1
+        name = f"{error.filename}: " if error.filename else ""
+        return f"error: {name}{error.strerror or one_line(str(error))}", 1
     # This imports pydantic, which the help does not need.
     from procap.methods.plugins import describe_unexpected
 
@@ -48,4 +48,4 @@ def _explain_value(text: str) -> str:
 def one_line(text: str) -> str:
     """Join the lines of `text`, and escape characters that would control a terminal."""
     joined = " ".join(text.split())
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in joined)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in joined)

@@ -127,7 +127,7 @@ def show(text: str) -> None:
 
 def escape_control(text: str) -> str:
     """Escape characters that control a terminal: texts in files of results can come from outside."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def show_json(document: Any) -> None:

@@ -62,7 +62,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + 0.34 * len(names) * slots)))
     for title, cells in hms.items():
         slot = bars.index(title) if title in bars else len(bars)
-        places = [place + (slot - (slots - 1) / 2) * 0.84 / slots for place in range(len(names))]
+        places = [index + (slot - (slots - 1) / 2) * 0.84 / slots for index in range(len(names))]
         if title in bars:
             mean = [cell.mean if cell else math.nan for cell in cells]
             std = [cell.std if cell and cell.std else math.nan for cell in cells]

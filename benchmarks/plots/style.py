@@ -186,14 +186,14 @@ def panels(
     down = math.ceil(count / across)
     across = math.ceil(count / down)
     figure = Figure(figsize=(min(across * COLUMN, PAGE), height * down + 0.6), layout="constrained")
-    every: Any = figure.subplots(down, across, squeeze=False, **subplots)
-    for spare in every.flat[count:]:
+    axes: Any = figure.subplots(down, across, squeeze=False, **subplots)
+    for spare in axes.flat[count:]:
         spare.set_axis_off()
-    for lowest in every[-1]:
+    for lowest in axes[-1]:
         lowest.set_xlabel(x)
-    for leftmost in every[:, 0]:
+    for leftmost in axes[:, 0]:
         leftmost.set_ylabel(y)
-    return figure, list(every.flat[:count])
+    return figure, list(axes.flat[:count])
 
 
 def grid(axes: Axes, which: Any) -> None:

@@ -105,9 +105,9 @@ def compare(
     as_seen = clip_transform(next(iter(runs.values())).clip)
     chosen = select_images(right, images)
     names = [name.replace("_", " ") for name in selection.classnames]
-    kinds, pixels, picks = list_kinds(right), [], []
-    for place in chosen:
-        image = selection.images.image(place)
+    groups, pixels, picks = list_kinds(right), [], []
+    for index in chosen:
+        image = selection.images.image(index)
         pixels.append(np.asarray(as_seen.crop(image)))
         maps = {
             title: image_maps(run.clip, clip_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
@@ -115,16 +115,16 @@ def compare(
         }
         picks.append(
             {
-                "place": place,
-                "position": int(selection.images.positions[place]),
-                "path": selection.images.paths[place],
-                "kind": describe_kind(kinds[place], list(runs)),
-                "class": names[int(selection.images.labels[place])],
-                "answers": {title: names[own[place]] for title, own in zip(runs, predicted, strict=True)},
-                "right": dict(zip(runs, kinds[place], strict=True)),
+                "place": index,
+                "position": int(selection.images.positions[index]),
+                "path": selection.images.paths[index],
+                "kind": describe_kind(groups[index], list(runs)),
+                "class": names[int(selection.images.labels[index])],
+                "answers": {title: names[labels[index]] for title, labels in zip(runs, predicted, strict=True)},
+                "right": dict(zip(runs, groups[index], strict=True)),
                 "eigencam": {
-                    title: {"share_of_variance": float(found.share[0]), "map": found.maps[0].tolist()}
-                    for title, found in maps.items()
+                    title: {"share_of_variance": float(cam.share[0]), "map": cam.maps[0].tolist()}
+                    for title, cam in maps.items()
                 },
             }
         )
@@ -153,8 +153,8 @@ def _load_predictions(
     runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Load from the evaluations of the runs what each of them predicts for the images of `target` [M, N]."""
-    found = []
+    answers = []
     for run in runs.values():
         result = evaluate(run.config, target, runtime, trained=run)
-        found.append(np.array(result.predicted)[: runtime.limit])
-    return np.stack([predicted[: min(map(len, found))] for predicted in found])
+        answers.append(np.array(result.predicted)[: runtime.limit])
+    return np.stack([predicted[: min(map(len, answers))] for predicted in answers])

@@ -37,25 +37,25 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     across = max(4, math.ceil(len(picks) / down))
     side, line, room = PAGE / across - 0.1, 0.135, int(16 * PAGE / across)
     answers = [[_format_answer(pick, title, room) for title in pick["answers"]] for pick in picks]
-    most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
+    most_lines = max(sum(len(lines) for lines, _ in lines_of_pick) for lines_of_pick in answers)
     figure = Figure(figsize=(PAGE, down * (side + 0.36 + line * most_lines) + 0.7), layout="constrained")
     title = "The first images: no method is right where another is wrong"
-    target, (seen, every) = Target.parse_unchecked(record["target"]), record["images"].values()
-    subtitle = f"{display_name(target.dataset)}, {seen:,} of {every:,} images"
+    target, (seen, total) = Target.parse_unchecked(record["target"]), record["images"].values()
+    subtitle = f"{display_name(target.dataset)}, {seen:,} of {total:,} images"
     if any(len(set(pick["right"].values())) > 1 for pick in picks):
         title = "Where the methods disagree"
         # More than two methods disagree in too many ways to be listed.
-        listed = [f"{kind} {count:,}" for kind, count in counts.items()] if len(answers[0]) == 2 else []
+        listed = [f"{group} {count:,}" for group, count in counts.items()] if len(answers[0]) == 2 else []
         subtitle = ", ".join([subtitle, *listed])
     heading(figure, "\n".join([title, *textwrap.wrap(subtitle, 120)]))
     grid: Any = figure.subplots(down, across, squeeze=False)
     for panel in grid.flat:
         panel.set_axis_off()
-    for panel, image, pick, own in zip(grid.flat, pixels, picks, answers, strict=False):
+    for panel, image, pick, lines_of_pick in zip(grid.flat, pixels, picks, answers, strict=False):
         panel.imshow(image, interpolation="bicubic")
         panel.set_title("\n".join(_wrap(pick["class"], room - 3, 2)), fontweight="bold", fontsize=7.5)
         y = -0.03
-        for lines, colour in own:
+        for lines, colour in lines_of_pick:
             panel.text(0, y, "\n".join(lines), transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
             y -= line * len(lines) / side
     return figure
@@ -125,7 +125,9 @@ def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
     from matplotlib.figure import Figure
 
     methods = record["methods"]
-    stages = [(f"{one['title']}, {stage['name']}", stage["tokens"]) for one in methods for stage in one["stages"]]
+    stages = [
+        (f"{method['title']}, {stage['name']}", stage["tokens"]) for method in methods for stage in method["stages"]
+    ]
     values = [np.array(record["random"]["tokens"])]
     values += [np.array([token["values"] for token in tokens]) for _, tokens in stages]
     names = [f"random start, standard deviation {record['random']['std']}", *(name for name, _ in stages)]
@@ -143,11 +145,11 @@ def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
         panel.spines[:].set_color("#d1d5db")
     for panel, (_, tokens) in zip(panels[1:], stages, strict=True):
         panel.set_title("nearest word", loc="right", color=FAINT, fontsize=7.5)
-        for place, token in enumerate(tokens):
+        for start, token in enumerate(tokens):
             text, number = token["cosine"][0]["word"], token["cosine"][0]["token"]
             # The font of the plots does not have all letters.
             text = text if all(ord(letter) < 0x250 for letter in text) else f"token {number}"
-            panel.text(1.01, place, text, transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, color=INK)
+            panel.text(1.01, start, text, transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, color=INK)
     panels[-1].set_xlabel("dimension of the token embedding", fontsize=7.5)
     scale = figure.colorbar(image, ax=panels, extend="both", aspect=40)
     scale.outline.set_visible(False)

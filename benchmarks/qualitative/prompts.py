@@ -49,11 +49,11 @@ def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) 
     tokens = [
         {
             "values": values,
-            "started": asdict(started[place][0]),
-            "moved": moved[place],
-            "cosine": [asdict(word) for word in nearest[place]],
+            "started": asdict(started[index][0]),
+            "moved": moved[index],
+            "cosine": [asdict(word) for word in nearest[index]],
         }
-        for place, values in enumerate(now.tolist())
+        for index, values in enumerate(now.tolist())
     ]
     return {"name": name, "tokens": tokens}
 

@@ -23,39 +23,39 @@ Kind = tuple[bool, ...]
 
 
 def list_kinds(right: NDArray[np.bool_]) -> list[Kind]:
-    """Return the kind of each image of `right` [M, N]."""
+    """Return the group of each image of `right` [M, N]."""
     return [tuple(column) for column in right.T.tolist()]
 
 
 def select_images(right: NDArray[np.bool_], count: int) -> list[int]:
     """Select positions of at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`."""
-    kinds = list_kinds(right)
-    mixed = [place for place, kind in enumerate(kinds) if len(set(kind)) > 1]
+    groups = list_kinds(right)
+    mixed = [index for index, group in enumerate(groups) if len(set(group)) > 1]
     if not mixed:
-        return list(range(len(kinds)))[:count]
+        return list(range(len(groups)))[:count]
     seen: Counter[Kind] = Counter()
     turns = {}
-    for place in mixed:
-        turns[place] = seen[kinds[place]]
-        seen[kinds[place]] += 1
-    chosen = sorted(mixed, key=lambda place: (turns[place], _order(kinds[place])))[:count]
-    return sorted(chosen, key=lambda place: (_order(kinds[place]), place))
+    for index in mixed:
+        turns[index] = seen[groups[index]]
+        seen[groups[index]] += 1
+    chosen = sorted(mixed, key=lambda index: (turns[index], _order(groups[index])))[:count]
+    return sorted(chosen, key=lambda index: (_order(groups[index]), index))
 
 
 def describe_kind(right: Kind, titles: Sequence[str]) -> str:
     """Describe in words which methods are right."""
     if len(set(right)) == 1:
         return f"{'both' if len(titles) == 2 else 'all'} {'right' if right[0] else 'wrong'}"
-    return f"only {' and '.join(title for title, one in zip(titles, right, strict=True) if one)} right"
+    return f"only {' and '.join(title for title, is_right in zip(titles, right, strict=True) if is_right)} right"
 
 
 def count_kinds(right: NDArray[np.bool_], titles: Sequence[str]) -> dict[str, int]:
-    """Count the images of `right` [M, N] of each kind; of two methods kinds without an image are named as well."""
-    found = list_kinds(right)
-    kinds: set[Kind] = set(product((True, False), repeat=2)) if len(titles) == 2 else set(found)
-    return {describe_kind(kind, titles): found.count(kind) for kind in sorted(kinds, key=_order)}
+    """Count the images of `right` [M, N] of each group; of two methods groups without an image are named as well."""
+    counts = list_kinds(right)
+    groups: set[Kind] = set(product((True, False), repeat=2)) if len(titles) == 2 else set(counts)
+    return {describe_kind(group, titles): counts.count(group) for group in sorted(groups, key=_order)}
 
 
-def _order(kind: Kind) -> tuple[bool, int, Kind]:
-    """Sort kinds of disagreement first, of these the ones that fewest methods get right, then by method."""
-    return len(set(kind)) == 1, sum(kind) % len(kind), tuple(not one for one in kind)
+def _order(group: Kind) -> tuple[bool, int, Kind]:
+    """Sort groups of disagreement first, of these the ones that fewest methods get right, then by method."""
+    return len(set(group)) == 1, sum(group) % len(group), tuple(not is_right for is_right in group)

@@ -200,8 +200,8 @@ def _list_images(
         answers = wrong[wrong.position == position]
         texts = []
         for label in answers.predicted.value_counts().index:
-            given = [title for title in titles if title in set(answers.title[answers.predicted == label])]
-            texts.append(f"{', '.join(given)}: {names[label]}" if len(titles) > 1 else names[label])
+            methods = [title for title in titles if title in set(answers.title[answers.predicted == label])]
+            texts.append(f"{', '.join(methods)}: {names[label]}" if len(titles) > 1 else names[label])
         shown.append(WrongImage(path, names[images.label[position]], "; ".join(texts), jpeg))
     text = (
         f"{len(shown)} of {counted} that at least one of {plural(len(frame), 'evaluation')} ({', '.join(titles)}) "

@@ -130,13 +130,13 @@ class PageFiles:
         """Add the files of a picture; returns what the template shows."""
         name = self._make_name(picture.name)
         self.contents |= {f"figures/{name}.{form}": content for form, content in picture.files.items()}
-        kind = "image/png" if picture.shown.startswith(b"\x89PNG") else "image/svg+xml"
+        media_type = "image/png" if picture.shown.startswith(b"\x89PNG") else "image/svg+xml"
         return {
             "id": f"figure-{name}",
             "caption": f"Figure {next(self.picture_numbers)}. {picture.caption}",
             "alt": picture.alt,
             "width": round(picture.width * PIXELS),
-            "source": _to_url(picture.shown, kind),
+            "source": _to_url(picture.shown, media_type),
             "files": [(form, f"figures/{name}.{form}") for form in sorted(picture.files)],
         }
 
@@ -155,8 +155,8 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
         write_bytes(folder / name, content)
 
 
-def _to_url(content: bytes, kind: str = "image/jpeg") -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def _to_url(content: bytes, media_type: str = "image/jpeg") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
 def _digest(script: str) -> str:

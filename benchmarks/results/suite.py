@@ -138,19 +138,19 @@ class SuiteResults:
     @cached_property
     def changed_sets(self) -> dict[str, str]:
         """The data sets that differ from the published ones, and how; without own ones if there are no others."""
-        kinds = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}
-        others = {name: f"{kind} data" for name, kind in kinds.items() if kind != "published"}
+        origins = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}
+        others = {name: f"{origin} data" for name, origin in origins.items() if origin != "published"}
         return changed_datasets(self.frame) | others
 
     @cached_property
-    def kinds(self) -> set[str]:
+    def origins(self) -> set[str]:
         """Whose images the data sets have, as `kind_of_name` has it."""
         return set(map(kind_of_name, self.options.datasets))
 
     @property
     def in_paper(self) -> bool:
         """Whether the suite ran on published data sets, so that published rows are in the same tables."""
-        return "published" in self.kinds
+        return "published" in self.origins
 
     @property
     def covers_paper(self) -> bool:
@@ -161,7 +161,7 @@ class SuiteResults:
     def why_incomparable(self) -> str:
         """The reason why no result is comparable with published numbers; empty if they are."""
         if not self.in_paper:
-            return f"they use {' and '.join(sorted(self.kinds))} data sets"
+            return f"they use {' and '.join(sorted(self.origins))} data sets"
         backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
         others = sorted(
             f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)}

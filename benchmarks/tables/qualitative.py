@@ -59,7 +59,9 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
         for stage in method["stages"]:
             for number, token in enumerate(stage["tokens"], 1):
                 words = ([token["started"]], token["cosine"])
-                first, *nearest = (", ".join(f"{one['word']} ({one['value']:.2f})" for one in own) for own in words)
+                first, *nearest = (
+                    ", ".join(f"{entry['word']} ({entry['value']:.2f})" for entry in entries) for entries in words
+                )
                 cells: tuple[Cell, ...] = (first, Metric(100 * token["moved"]), *nearest)
                 group = f"{method['title']} {stage['name']}"
                 rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
@@ -82,12 +84,12 @@ def _agreement(record: dict[str, Any], name: str) -> list[Table]:
         return []
     seen, of = record["images"]["seen"], record["images"]["of"]
     rows = tuple(
-        Row((kind,), (Metric(count), Metric(100 * count / seen, limited=seen < of)))
-        for kind, count in record["agreement"].items()
+        Row((group,), (Metric(count), Metric(100 * count / seen, limited=seen < of)))
+        for group, count in record["agreement"].items()
     )
     columns = (Column("Images", "", digits=0), Column("Share, %", "", digits=1))
     # Same rule as for the pictures: prefer images on which methods disagree.
-    some = any(count for kind, count in record["agreement"].items() if kind.startswith("only"))
+    some = any(count for group, count in record["agreement"].items() if group.startswith("only"))
     shown = "some where the methods disagree" if some else "the first, as no method is right where another is wrong"
     note = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
     title = "Where the methods are right"

@@ -140,13 +140,13 @@ def to_html(table: Table, labelled_by: str = "") -> str:
         # Sorting takes rows apart, so each has all labels.
         cells[: len(row.labels)] = [cell or escape(label) for cell, label in zip(cells, row.labels, strict=False)]
         cells[:] = [MINUS.sub("−", cell) for cell in cells]
-        kinds = ["text" * text for text in is_text]
+        names = ["text" * text for text in is_text]
         if table.matrix:
             counts = [cell.mean if isinstance(cell, Metric) else 0 for cell in row.cells]
             total = sum(counts) or 1
-            kinds[1:] = [f"wrong share{round(9 * count / total)}" if count else "" for count in counts]
-            kinds[1 + number] = kinds[1 + number].replace("wrong", "right") or "right"
-        classes.append([f"{kind} {shared}".strip() for kind in kinds])
+            names[1:] = [f"wrong share{round(9 * count / total)}" if count else "" for count in counts]
+            names[1 + number] = names[1 + number].replace("wrong", "right") or "right"
+        classes.append([f"{name} {shared}".strip() for name in names])
     headers = [escape(header) for header in list_headers(table)]
     headers = [
         f'<span class="text">{name}</span>' if text else name for name, text in zip(headers, is_text, strict=True)

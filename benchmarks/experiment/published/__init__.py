@@ -115,7 +115,7 @@ def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0
 def _read(file: Path, by_dataset: str = "", **names: str) -> list[Any]:
     """Read one table. by_dataset: attribute for the columns of data sets. names: our names of other columns."""
     ours = {printed: name for name, printed in DATASETS.items()}
-    found = []
+    rows = []
     # Not by pandas, whose import takes as long as the rest of planning a run.
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         values: dict[str, Any] = {by_dataset: {}} if by_dataset else {}
@@ -127,8 +127,8 @@ def _read(file: Path, by_dataset: str = "", **names: str) -> list[Any]:
                 values[names.get(column, column)] = ours.get(text, value) if column == "dataset" else value
         if "method" in values:
             values["key"] = METHOD_KEYS.get(values["method"])
-        found.append(SimpleNamespace(**values))
-    return found
+        rows.append(SimpleNamespace(**values))
+    return rows
 
 
 def _parse_cell(text: str) -> float | str:
