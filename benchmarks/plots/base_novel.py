@@ -59,7 +59,9 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     bars = [title for title in hms if looks[title] is not OTHER]
     slots = len(bars) + (len(bars) < len(hms))
     figure, (axes,) = style.panels(1, 2.1, y="harmonic mean, %")
-    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + 0.34 * len(names) * slots)))
+    # Wide enough for the bars and for the names below them.
+    width = max(0.34 * slots, 0.062 * max(len(display_name(name)) for name in names))
+    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + width * len(names))))
     for title, cells in hms.items():
         slot = bars.index(title) if title in bars else len(bars)
         places = [index + (slot - (slots - 1) / 2) * 0.84 / slots for index in range(len(names))]
