@@ -258,19 +258,20 @@ def test_names_in_markdown_are_no_links_pictures_or_code(tmp_path):
 
 def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
     config = put_halves(tmp_path, "coop", "dtd", (80, 100), (40, 100))
-    put_halves(tmp_path, "coop", "dtd-subset", (80, 100), (40, 100))
-    file = put_score(tmp_path, config, "imagenet-a-64px", 33, 100)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": "resized, as recorded"}))
+    part = put_halves(tmp_path, "coop", "eurosat", (80, 100), (40, 100))
+    changes = dict.fromkeys((tmp_path / part.path).rglob("eval/*"), "subset of the images")
+    for file, words in {**changes, put_score(tmp_path, config, "imagenet-a", 33, 100): "resized, as recorded"}.items():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": words}))
     tables = run_tables(load(tmp_path))
     halves, others = (items_of(to_dict(table)) for table in tables)
     found = {labels[0]: items["Data set variant"] for labels, items in halves.items()}
-    assert found == {"dtd": None, "dtd-subset": "dtd-subset: subset of the images", "Average": None}
+    assert found == {"dtd": None, "eurosat": "eurosat: subset of the images", "Average": None}
     [other] = others.values()
-    assert other["Data set variant"] == "imagenet-a-64px: resized, as recorded"
+    assert other["Data set variant"] == "imagenet-a: resized, as recorded"
     first, second = (list(csv.DictReader(io.StringIO(render(table, "csv")))) for table in tables)
     assert {row["Data set"]: row["Data set variant"] or None for row in first} == found
     assert [row["Data set variant"] for row in second] == [other["Data set variant"]]
-    assert ["dtd-subset" in " ".join(table.notes) for table in tables] == [True, False], "each says what it has"
+    assert ["eurosat" in " ".join(table.notes) for table in tables] == [True, False], "each says what it has"
 
 
 def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
