@@ -37,24 +37,28 @@ class AttentionPattern:
     prefix_queries: bool = True
 
     def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
-        """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D]."""
+        """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D].
+
+        G groups become items of the batch, [N G, Q / G, D] and [N G, P + L / G, 2 D], each with a copy of the prefix.
+        """
         if self.groups == 1:
             return attend(q, kv, heads, self.mask, self.causal)
         assert self.mask is not None
-        count, ahead = len(q), self.prefix if self.prefix_queries else 0
+        items, prefix_queries = len(q), self.prefix if self.prefix_queries else 0
         # `split` instead of slices: the gradient of a slice is a full-size tensor that is zero elsewhere.
-        shared, own = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
-        first, queries = q.split([ahead, q.shape[1] - ahead], dim=1)
-        own = own.unflatten(1, (self.groups, -1))
+        prefix_kv, group_kv = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
+        prefix_q, group_q = q.split([prefix_queries, q.shape[1] - prefix_queries], dim=1)
+        group_kv = group_kv.unflatten(1, (self.groups, -1))
         if self.prefix:
             # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
-            own = torch.cat([shared[:, None].expand(-1, self.groups, -1, -1), own], dim=2)
-        mask = self.mask if count == 1 else self.mask.repeat(count, 1, 1, 1)
-        queries = queries.unflatten(1, (self.groups, -1)).flatten(0, 1)
-        mixed = attend(queries, own.flatten(0, 1), heads, mask).reshape(count, -1, q.shape[-1])
-        if not ahead:
+            group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv], dim=2)
+        mask = self.mask if items == 1 else self.mask.repeat(items, 1, 1, 1)
+        group_q = group_q.unflatten(1, (self.groups, -1)).flatten(0, 1)
+        mixed = attend(group_q, group_kv.flatten(0, 1), heads, mask).reshape(items, -1, q.shape[-1])
+        if not prefix_queries:
             return mixed
-        return torch.cat([attend(first, shared, heads, causal=True), mixed], dim=1)
+        # The prefix is the same for all groups, so its own queries are computed once.
+        return torch.cat([attend(prefix_q, prefix_kv, heads, causal=True), mixed], dim=1)
 
 
 FULL = AttentionPattern()

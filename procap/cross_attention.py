@@ -49,6 +49,7 @@ class CrossAttention(nn.Module):
             self.norm_output = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Update rows x [P, Dq] from rows y [P, Dk]; returns [P, Dq]."""
         if self.norm == "pre":
             return x + self.attend(self.norm_query(x), self.norm_other(y))
         updated = x + self.attend(x, y)

@@ -143,7 +143,8 @@ def shift_rows(rows: slice, at: int, count: int) -> slice:
 def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: int = 0) -> slice | None:
     """Return the rows that depend on learned values after `op` has put its tokens into `rows` of the sequence `x`.
 
-    live: these rows before `op`. None, here and as the result, means no row if `x` has no gradient, else every row.
+    live: the live rows before `op`. None as an argument or a result means: no row if `x` requires no gradient, and all
+        rows if it does.
     grown: how many rows `op` has inserted at `rows.start`.
     The result is one slice, so it may include frozen rows between two sets of learned tokens.
     """

@@ -61,11 +61,14 @@ class Transformer(nn.Module):
         for layer in blocks or range(last + 1):
             block = self.resblocks[layer]
             sequence = sequence.apply(plan, layer)
+            # Before the first attention over learned tokens all other rows are constant: the row-wise products of this
+            # block record a graph for the live rows alone.
             live = sequence.live if optimized and not plan.changes_block(layer) else None
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
             pattern, select = sequence.pattern(layer), None
+            # Of the last block only the rows that are read out are needed: all rows are keys, few are queries.
             if layer == last and not every_row:
                 pattern, select = sequence.read_out_rows(plan.read_op)
             x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer))

@@ -277,8 +277,9 @@ class EvalResult(FrozenModel):
         return ""
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
-        """Whether the result is of the weights of `training`, and on all images or on the first `limit`."""
-        weights, wanted = ((one.checkpoint_sha256, one.backbone_digest) for one in (self, training))
+        """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
+        weights = self.checkpoint_sha256, self.backbone_digest
+        wanted = training.checkpoint_sha256, training.backbone_digest
         return weights == wanted and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:

@@ -132,7 +132,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
-    ("unaware", "shapes", "method 'unaware' (plug-in) fails in "),
+    ("unaware", "shapes", "classifier() takes 1 positional argument"),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)

@@ -177,7 +177,7 @@ class Method(nn.Module):
     def begin_stage(self, stage: int) -> None:
         """Prepare `stage` of a training: afterwards exactly what this stage learns requires a gradient.
 
-        A new method is as at the end of a training, so that a finished one only needs its weights.
+        A new method is in the last stage, so that loading the weights of a finished training is enough.
         """
 
     def draw(self, generator: torch.Generator) -> Noise:

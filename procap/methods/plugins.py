@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-import re
 import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
@@ -46,23 +45,6 @@ def _find_plugins(group: str, path: tuple[tuple[str, int], ...]) -> dict[str, En
     return {point.name: point for point in entry_points(group=group)}
 
 
-def source_roots(point: EntryPoint) -> list[Path]:
-    """List the modules (files) and packages (folders) of the distribution of a plug-in, without importing them."""
-    own = point.dist.read_text("top_level.txt") if point.dist else None
-    names = {point.module.partition(".")[0], *(own or "").split()}
-    roots = []
-    for name in sorted(names):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec and spec.submodule_search_locations:
-            roots += [Path(folder) for folder in spec.submodule_search_locations]
-        elif spec and spec.origin:
-            roots.append(Path(spec.origin))
-    return roots
-
-
 def plugin_source(point: EntryPoint) -> PlugInSource:
     """Identify the code of a plug-in: its package's version, and the content of the method's own file as it is now."""
     package, version = (point.dist.name, point.dist.version) if point.dist else (point.module, "0")
@@ -78,24 +60,30 @@ def describe_unexpected(error: BaseException) -> str:
 
 
 def find_place(error: BaseException) -> str:
-    """Find the innermost frame of `error` in the code of a plug-in, or its member that was called with other arguments.
-
-    Empty if there is none.
-    """
-    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    # Python raises the error of a wrong call, as in "Own.plans() missing ...", in the caller: use it if no frame fits.
-    called = re.match(r"(\w+)\.(\w+)\(\) ", str(error)) if isinstance(error, TypeError) else None
-    for kind, group in (("method", METHODS_GROUP), ("suite", SUITES_GROUP)):
-        points = [(point, source_roots(point)) for point in find_plugins(group).values()]
-        if called:
-            kinds = [getattr(sys.modules.get(point.module), called[1], None) for point, _ in points]
-            codes = [getattr(getattr(one, called[2], None), "__code__", None) for one in kinds]
-            places = [*((code, code.co_firstlineno) for code in codes if code), *places]
-        for code, line in reversed(places):
-            file = Path(code.co_filename)
-            inside = [point for point, roots in points if any(root in (file, *file.parents) for root in roots)]
-            if inside:
-                own = [point for point in inside if point.attr == code.co_qualname.partition(".")[0]]
-                names = " or ".join(point.name for point in own or inside)
-                return f"{kind} '{names}' (plug-in) fails in {file}, line {line}, {code.co_name}"
+    """Find the innermost frame of `error` in the module or package of a plug-in; empty if there is none."""
+    plugins = [
+        (noun, point, root)
+        for noun, group in (("method", METHODS_GROUP), ("suite", SUITES_GROUP))
+        for point in find_plugins(group).values()
+        if (root := _source_root(point))
+    ]
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        file, code = Path(frame.f_code.co_filename), frame.f_code
+        inside = [(noun, point) for noun, point, root in plugins if root in (file, *file.parents)]
+        # Of several plug-ins in one module the one whose class has the function.
+        of_class = [entry for entry in inside if entry[1].attr == code.co_qualname.partition(".")[0]]
+        if inside:
+            noun, point = (of_class or inside)[0]
+            return f"{noun} '{point.name}' (plug-in) fails in {file}, line {line}, {code.co_name}"
     return ""
+
+
+def _source_root(point: EntryPoint) -> Path | None:
+    """Return the folder of a plug-in's package, or the file of its module, without importing it."""
+    try:
+        spec = importlib.util.find_spec(point.module.partition(".")[0])
+    except (ImportError, ValueError):
+        return None
+    if spec and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec and spec.origin else None

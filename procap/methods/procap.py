@@ -203,6 +203,7 @@ class ProCAP(Method):
         return tuple(torch.randn(mu.shape, generator=generator) for mu in (self.vision_mu, self.text_mu))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        """Put the tokens of level l, [P, Dv] and [P, Dt], into layer l, or those of level K at the input."""
         vision, text = self.refine(*self.tokens(noise))
         if self.options.inject == "final":
             vision, text = vision[-1:], text[-1:]
