@@ -23,6 +23,7 @@ from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
 from benchmarks.cli import main
+from benchmarks.console.output import safe_output, show_json
 from benchmarks.plots.style import OTHER
 from benchmarks.report.report import write_report
 from benchmarks.results import load
@@ -423,3 +424,22 @@ def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     page = write_report(done.results, tmp_path / "page", wanted=[done.name])
     assert {"Calibration"} <= {*tables(Page(page.read_text()).root)}
     assert (page.parent / "figures" / "reliability.png").is_file()
+
+
+def test_a_line_of_json_has_the_words_of_classes_and_masks_credentials_in_its_texts(monkeypatch, capsys):
+    monkeypatch.setenv("LAB_API_TOKEN", "abc-123-secret")
+    texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "value": 'abc-123-secret", "x'}
+    with safe_output():
+        show_json([texts, 1, None])
+    [line] = capsys.readouterr().out.splitlines()
+    masked = {"class": "torch bearer relay", "note": "https://host/x", "value": '***", "x'}
+    assert json.loads(line) == [masked, 1, None]
+
+
+def test_dates_of_runs_are_those_that_their_results_record(tmp_path, capsys):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    file = RunFolder(tmp_path / config.path).train_file
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"written": "2026-01-31T12:34:56Z"}))
+    os.utime(file, (1, 1))
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
+    assert "2026-01-31 12:34" in capsys.readouterr().out

@@ -209,8 +209,8 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
             target = Target.parse_unchecked(result.target)
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Of two classes or one there are no halves: the accuracy after base classes is then that on all.
-            beside = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if is_test_set and not (beside or result.limited or result.settings.label):
+            is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
+            if is_test_set and not (is_extra or result.limited or result.settings.label):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         note(f"procap: {error}")

@@ -56,8 +56,8 @@ def report(
 
     Run folders, or flags such as --methods, select runs, of which the page shows accuracies by class, confusion
     matrices and misclassified images. It is made of result files and packed test images, without a model or the
-    network. The page of everything is RESULTS/report/index.html; what is named or selected has a folder of its own,
-    such as RESULTS/report-base-to-novel. The tables (md, csv, tex, json) and figures (pdf, png, svg) lie beside it.
+    network. The page of everything is RESULTS/report/index.html; a selection has a different folder, such as
+    RESULTS/report-base-to-novel, with the tables (md, csv, tex, json) and figures (pdf, png, svg).
     """
     library_defaults()
     selecting = command_line(selection)

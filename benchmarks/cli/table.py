@@ -69,7 +69,7 @@ def table(
     results: flags.Results = "results",
     form: Annotated[str, flags.flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
 ) -> int:
-    """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
+    """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
     Every accuracy is computed from the integer counts of the result files. `procap table calibration` prints how well
     the probabilities of all runs fit, and the classes with the lowest accuracies.
@@ -89,8 +89,8 @@ def table(
         show("\n\n".join(texts))
         files = f"{results}/{COLLECTIONS}/suite/{suite}/*.csv"
         if len(texts) > 1 and form == "csv":
-            alone = f"; each alone: {files}" if glob(files) else ""
-            note(f"{len(texts)} tables with other columns, an empty line between them{alone}")
+            single = f"; single files: {files}" if glob(files) else ""
+            note(f"{len(texts)} tables with different columns, an empty line between them{single}")
         notes = [line for table in tables for line in (*table.notes, *table.details)]
         for line in dict.fromkeys(notes) if form == "csv" else ():
             note(line)
@@ -117,7 +117,7 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
         )
     notes = note_other_content(frame, data)
-    # Runs without training, which count for all seeds, may be there alone.
+    # Runs without training, which count for all seeds, may be the only ones.
     trained = {*frame[frame["epochs"] > 0]["seed"]}
     missing = [str(seed) for seed in parse_integers(selection.seeds, "--seeds") if seed not in trained]
     if missing and selection.methods != "zeroshot":

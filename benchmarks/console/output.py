@@ -22,17 +22,17 @@ SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
 NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--|[+-]?(?:inf|nan)", re.IGNORECASE)
-"""A number in a table, and what stands for one that is missing."""
+"""A number in a table, or a sign for a missing one."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 ASCII = {
     "→": "->", "←": "<-", "↑": "^", "↓": "v", "†": "+", "·": ".", "–": "-", "—": "--", "−": "-", "±": "+-", "×": "x",
     "…": "...", "“": '"', "”": '"', "‘": "'", "’": "'", "≈": "~", "≤": "<=", "≥": ">=", "Δ": "delta", "λ": "lambda",
 }  # fmt: skip
-"""Replacements for a terminal whose encoding lacks a character."""
+"""Replacements for a terminal that cannot print a character."""
 
 
 def _replace_missing(error: UnicodeError) -> tuple[str, int]:
-    """Replace what an encoding lacks: by `ASCII`, else by its number. A handler of errors of `str.encode`."""
+    """Replace characters that an encoding cannot write, for `str.encode`: by `ASCII`, else by their number."""
     assert isinstance(error, UnicodeEncodeError)
     signs = error.object[error.start : error.end]
     return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
@@ -42,7 +42,7 @@ codecs.register_error("procap-ascii", _replace_missing)
 
 
 class OutputStream:
-    """Stdout or stderr of a command: masks credentials, and replaces what the encoding of the terminal lacks."""
+    """Stdout or stderr of a command: masks credentials, and replaces characters that the terminal cannot print."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

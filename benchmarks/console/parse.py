@@ -78,7 +78,7 @@ def parse_shot_count(text: str) -> int:
 
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
-    """Parse a comma list of shots without duplicates; "full" (0) must stand alone, an empty text gives none."""
+    """Parse a comma list of shots without duplicates; "full" (0) must be the only one, an empty text gives none."""
     counts = tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
     if len(counts) > 1 and 0 in counts:
         raise UsageError(f"--shots {text}: full stands alone; give numbers, as in --shots 1,2,4, or full")
@@ -114,7 +114,7 @@ def parse_datasets(text: str, data: Path | None = None, *, test_only: bool = Fal
     """Parse the data sets to train on, without duplicates.
 
     Names are those of `dataset_groups`, of the catalogue, and of what is packed in `data`.
-    Raises UsageError for an unknown name, and, unless `test_only`, for a set of test images alone.
+    Raises UsageError for an unknown name, and, unless `test_only`, for a set without training images.
     """
     from shards.resolve import resolve_dataset
 

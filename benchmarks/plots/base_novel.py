@@ -49,7 +49,7 @@ def stability_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def hm_bars(suite: SuiteResults) -> Figure | None:
-    """Draw bars of HM per data set, with the deviation over seeds; methods that are not highlighted are dots beside."""
+    """Draw bars of HM per data set, with the deviation over seeds; other methods are dots."""
     names = suite.datasets_and_average
     rows = {title: [suite.halves(variant, name)[2] for name in names] for title, variant in suite.by_title.items()}
     hms = {title: cells for title, cells in rows.items() if any(cells)}

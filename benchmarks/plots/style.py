@@ -36,7 +36,7 @@ DPI = 200
 COLUMN, PAGE = 3.4, 6.9
 """Inches: one column of a two-column page, and its whole width."""
 MOST, HIGHLIGHTED = 7, 6
-"""Of more methods than MOST in one plot, only HIGHLIGHTED have a look of their own."""
+"""Of more methods than MOST in one plot, only HIGHLIGHTED are not grey."""
 
 Dashes = str | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -178,7 +178,7 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with `count` panels of `height` inches, at most `across` in a row; unused places stay empty.
 
-    x, y: labels of the axes, written below the last row and beside the first column.
+    x, y: labels of the axes, written below the last row and left of the first column.
     subplots: arguments of `Figure.subplots`.
     """
     from matplotlib.figure import Figure

@@ -60,16 +60,16 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
         }
         texts["eigencam"] = {
             "caption": f"EigenCAM of the same images: first principal component of {CAM_RULE}; {SIGN_RULE}.",
-            "alt": f"The same test images, each beside a map of where {titles} look, laid over it",
+            "alt": f"The same test images, each with a map of where {titles} look",
         }
     else:
-        note("one method alone: pictures of predictions and attention are left out")
+        note("only one method: pictures of predictions and attention are left out")
     described = [read_prompts(title, run) for title, run in runs[last].items()]
     record["prompts"] = record_prompts(described)
     if record["prompts"]["random"]:
         plots["prompts"] = partial(draw_prompts, record["prompts"], last)
         texts["prompts"] = {
-            "caption": f"Learned text prompts of the first layer beside random ones; {record['prompts']['order']}.",
+            "caption": f"Learned text prompts of the first layer next to random ones; {record['prompts']['order']}.",
             "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
             f"training: {', '.join(runs[last])}",
         }

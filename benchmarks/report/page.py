@@ -1,4 +1,4 @@
-"""Render a report as one HTML page without external resources, and write its tables and pictures as files beside it."""
+"""Render a report as one HTML page without external resources, and write its tables and pictures as files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDE_FROM = 8
 PIXELS = 125
 """CSS pixels per printed inch of a picture: 1.3 times its size in print."""
 MAX_WIDTH = 1600
-"""Pixels of a recorded picture in the page; its file beside the page keeps the full size."""
+"""Pixels of a recorded picture in the page; its file keeps the full size."""
 
 
 @dataclass(frozen=True)

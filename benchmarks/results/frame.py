@@ -27,7 +27,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
 
     results: a results folder, or a URL of one (`s3://...`), of which the documents are copied to the cache first.
     suite: only runs of the collection that `procap bench SUITE` has recorded there. Of runs without training that
-        differ in seed or shots alone, which change nothing, one is loaded.
+        differ only in seed or shots, which change nothing, one is loaded.
     evaluation: only results under these settings, named as in the column `evaluation`; empty: the default settings;
         None: all, with one row per run, target and settings.
 
@@ -200,7 +200,7 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def check_contents(frame: pd.DataFrame) -> None:
-    """Raise UserError if results on different contents of one data set would stand in one table."""
+    """Raise UserError if results on different contents of one data set would be in one table."""
     runs: dict[str, dict[str, str]] = {}
     for path, contents in zip(frame.path, frame.contents, strict=True):
         for name, digest in contents.items():
@@ -215,7 +215,7 @@ def check_contents(frame: pd.DataFrame) -> None:
 
 
 def leave_out_other_weights(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Leave out results of other weights than most runs of their backbone have, with the reason by run."""
+    """Leave out results whose weights differ from those of most runs of their backbone, with the reason by run."""
     runs = frame.drop_duplicates("path")
     names = runs.backbone + " " + runs.pretrained.fillna("")
     # The most frequent digest; of equally frequent ones the first.
@@ -230,7 +230,7 @@ def leave_out_other_weights(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str
 
 
 def drop_repeated(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep one of several runs without training that differ in seed or shots alone: their results are the same."""
+    """Keep one of several runs without training that differ only in seed or shots: their results are the same."""
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
     return frame[~columns.duplicated() | (frame.epochs > 0)]
 

@@ -184,8 +184,8 @@ def pair_results(
     """Merge the results of `a` and `b` on the same test images, and describe what is left out.
 
     Returns one row per task, seed and part (base and novel classes, or the target's classes), sorted, with columns of
-    the frame that end in `_a` and `_b`. If any variant has targets of other data sets than it was trained on, the one
-    trained on is left out, as in the paper's averages. Limited results count only if there is no unlimited result.
+    the frame that end in `_a` and `_b`. If any variant has targets on different data sets than the one trained on,
+    the latter is left out, as in the paper's averages. Limited results count only if there is no unlimited result.
     """
     away = measure == "accuracy" and any(_is_away(rows).any() for rows in variants.values())
     first, second = (_select(variants[title], measure, away=away) for title in (a, b))

@@ -1,1 +1,1 @@
-"""Make the tables of the suites, our numbers beside published ones, and render them."""
+"""Make the tables of the suites, our numbers next to published ones, and render them."""

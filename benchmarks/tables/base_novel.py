@@ -99,10 +99,10 @@ def duration_tables(suite: SuiteResults) -> list[Table]:
 
 
 def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") -> list[Table]:
-    """Make the averages if there are several data sets, beside the paper's, and the table of every data set."""
+    """Make the averages if there are several data sets, with the paper's, and the table of every data set."""
     title, tables = suite.suite.heading, []
     if len(suite.options.datasets) > 1:
-        rows = _rows(suite, AVERAGE, suite.suite.published, key, alone=True)
+        rows = _rows(suite, AVERAGE, suite.suite.published, key, single=True)
         notes = suite_notes(suite, RULE_OF_AVERAGES, details=[_other_reading(suite)])
         main = f"{title}, on average over {len(suite.options.datasets)} data sets"
         tables = [Table(suite.name, main, labels, HALVES, rows, notes.lines, notes.details, suite.in_paper)]
@@ -175,17 +175,17 @@ def _halves_table(
     return Table(name, heading, labels, HALVES, rows, notes.lines, notes.details, wide)
 
 
-def _rows(suite: SuiteResults, dataset: str, printed: str, key: str = "", *, alone: bool = False) -> list[Row]:
+def _rows(suite: SuiteResults, dataset: str, printed: str, key: str = "", *, single: bool = False) -> list[Row]:
     """Make base, novel and HM of the published methods, then of every variant, on one data set or on average.
 
-    printed: the paper's table whose rows are beside ours. key: of the variants, shown in a column. alone: the table has
-    no other data set, so this one is neither a label nor a group.
+    printed: the paper's table whose rows are next to ours. key: of the variants, shown in a column. single: the table
+    has no other data set, so this one is neither a label nor a group.
     """
-    name = "" if alone else display_name(dataset)
-    more: dict[str, Any] = {"average": dataset == AVERAGE and not alone}
-    first = [] if alone else [name]
+    name = "" if single else display_name(dataset)
+    more: dict[str, Any] = {"average": dataset == AVERAGE and not single}
+    first = [] if single else [name]
     rows = []
-    # An average of the paper stands only beside one over the same data sets.
+    # A published average is shown only next to one over the same data sets.
     paper = suite.in_paper and (dataset != AVERAGE or suite.covers_paper)
     for row in published.halves_rows(printed) if paper else ():
         if row.dataset == dataset:
@@ -206,7 +206,7 @@ def _averages(suite: SuiteResults) -> Table:
     means = map(suite.mean_of_hms, suite.by_title.values())
     rows = [
         replace(row, cells=(*row.cells, next(means) if row.source == "ours" else None))
-        for row in _rows(suite, AVERAGE, "base_to_novel", alone=True)
+        for row in _rows(suite, AVERAGE, "base_to_novel", single=True)
     ]
     notes = suite_notes(suite, "HM: of the averages; mean of HMs: of the data sets.")
     name, title = (
@@ -240,7 +240,7 @@ def _speeds(suite: SuiteResults) -> list[Table]:
 
 
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:
-    """Make base, novel and HM of one row, beside published numbers for the same data sets."""
+    """Make base, novel and HM of one row, with published numbers for the same data sets."""
     sets = suite.options.datasets if dataset == AVERAGE else (dataset,)
     pairs = pair_halves(suite, variant, dataset, printed)
     return tuple(suite.with_published(variant, sets, metric, number) for metric, number in pairs)

@@ -1,4 +1,4 @@
-"""Compare the published numbers beside a suite's results with ours, and report whether they agree."""
+"""Compare the published numbers of a suite with ours, and report whether they agree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_table(suite: SuiteResults, tolerance: float) -> tuple[Table, bool]:
                     cells = (Metric(cell.mean, cell.std), *texts)
                     rows.append((abs(cell.delta), Row(labels, cells, average=row.average)))
     if not rows:
-        raise UserError(f"{suite.name}: nothing to check, no result here has a published number beside it")
+        raise UserError(f"{suite.name}: nothing to check, no result here has a published number")
     rows.sort(key=lambda row: -row[0])
     agreeing = sum(row.cells[-1] == OK for _, row in rows)
     counted = f"{agreeing} of {plural(len(rows), 'published number')} agree within {tolerance:g} points."

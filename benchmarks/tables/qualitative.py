@@ -31,7 +31,7 @@ def pictured_accuracy(suite: SuiteResults, variant: Variant, dataset: str) -> Me
 
 
 def _accuracies(suite: SuiteResults) -> list[Table]:
-    """Make the accuracies of the pictured runs, beside those in the caption of the figure of prompts."""
+    """Make the accuracies of the pictured runs, with those in the caption of the figure of prompts."""
     if suite.frame.empty:
         return []
     rows: list[Row] = []

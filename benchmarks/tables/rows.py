@@ -1,4 +1,4 @@
-"""Make rows of tables: their titles, speeds, and whether published numbers may be shown beside ours."""
+"""Make rows of tables: their titles, speeds, and whether published numbers may be shown next to ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
-"""No end is marked better: runs were timed at different times, on any machine, and beside other work."""
+"""No end is marked better: runs were timed at different times, on any machine, and while other programs ran."""
 NOTE_ON_SPEED = (
     "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
     "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
@@ -29,7 +29,7 @@ WIDEST = 8
 
 
 def mark_reproduced(title: str, cells: Iterable[Cell]) -> str:
-    """Mark `title` if any cell of its row has a published number beside it."""
+    """Mark `title` if any cell of its row has a published number."""
     return title + REPRODUCED * any(isinstance(cell, Metric) and cell.published is not None for cell in cells)
 
 
@@ -43,7 +43,7 @@ def published_group(suite: SuiteResults, group: str = "") -> str:
 
 
 def published_row(labels: Sequence[str], cells: Iterable[float | Cell], **more: Any) -> Row:
-    """Make a row of the paper's numbers, beside which a cell may also be a metric or text."""
+    """Make a row of the paper's numbers, where a cell may also be a metric or text."""
     metrics = tuple(Metric(cell) if isinstance(cell, float) else cell for cell in cells)
     return Row(tuple(labels), metrics, source="published", **more)
 

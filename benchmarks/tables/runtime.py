@@ -1,4 +1,4 @@
-"""Make the tables of the runtime benchmark: of a report, and of the suite beside the paper's with ratios."""
+"""Make the tables of the runtime benchmark: of a report, and of the suite with the paper's rows and ratios."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _published_rows(dataset: str) -> Iterator[Row]:
 
 
 def _measured_rows(report: Measurement, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
-    """Make the rows of one data set. printed: published accuracies by method, to stand beside ours."""
+    """Make the rows of one data set. printed: published accuracies by method."""
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:

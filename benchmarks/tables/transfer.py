@@ -36,7 +36,7 @@ def pair_accuracies(
 ) -> list[tuple[str, Metric | None, float | None]]:
     """List name, our accuracy and the paper's of the source, of each target, and of their mean.
 
-    The paper trains on ImageNet alone, so it has no numbers of other sources.
+    The paper trains on ImageNet only, so it has no numbers for different sources.
     """
     metrics = {name: suite.metric(variant, source, Target(name)) for name in (source, *targets)}
     if targets:
