@@ -112,8 +112,8 @@ def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
     counts = np.bincount(_training_labels(shards))
     largest = max((int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)), default=shots)
     if shots > largest:
-        kind = "class" if classes == "all" else f"{classes} class"
-        has = f"the largest {kind} of '{shards.name}' has {largest} training images"
+        half = "class" if classes == "all" else f"{classes} class"
+        has = f"the largest {half} of '{shards.name}' has {largest} training images"
         raise UsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 

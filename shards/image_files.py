@@ -34,7 +34,7 @@ def raise_error(name: str, reason: str) -> None:
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
     """Iterate over named files, then images of folders by name, and of tar files in their order; others are left out.
 
-    on_error: called for a path without images, a file of an unknown kind in a folder, a broken tar file, a name with
+    on_error: called for a path without images, a file of an unknown format in a folder, a broken tar file, a name with
     control characters. Raises UsageError for paths that do not exist, when it is called.
     """
     if missing := [str(path) for path in paths if not path.exists()]:
@@ -103,7 +103,7 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
         if is_image_name(file.name):
             yield str(file), file
         elif file.suffix.lower()[1:] not in JUNK_EXTENSIONS:
-            on_error(str(file), "is no image of a known kind")
+            on_error(str(file), "is no image of a known format")
 
 
 def _read_tar(file: Path, on_error: OnError) -> Iterator[EncodedImage]:

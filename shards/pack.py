@@ -259,8 +259,8 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
             images.append(CheckedImage(record.path, record.label, digest, offset, len(record.data)))
             writer.write(sample)
     if read != count:
-        given = f"gave {'more' if read > count else read} images, its list says {count}"
-        raise UserError(f"'{task.dataset}' {task.split}: its source {given} (from image {task.start} on)")
+        counts = f"gave {'more' if read > count else read} images, its list says {count}"
+        raise UserError(f"'{task.dataset}' {task.split}: its source {counts} (from image {task.start} on)")
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=count)
     return (shard, images), problems
 

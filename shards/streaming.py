@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Locations = Sequence[tuple[str, Shard]]
 """Shards with the URL or file that each is read from."""
 
-# Shards that are read while images of an earlier one are used, each in a thread of its own.
+# Shards that are read while images of an earlier one are used, each in a separate thread.
 SHARDS_AHEAD = 2
 BLOCK = 2**20
 
@@ -119,7 +119,7 @@ class _OpenVerified:
         for item in source:
             url = item["url"]
             with open_stream(url) as raw:
-                stream = _VerifiedStream(raw, url, self.expected[url])
+                stream = io.BufferedReader(_VerifiedStream(raw, url, self.expected[url]), BLOCK)
                 yield {"url": url, "stream": stream}
                 # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
                 while stream.read(BLOCK):
@@ -133,9 +133,12 @@ class _VerifiedStream(io.RawIOBase):
         self._raw, self._url, self._expected = raw, url, expected
         self._hash, self._size = hashlib.sha256(), 0
 
-    def read(self, size: int = -1) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
         with translate_errors(self._url):
-            data = self._raw.read(size)
+            data = self._raw.read(len(buffer))
         # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
         if not self._size and not data.startswith(b"s"):
             self._refuse("it does not begin as a shard does")
@@ -147,7 +150,8 @@ class _VerifiedStream(io.RawIOBase):
             self._refuse(f"it is truncated ({self._size} of {self._expected.size} bytes)")
         if not data and self._hash.hexdigest() != self._expected.sha256:
             self._refuse("SHA-256 differs from the manifest")
-        return data
+        buffer[: len(data)] = data
+        return len(data)
 
     def _refuse(self, reason: str) -> None:
         raise ShardStreamError(f"{redact(self._url)} cannot be used: {reason} ({self._expected.count} images)")

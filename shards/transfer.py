@@ -1,6 +1,6 @@
 """Copy batches to the device ahead of their use: later batches are copied while an earlier one is used.
 
-On CUDA copies come from page-locked memory and run on a stream of their own, and nothing here waits for the device. On
+On CUDA copies come from page-locked memory and run on a separate stream, and nothing here waits for the device. On
 a device without streams the same code does the same work in the same order, at once.
 """
 

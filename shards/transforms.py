@@ -1,6 +1,6 @@
 """Transform decoded images to inputs of the vision tower: CoOp's test transform and seeded training augmentation.
 
-Pillow resizes and numpy computes: both release the interpreter lock and start no threads of their own.
+Pillow resizes and numpy computes: both release the interpreter lock and start no threads.
 Shapes: 3 colours, S = image size.
 """
 
@@ -223,8 +223,8 @@ def _cutout(image: Image, size: float, generator: torch.Generator) -> Image:
     return image
 
 
-def _enhance(kind: Callable[[Image], ImageEnhance._Enhance]) -> Operation:
-    return lambda image, factor, generator: kind(image).enhance(factor)
+def _enhance(enhancer: Callable[[Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, factor, generator: enhancer(image).enhance(factor)
 
 
 def _shift(x_by_y: float = 0, y_by_x: float = 0, x: float = 0, y: float = 0) -> Operation:

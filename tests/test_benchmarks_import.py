@@ -225,7 +225,7 @@ def test_other_class_names_can_be_chosen(run, photos, capsys):
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("broken.jpg", b"\xff\xd8\xff and no more", "broken.jpg cannot be read: it is"),
     ("empty", None, "empty holds no images"),
-    ("kinds", None, "kinds/one.heic is no image of a known kind"),
+    ("kinds", None, "kinds/one.heic is no image of a known format"),
     ("missing", b"", "missing does not exist"),
     ("shard.tar", b"no tar file", "shard.tar cannot be read"),
 ])  # fmt: skip

@@ -118,7 +118,6 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     pack = partial(pack_source, source, folder / "data", force=True, per_shard=max(1, count // 20))
     pack(workers=workers)
     split = open_dataset(folder / "data", source.name).split("test")
-    streamed = open_dataset(folder / "data", source.name, stream=True).split("test")
     steps = (transforms.Resize(SIZE, InterpolationMode.BICUBIC), transforms.CenterCrop(SIZE), transforms.ToTensor())
     coop = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     crop = eval_transform(SIZE, MEAN, STD).crop
@@ -138,8 +137,7 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
         Measurement(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
         *(Measurement("packing", plural(n, "worker"), n, count, partial(pack, workers=n)) for n in counts),
         *(
-            Measurement(name, plural(n, "worker"), max(1, n), count, partial(_evaluate, images_of, n))
-            for name, images_of in (("streaming evaluation", split), ("the same by the pipeline", streamed))
+            Measurement("evaluation", plural(n, "worker"), max(1, n), count, partial(_evaluate, split, n))
             for n in threads
         ),
         *(_training(split, n, count) for n in threads),

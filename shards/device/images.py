@@ -164,10 +164,10 @@ class DeviceCrops:
             second = self._table.make_matrices(facts[1, group], across)
             # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
             canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=self.device)
-            for place, image, view, turn in zip(canvas, images[group], views[group], turned[group], strict=True):
+            for target, image, view, turn in zip(canvas, images[group], views[group], turned[group], strict=True):
                 crop = image[view.top : view.top + view.height, :, view.left : view.left + view.width]
                 crop = crop.transpose(0, 2) if turn else crop
-                place[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
+                target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
             parts.append(_resize(canvas, first, second))
         pixels = torch.cat(parts)
         is_turned, is_flipped = facts[2:].bool()[..., None, None, None]
@@ -187,8 +187,8 @@ class TapTable:
         # A row can have fewer taps than a shorter one, depending on where the centres of its pixels fall.
         self._counts = np.maximum.accumulate([digits.shape[2] for _, digits in rows])
         table = np.zeros((len(rows), 2, size, self._counts[-1]), np.float32)
-        for place, (_, digits) in zip(table, rows, strict=True):
-            place[..., : digits.shape[2]] = digits
+        for target, (_, digits) in zip(table, rows, strict=True):
+            target[..., : digits.shape[2]] = digits
         # Sums of products with pixels are then in units of a pixel's value, and those of low digits of 2^-10 of that.
         table *= np.array([2.0**-HIGH_BITS, 2.0**-LOW_BITS], np.float32).reshape(2, 1, 1)
         self._digits = torch.from_numpy(table).to(device)

@@ -172,14 +172,14 @@ def _read_split_file(location: RawLocation) -> Listing:
         document = {split: document[split] for split in SPLITS}
         for split, rows in document.items():
             for number, (path, label, name) in enumerate(rows, 1):
-                where = f"{split} entry {number}"
+                entry = f"{split} entry {number}"
                 if reason := unsafe_path(path) or ("is listed twice" if path in listed else ""):
-                    raise ValueError(f"{where}: {path[:80]!a} {reason}")
+                    raise ValueError(f"{entry}: {path[:80]!a} {reason}")
                 if not name or name != name.strip() or not name.isprintable():
-                    raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
+                    raise ValueError(f"{entry}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
                 if label < 0 or (other := names.setdefault(label, name)) != name:
                     reason = "negative" if label < 0 else f"called {other!a} and {name!a}"
-                    raise ValueError(f"{where}: label {label} is {reason}")
+                    raise ValueError(f"{entry}: label {label} is {reason}")
                 listed.add(path)
         if absent := [label for label in range(len(names)) if label not in names]:
             raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")

@@ -70,9 +70,9 @@ class Draws:
     def clouds(self, name: str, cells: int) -> Floats:
         """Draw smooth value noise in [0, 1] with `cells` lattice cells per side, [B, H, W]."""
         lattice = self.uniform(name, shape=(cells + 1, cells + 1))
-        place = (np.arange(SIZE, dtype=np.float32) + np.float32(0.5)) * np.float32(cells / SIZE)
-        low = place.astype(np.int64)
-        part = place - low.astype(np.float32)
+        position = (np.arange(SIZE, dtype=np.float32) + np.float32(0.5)) * np.float32(cells / SIZE)
+        low = position.astype(np.int64)
+        part = position - low.astype(np.float32)
         part = part * part * (3 - 2 * part)
         rows = lattice[:, low] * (1 - part)[:, None] + lattice[:, low + 1] * part[:, None]
         return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part

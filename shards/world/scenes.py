@@ -87,34 +87,34 @@ def _paint_object(distance: Floats, size: Floats, colour: Floats, ground: Floats
     return image, mask
 
 
-def paint_shape(kind: str, draw: Draws, look: Look) -> Picture:
+def paint_shape(name: str, draw: Draws, look: Look) -> Picture:
     """Paint a shape of any colour on a light, grey or dark background."""
     x, y, size = draw_pose(draw, look)
     colour, ground = _colour_pair(draw)
-    return _paint_object(SHAPES[kind](x, y), size, colour, ground, draw, look)
+    return _paint_object(SHAPES[name](x, y), size, colour, ground, draw, look)
 
 
-def paint_coloured_shape(kind: str, draw: Draws, look: Look) -> Picture:
+def paint_coloured_shape(name: str, draw: Draws, look: Look) -> Picture:
     """Paint "red circle": the first word is the colour."""
-    hue, form = kind.split(" ")
+    hue, form = name.split(" ")
     x, y, size = draw_pose(draw, look)
     level = draw.uniform("ground", 0.72, 0.98)[:, None]
     ground = np.clip(level + draw.uniform("ground-tint", -0.03, 0.03, (3,)), 0, 1)
     return _paint_object(SHAPES[form](x, y), size, nearby(draw, "ink", PALETTE[hue]), ground, draw, look)
 
 
-def paint_texture(kind: str, draw: Draws, look: Look) -> Picture:
+def paint_texture(name: str, draw: Draws, look: Look) -> Picture:
     """Paint a surface in two colours that fills the picture; one period is about a fifth of its side."""
     x, y = rotate(*grid(), draw.uniform("turn", -look.turn, look.turn) * (np.pi / 180))
     rate, phase = spread(draw.uniform("rate", 2.1, 2.9)), draw.uniform("phase", 0, 1, (2,))
-    mask = texture(kind, x * rate + spread(phase[:, 0]), y * rate + spread(phase[:, 1]), draw)
+    mask = texture(name, x * rate + spread(phase[:, 0]), y * rate + spread(phase[:, 1]), draw)
     colour, ground = _colour_pair(draw)
     return over(flat(ground), colour, mask), mask
 
 
-def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
+def paint_flower(name: str, draw: Draws, look: Look) -> Picture:
     """Paint "red flower with four round petals" on leaves."""
-    hue, bloom = kind.split(" flower with ")
+    hue, bloom = name.split(" flower with ")
     x, y, size = draw_pose(draw, look)
     ground = nearby(draw, "leaf", (0.16, 0.42, 0.16), 0.06)
     image = backdrop(flat(ground), draw, look)
@@ -172,9 +172,9 @@ def _interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
     return top * (1 - a) + (corner(96) * (1 - b) + corner(97) * b) * a
 
 
-def paint_glyph(kind: str, draw: Draws, look: Look) -> Picture:
+def paint_glyph(name: str, draw: Draws, look: Look) -> Picture:
     """Paint "digit three" or "letter A" in one of several fonts, thinned or thickened a little."""
-    word = kind.split(" ")[1]
+    word = name.split(" ")[1]
     character = str(DIGITS.index(word)) if word in DIGITS else word
     x, y, size = draw_pose(draw, look)
     tables = np.stack([_glyph_distances(character, font) for font in FONTS])
@@ -191,6 +191,6 @@ PAINTERS: dict[str, Callable[[str, Draws, Look], Picture]] = {
     "coloured-shapes": paint_coloured_shape,
     "textures": paint_texture,
     "petals": paint_flower,
-    "tiles": lambda kind, draw, look: TILES[kind](draw),
+    "tiles": lambda name, draw, look: TILES[name](draw),
     "glyphs": paint_glyph,
 }

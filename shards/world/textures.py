@@ -50,9 +50,9 @@ def _honeycomb(u: Floats, v: Floats, draw: Draws) -> Floats:
     def hexagon(x: Floats, y: Floats) -> Floats:
         return 0.5 - np.maximum(np.abs(x), np.abs(x) * 0.5 + np.abs(y) * (tall / 2))
 
-    one = hexagon(cell(u), cell(v / tall) * tall)
-    two = hexagon(cell(u + 0.5), cell(v / tall + 0.5) * tall)
-    return 0.09 - np.maximum(one, two)
+    first = hexagon(cell(u), cell(v / tall) * tall)
+    second = hexagon(cell(u + 0.5), cell(v / tall + 0.5) * tall)
+    return 0.09 - np.maximum(first, second)
 
 
 def _centre(u: Floats, v: Floats, draw: Draws) -> tuple[Floats, Floats]:
