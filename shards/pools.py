@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeVar
 
 from procap.errors import UserError
@@ -63,7 +62,7 @@ def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], wor
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
-        for future in prefetch(tasks, partial(pool.submit, function), 2 * workers):
+        for future in prefetch(tasks, lambda task: pool.submit(function, task), 2 * workers):
             yield future.result()
     except BrokenProcessPool:
         raise UserError("a worker process was killed; was there too little memory? Fewer workers need less") from None

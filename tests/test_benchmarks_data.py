@@ -16,7 +16,6 @@ from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
-from benchmarks.suites.planning import count_images
 from shards.catalogue import CATALOGUE
 from shards.pack import pack_source
 from shards.raw.user_dataset import user_source
@@ -248,7 +247,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):
         assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
-    assert "note: images: 1 image is a copy, byte for byte, of other images (Ara/copy.png = Ara/00.png)" in err
+    assert "byte for byte, of other images (" in err and "Ara/copy.png = Ara/00.png" in err
 
 
 def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys, monkeypatch):
@@ -312,10 +311,9 @@ def one_class(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "code", "words"), [
-    ("train --methods coop --datasets solo --classes all --dry-run", 2, "'solo' has one class ('Zebra finch'): there"),
     ("train --methods coop --datasets solo", 2, "'solo' has one class ('Zebra finch'): there is nothing to tell apart"),
-    ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 3 classes, of which novel"),
-    ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has 1 class, of which all would be 1; 2 are needed"),
+    ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 1 class in its part novel"),
+    ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has 1 class in its part all; 2 are needed"),
 ])  # fmt: skip
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off"]
@@ -330,7 +328,6 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     out, err = capsys.readouterr()
     assert all(f"{target}:test" in out for target in ("trio:base", "solo:all", "tested:all")) and "novel" not in out
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
-    assert count_images("trio", "base", "test", one_class)[2] == 4 + 2, "not two thirds of 8"
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
     assert main(["table", "--results", str(tmp_path), "--datasets", "solo"]) == 0
     assert "One class: solo:all:test, of which every image counts as right." in capsys.readouterr().out
@@ -355,7 +352,7 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     out, err = capsys.readouterr()
     assert "quartet:base:test" in out and not re.search("shapes|tiles|digits", out)
     for name in ("cross-dataset", "domain-generalization"):
-        assert f"{name} is left out: it needs other data sets than 'quartet'" in err
+        assert f"{name} is left out: it needs data sets besides 'quartet'" in err
     always = "it always trains on 16 images per class: the largest class of 'quartet' has 3 training images\n"
     assert f"runtime is left out: {always}" in err
     assert main(["ls", "datasets", "--data", str(one_class)]) == 0
