@@ -260,4 +260,4 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     assert len(both.rows) == 3 and not both.marks(), "rows of other code do not compare"
     assert main(["report", "--results", str(tmp_path)]) == 0
     page = (tmp_path / "report/index.html").read_text()
-    assert "Read with care: OTHER CODE trained runs of Painted CoOp" in page
+    assert "OTHER CODE of Painted CoOp" in page

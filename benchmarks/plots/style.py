@@ -103,7 +103,7 @@ def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = Mappi
 
     def rank(title: str) -> tuple[int, float]:
         method = methods[title]
-        first = [*reversed(ENDS)].index(method) if method in ENDS else 3 - bool(colours.get(method))
+        first = {"procap": 0, "zeroshot": 1}.get(method, 3 - bool(colours.get(method)))
         return first, -scores.get(title, -math.inf)
 
     highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]

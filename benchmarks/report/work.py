@@ -12,6 +12,7 @@ from benchmarks.report.sections import Section
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
+from runner.results import EvalResult, TrainResult
 from runner.run_folders import RunFolder
 
 COLUMNS = (
@@ -27,8 +28,10 @@ def work_table(sections: Iterable[Section], results: Path) -> Table | None:
         folder = RunFolder(results / path)
         # Files that cannot be read are listed as problems of their run.
         with suppress(UserError):
-            documents = [(0, training) for training in [folder.train()] if training and training.steps]
-            for column, document in (*documents, *((1, result) for result in folder.evaluations())):
+            training = folder.train()
+            documents: list[TrainResult | EvalResult] = [training] if training and training.steps else []
+            for document in (*documents, *folder.evaluations()):
+                column = int(isinstance(document, EvalResult))
                 key = describe_machine(document.environment), document.program
                 row = numbers.setdefault(key, [0.0] * len(COLUMNS))
                 row[column] += 1

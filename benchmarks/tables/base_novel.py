@@ -79,10 +79,9 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
         details.append(NOTE_ON_TOKEN_SETS)
     notes = suite_notes(suite, RULE_OF_MEANS if len(sets) > 1 else RULE, details=details)
     columns = [Column(display_name(name)) for name in sets]
-    labels = ("Variant",)
-    main = Table(suite.name, suite.suite.heading, labels, columns, rows, notes.lines, notes.details, wide=True)
-    title, labels = f"{suite.suite.heading}: both halves", ("Data set", "Variant")
-    halves = _halves_table(suite, f"{suite.name}-halves", title, labels=labels)
+    title = suite.suite.heading
+    main = Table(suite.name, title, ("Variant",), columns, rows, notes.lines, notes.details, wide=True)
+    halves = _halves_table(suite, f"{suite.name}-halves", f"{title}: both halves", labels=("Data set", "Variant"))
     return [main, halves, *comparison_tables(suite)]
 
 

@@ -105,8 +105,8 @@ def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
     # Skip an average that only one of several methods has.
     averaged = complete if len(datasets) > 1 and (len(complete) > 1 or len(methods) == 1) else []
     for title in averaged:
-        columns = zip(*(cells[dataset, title] for dataset in datasets), strict=True)
-        base, novel, mean_of_hms, *speeds = (average(column) for column in columns)
+        by_dataset = zip(*(cells[dataset, title] for dataset in datasets), strict=True)
+        base, novel, mean_of_hms, *speeds = (average(column) for column in by_dataset)
         if base or novel:
             cells[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
             means[title] = mean_of_hms
