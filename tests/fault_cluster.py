@@ -228,7 +228,7 @@ def count_tracked(results: Path) -> tuple[Counter[str], list[str]]:
 
     client = MlflowClient(f"sqlite:///{results}/mlflow.db")
     tracked = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
-    parents = {run.info.run_id: run for run in tracked if "procap.collection" in run.data.tags}
+    parents = {run.info.run_id: run for run in tracked if {"suite", "sweep"} & run.data.tags.keys()}
     runs = [run for run in tracked if run.info.run_id not in parents]
     assert all(run.data.tags["mlflow.parentRunId"] in parents for run in runs)
     assert all(run.info.status == "FINISHED" for run in runs)

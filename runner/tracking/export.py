@@ -284,11 +284,11 @@ def _log(store: TrackingStore, update: Update) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
     client, run_id, logged = store.client, update.logged.run_id, update.logged
-    tags = _mask({**update.tags, **dict.fromkeys(logged.parents, "yes")})
+    tags = {name: mask(value) for name, value in update.tags.items()} | dict.fromkeys(logged.parents, "yes")
     if logged.parents:
         tags[PARENT_TAG] = next(iter(logged.parents.values()))
-    for batch in _batches(list(_mask(update.params).items()), NAMES_PER_BATCH):
-        client.log_batch(run_id, params=[Param(*item) for item in batch])
+    for batch in _batches(list(update.params.items()), NAMES_PER_BATCH):
+        client.log_batch(run_id, params=[Param(name, mask(value)) for name, value in batch])
     client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
     for metrics in _batches(update.metrics, METRICS_PER_BATCH):
         client.log_batch(run_id, metrics=metrics)
@@ -308,8 +308,3 @@ def _log(store: TrackingStore, update: Update) -> None:
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _mask(values: Mapping[str, str]) -> dict[str, str]:
-    """Mask credentials in the values of tags or parameters, which may be credentials by their names."""
-    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in values.items()}
