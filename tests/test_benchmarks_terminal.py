@@ -4,13 +4,10 @@ import io
 import itertools
 import json
 import os
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -35,54 +32,6 @@ from shards.image_files import find_images
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("place", ["ls", "runs", "--results=", "value"])
-@pytest.mark.parametrize("text", ["a\nb", "a\tb", "\x1b[31mred", "caf\udce9", "a\u2028b"])
-def test_control_characters_in_an_argument_are_refused(place, text, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    lines = {"ls": [text], "runs": ["ls", text], "--results=": ["table", f"--results={text}"]}
-    assert main(lines.get(place, ["train", "--option", f"template={text}", "--results", "r"])) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.count("\n") == 1 and err.isascii() and "has a control character" in err
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["HOME", "PROCAP_DATA", "MLFLOW_TRACKING_URI", "folder"])
-def test_control_characters_in_the_environment_are_refused(name, tmp_path, monkeypatch, capsys):
-    odd = tmp_path / "a\nb"
-    odd.mkdir()
-    monkeypatch.chdir(odd) if name == "folder" else monkeypatch.setenv(name, str(odd))
-    assert main(["ls", "runs"]) == 2 and name in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["device", "pipe", "socket"])
-@pytest.mark.parametrize("line", [
-    "predict run {}", "predict run images --out {}", "sweep {}", "import {} --method maple", "data pack {}",
-    "train --option sentences={}", "table --results {}", "export {}",
-])  # fmt: skip
-def test_devices_pipes_and_sockets_are_refused(line, kind, tmp_path, capsys):
-    """Reading one might not end, and writing a file would replace it."""
-    path = Path("/dev/null") if kind == "device" else tmp_path / "odd"
-    if kind == "pipe":
-        os.mkfifo(path)
-    with closing(socket.socket(socket.AF_UNIX)) as opened:
-        if kind == "socket":
-            opened.bind(str(path))
-        assert main(line.format(path).split()) == 2
-    assert f"{path} is a device, a pipe or a socket: name a file or a folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("line", [
-    "demo --out {}", "predict {} photo.png", "export {}", "import {} --method coop", "sweep {}",
-    "data pack shapes --data {}", "train --pretrained={}", "table --results {}",
-])  # fmt: skip
-def test_a_url_in_the_place_of_a_folder_is_refused_without_its_secrets(line, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(line.format("http://me:hush@127.0.0.1:9/x?k=hush").split()) == 2
-    out, err = capsys.readouterr()
-    assert "http://127.0.0.1:9/x" in err and err.count("\n") == 1 and "hush" not in out + err
-    assert not any(tmp_path.iterdir())
-
-
 def test_credentials_are_masked_in_all_output(monkeypatch, capsys):
     import benchmarks.cli.ls
 
@@ -105,12 +54,12 @@ def test_commands_to_repeat_have_no_credentials():
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [
-    ("ascii", '^ 75 +- 1 + -> "\\u4e2d" \\udce9\n'), ("latin-1", "^ 75 ± 1 + -> \"\\u4e2d\" \\udce9\n"),
-    ("utf-8", "↑ 75 ± 1 † → “中” \\udce9\n"),
+    ("ascii", "\\u2191 75 \\xb1 1 \\u4e2d \\udce9\n"), ("latin-1", "\\u2191 75 ± 1 \\u4e2d \\udce9\n"),
+    ("utf-8", "↑ 75 ± 1 中 \\udce9\n"),
 ])  # fmt: skip
 def test_a_terminal_gets_what_its_encoding_has(encoding, shown):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    print("↑ 75 ± 1 † → “中” \udce9", file=OutputStream(terminal), flush=True)  # type: ignore[arg-type]
+    print("↑ 75 ± 1 中 \udce9", file=OutputStream(terminal), flush=True)  # type: ignore[arg-type]
     assert terminal.buffer.getvalue().decode(encoding) == shown  # type: ignore[attr-defined]
 
 
@@ -144,19 +93,6 @@ NUMBERS = ["-1.5", "+0.3", "-1e-3", "-", "--", "-0.30 ± 0.10", "-inf", "a=b", "
 @pytest.mark.parametrize("text", FORMULAS + NUMBERS)
 def test_a_formula_in_a_csv_file_is_quoted_and_a_number_is_not(text):
     assert csv_text(text) == (f"'{text}" if text in FORMULAS else text)
-
-
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-"])
-def test_closed_streams_do_not_stop_a_command(closed, tmp_path):
-    """A file that is written meanwhile must not get the number of a closed stream."""
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom benchmarks.console.output import open_streams, note, show\n"
-        f"open_streams()\nwith open({str(tmp_path / 'file')!r}, 'w') as file:\n"
-        "    show('shown'); note('noted'); file.write('kept')\n"
-    )
-    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {closed}"
-    assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=600).returncode == 0
-    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_foreign_run(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.table import find_best_of_each, summarize
+from benchmarks.sweeps.table import summarize
 from cluster import distributed_trial, executor, ray_cluster, tune_runner
 from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
@@ -52,13 +52,11 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
     out = capsys.readouterr().out
     document = json.loads(out.splitlines()[-1])
-    assert "6 runs in all" in out and document["total"] == 3
-    assert [one["state"] for one in document["configurations"]] == ["new"] * 3
+    assert "0 tried already. Nothing was written." in out and document["total"] == 3
     assert not list(tmp_path.iterdir())
     shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,all", *where]
     assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
-    assert [one["values"] for one in planned] == [{"shots": 4}, {"shots": 0}]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"]["space"] == {"shots": [4, 0]}
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -106,10 +104,8 @@ def test_configurations_on_different_data_sets_are_not_compared():
     for number, ((name, lr), score) in enumerate(scores.items()):
         fields = {"state": "finished", "epochs": 9, "score": score, "scores": {"base/x/seed1-00000000": score}}
         found.append(Configuration(number=number, values={"dataset": name, "recipe.lr": lr}, **fields))
-    document = summarize(varied, found, [])
-    assert document["best"] is None and document["best_by_method"] == {}
-    best = find_best_of_each(varied, found)
-    assert {name: one.values["recipe.lr"] for name, one in best.items()} == {"digits": 2, "tiles": 1}
+    best = [row["values"] for row in summarize(varied, found, [])["best"]]
+    assert {values["dataset"]: values["recipe.lr"] for values in best} == {"digits": 2, "tiles": 1}
 
 
 def test_the_printed_command_trains_the_runs_of_the_sweep(where, tmp_path, capsys):
@@ -117,14 +113,14 @@ def test_the_printed_command_trains_the_runs_of_the_sweep(where, tmp_path, capsy
     fixed = ["--methods", "maple", "--datasets", "digits", "--recipe", "procap", *where, "--results", str(tmp_path)]
     assert main(["sweep", *fixed, "--param", "depth=3,9", "--dry-run", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    deep = document["configurations"][1]
     document["sweep"]["schema"] = document["sweep"].pop("schema_version")
     asked = SweepSettings.model_validate(document["sweep"])
-    command, _ = make_commands(asked, deep["values"], RuntimeFlags(data=where[3], results=str(tmp_path)), EngineFlags())
+    values, place = {"options.depth": 9}, RuntimeFlags(data=where[3], results=str(tmp_path))
+    command, _ = make_commands(asked, values, place, EngineFlags())
     assert main([*shlex.split(command)[1:], "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [run["run"] for run in plan["runs"]] == deep["runs"]
-    [run] = make_runs(asked, deep["values"], Path(where[3]))
+    [run] = make_runs(asked, values, Path(where[3]))
+    assert [entry["run"] for entry in plan["runs"]] == [run.path]
     assert run.config.options["n_ctx"] == 4 and run.config.options["depth"] == 9
 
 

@@ -11,9 +11,6 @@ EXIT_SECONDS = 2.0
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line with `argv` (default: the arguments of this process) and return the exit code."""
-    from benchmarks.console.output import open_streams
-
-    open_streams()
     from benchmarks.cli.app import run
 
     code = run(argv)

@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
 from benchmarks.console.output import is_distributed, is_first_local_rank, note, safe_output, write_error_file
-from benchmarks.console.parse import check_arguments
 from procap import __version__
 from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
@@ -160,7 +159,6 @@ def _run(arguments: list[str]) -> int:
     repeats_force = "--force" in arguments and arguments[0] != "submit"
     hint = " (without --force, which starts over)" if repeats_force else ""
     try:
-        check_arguments(arguments, os.environ)
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)

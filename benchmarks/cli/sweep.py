@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.suites.checks import check_code, check_training_images, note_small_classes, note_warmup
+from benchmarks.suites.checks import check_code, check_training_images, note_warmup
 from benchmarks.sweeps import table
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher
 from cluster.preflight import TRAINING_SPLITS
-from cluster.run import StoragePaths, final_score
+from cluster.run import StoragePaths
 from cluster.space import format_domain
 from cluster.sweep_record import (
     METRICS,
@@ -25,7 +24,6 @@ from cluster.sweep_record import (
     SweepSettings,
     check_values,
     examples,
-    key_of,
     make_runs,
 )
 from runner.config import RuntimeConfig
@@ -33,13 +31,10 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import write_json
 from runner.run_collection import status_after
-from runner.run_folders import RunFolder
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
 
-LISTED = 20
-"""How many configurations a plan prints."""
 
 
 @flags.command(
@@ -74,13 +69,13 @@ def sweep(
     runs = make_runs(settings, next(examples(settings)), at.data)
     check_training_images((run.config for run in runs), at.data)
     if not mode.force:
-        tried = [path for one in folder.load().values() for path in one.runs]
+        tried = [path for configuration in folder.load().values() for path in configuration.runs]
         check_code(dict.fromkeys([*tried, *(run.path for run in runs)]), at.results)
     if launcher.kind == "local":
         find_unpacked(settings.datasets, at.data)
     note_warmup(run.config for run in checked)
     if mode.dry_run:
-        return _show_plan(settings, folder, at, output)
+        return _show_plan(settings, folder, output)
     ensure_packed(settings.datasets, at.data)
     with folder.locked():
         folder.check(settings)
@@ -93,13 +88,9 @@ def _delete(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig) -> 
     """Delete the runs of all configurations that were tried, and of a grid all, with the record of their scores."""
     from benchmarks.suites.execute import delete_runs
 
-    paths = {path for one in folder.load().values() for path in one.runs}
+    paths = {path for configuration in folder.load().values() for path in configuration.runs}
     for values in examples(settings) if settings.search == "grid" else ():
         paths |= {run.path for run in make_runs(settings, values, at.data)}
-    found = [one for one in (RunFolder(at.results / path) for path in paths) if one.train_file.exists()]
-    if evaluations := sum(len(one.eval_files()) for one in found):
-        what = f"{plural(len(found), 'finished run')} with {plural(evaluations, 'evaluation')}"
-        note(f"--force deletes {what}, those of suites with the same runs as well")
     delete_runs(sorted(paths), at)
     folder.save(())
 
@@ -159,56 +150,43 @@ def _show_outcome(
     searched: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
 ) -> int:
     """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
-    settings, found = searched.settings, list(searched.configurations.values())
-    best = table.find_best(settings, found)
-    commands = [line for one in best for line in make_commands(settings, one.values, runtime, engine)]
-    document = table.summarize(settings, found, commands)
+    settings, configurations = searched.settings, list(searched.configurations.values())
+    commands = [
+        line
+        for best in table.find_best(settings, configurations)
+        for line in make_commands(settings, best.values, runtime, engine)
+    ]
+    document = table.summarize(settings, configurations, commands)
     write_json(searched.folder.path / "summary.json", document)
     # Includes the records of what was exported to MLflow.
     RemoteResults.from_runtime(searched.runtime).push_all()
-    if found:
-        show(render(table.sweep_table(settings, found), "md"))
-    if len(each := table.find_best_of_each(settings, found)) > 1:
-        for name, one in each.items():
-            show(f"best {'on' if settings.varies_data else 'of'} {name}: {one.score:.2f} with "
-                 f"{table.format_values(one.values)}")  # fmt: skip
+    if configurations:
+        show(render(table.sweep_table(settings, configurations), "md"))
     if left := searched.count("running"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
-        show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {one}" for one in commands))
-    failed = {table.format_values(one.values): table.format_failure(one) for one in found if one.state == "failed"}
-    code = note_failures(len(found) - len(failed), failed)
+        show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))
+    failed = {
+        table.format_values(configuration.values): table.format_failure(configuration)
+        for configuration in configurations
+        if configuration.state == "failed"
+    }
+    code = note_failures(len(configurations) - len(failed), failed)
     if output.json:
         show_json(document)
     return code
 
 
-def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: flags.OutputFlags) -> int:
-    """Print what would be searched and what was tried already; writes nothing."""
-    note_small_classes((run.config for run in make_runs(settings, next(examples(settings)), at.data)), at.data)
-    configurations = folder.load()
+def _show_plan(settings: SweepSettings, folder: SweepFolder, output: flags.OutputFlags) -> int:
+    """Print what would be searched and the configurations that were tried; writes nothing."""
+    tried = list(folder.load().values())
     fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied: seeds and data sets are compared")]))
-    listed: list[dict[str, Any]] = []
-    for values in islice(examples(settings), LISTED) if settings.search == "grid" else ():
-        runs = make_runs(settings, values, at.data)
-        done = sum(final_score(run, at) is not None for run in runs)
-        recorded = configurations.get(key_of(values))
-        if recorded is None:
-            state = f"{done} of {plural(len(runs), 'run')} done" if done else "new"
-        else:
-            state = "unfinished" if recorded.state == "running" else recorded.state
-        listed.append({"values": values, "runs": [run.path for run in runs], "state": state})
-    if listed:
-        cells = [(*one["values"].values(), one["state"]) for one in listed]
-        show("\n" + columns((*(field.rpartition(".")[2] for field in settings.domains), "state"), cells))
-        if settings.size and settings.size > len(listed):
-            show(f"... and {settings.size - len(listed):,} more")
-    each = len(settings.seeds) * (1 if settings.varies_data else len(settings.datasets))
-    runs_in_all = f"; {plural(settings.size * each, 'run')} in all" if settings.size is not None else ""
-    show(f"\n{_format_title(settings)}; {len(configurations)} tried already{runs_in_all}. Nothing was written.")
+    if tried:
+        show("\n" + render(table.sweep_table(settings, tried), "md"))
+    show(f"\n{_format_title(settings)}; {len(tried)} tried already. Nothing was written.")
     if output.json:
-        show_json({"sweep": settings.model_dump(mode="json"), "configurations": listed, "total": settings.size})
+        show_json({"sweep": settings.model_dump(mode="json"), "total": settings.size})
     return 0
 
 

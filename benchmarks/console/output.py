@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import re
@@ -24,36 +23,18 @@ SOME_FAILED = 3
 NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--|[+-]?(?:inf|nan)", re.IGNORECASE)
 """A number in a table, or a sign for a missing one."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-ASCII = {
-    "→": "->", "←": "<-", "↑": "^", "↓": "v", "†": "+", "·": ".", "–": "-", "—": "--", "−": "-", "±": "+-", "×": "x",
-    "…": "...", "“": '"', "”": '"', "‘": "'", "’": "'", "≈": "~", "≤": "<=", "≥": ">=", "Δ": "delta", "λ": "lambda",
-}  # fmt: skip
-"""Replacements for a terminal that cannot print a character."""
-
-
-def _replace_missing(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that an encoding cannot write, for `str.encode`: by `ASCII`, else by their number."""
-    assert isinstance(error, UnicodeEncodeError)
-    signs = error.object[error.start : error.end]
-    return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
-
-
-codecs.register_error("procap-ascii", _replace_missing)
 
 
 class OutputStream:
-    """Stdout or stderr of a command: masks credentials, and replaces characters that the terminal cannot print."""
+    """Stdout or stderr of a command: masks credentials, and escapes characters that the terminal cannot print."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self.write_unmasked(mask(text))
-        return len(text)
-
-    def write_unmasked(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "procap-ascii").decode(encoding))
+        self._stream.write(mask(text).encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -62,19 +43,8 @@ class OutputStream:
 @contextmanager
 def safe_output() -> Iterator[None]:
     """Print through `OutputStream` in the block."""
-    # Streams are never None: `open_streams` has replaced closed ones.
     with redirect_stdout(OutputStream(sys.stdout)), redirect_stderr(OutputStream(sys.stderr)):
         yield
-
-
-def open_streams() -> None:
-    """Connect closed standard streams to /dev/null, so that no file that is opened later gets their numbers."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            with suppress(OSError):
-                # Returns the lowest free number, this one.
-                os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def is_first_rank() -> bool:
@@ -131,20 +101,9 @@ def escape_control(text: str) -> str:
 
 
 def show_json(document: Any) -> None:
-    """Print `document` as one line of strict JSON. Credentials are masked in its texts, not in the line."""
+    """Print `document` as one line of strict JSON."""
     if is_first_rank():
-        line = json.dumps(_mask_texts(document), ensure_ascii=False, allow_nan=False)
-        write = sys.stdout.write_unmasked if isinstance(sys.stdout, OutputStream) else sys.stdout.write
-        write(f"{line}\n")
-        sys.stdout.flush()
-
-
-def _mask_texts(value: Any) -> Any:
-    if isinstance(value, str):
-        return mask(value)
-    if isinstance(value, Mapping):
-        return {mask(name) if isinstance(name, str) else name: _mask_texts(part) for name, part in value.items()}
-    return [_mask_texts(part) for part in value] if isinstance(value, list | tuple) else value
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import stat
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
-from shards.names import has_control
-from shards.urls import is_url, redact
 
-PLACES = ("HOME", "PROCAP_DATA", "PROCAP_RAW", "PROCAP_HOME", "XDG_CACHE_HOME", "MLFLOW_TRACKING_URI",
-          "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
-"""Environment variables that name folders and stores."""
-URL_FLAGS = ("--data", "--results", "--tracking", "--address")
 METHOD_GROUPS = ("all", "table1")
 """Names of groups of methods."""
-
-
-def check_arguments(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise UsageError for control characters in a word, in variables that name places, and in the working folder.
-
-    Also for a word that names something else than a file or a folder: reading a device or a pipe might never end, and
-    writing would replace it. And for a URL in the place of a file, which would become the name of a folder.
-    """
-    places = {name: environment.get(name, "") for name in PLACES}
-    with suppress(OSError):
-        places["the working folder"] = os.getcwd()
-    for what, text in (*(("an argument", word) for word in words), *places.items()):
-        if has_control(text):
-            raise UsageError(f"{what} has a control character or is not UTF-8: {ascii(text)[:200]}")
-    for before, word in itertools.pairwise(("", *words)):
-        flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if is_url(value) and flag not in URL_FLAGS and words[0] != "submit":
-            raise UsageError(
-                f"{redact(value)} is a URL, and a file or a folder is needed: {', '.join(URL_FLAGS)} take URLs"
-            )
-        for name in {word, word.partition("=")[2], word.rpartition("=")[2]}:
-            with suppress(OSError):
-                mode = os.stat(os.path.expanduser(name)).st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    raise UsageError(f"{name} is a device, a pipe or a socket: name a file or a folder")
 
 
 def split_names(text: str) -> list[str]:

@@ -24,35 +24,28 @@ def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> li
     Equal ones are in the order in which the values are listed, or from the smallest drawn number on.
     """
 
-    def order(one: Configuration) -> list[Any]:
-        values = [(one.values.get(field), domain) for field, domain in settings.domains.items()]
+    def order(configuration: Configuration) -> list[Any]:
+        values = [(configuration.values.get(field), domain) for field, domain in settings.domains.items()]
         listed = [[*domain, value].index(value) if isinstance(domain, list) else value for value, domain in values]
-        return [*_place(settings, one), listed]
+        return [*_place(configuration), listed]
 
     return sorted(configurations, key=order)
 
 
-def _place(settings: SweepSettings, one: Configuration) -> tuple[float, ...]:
+def _place(configuration: Configuration) -> tuple[float, ...]:
     """Return what is equal for configurations of one rank, and less for a better one."""
-    score = -math.inf if one.score is None else round(one.score, 6)
-    return list(STATES).index(one.state), 0 if one.state == "finished" else -one.epoch, -score
-
-
-def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
-    """Find the best finished configuration of each data set if they are varied, else of each method."""
-    field, names = ("dataset", settings.datasets) if settings.varies_data else ("method", settings.methods)
-    finished = [one for one in rank(settings, configurations) if one.state == "finished"]
-    found: dict[str, Configuration] = {}
-    for name in names:
-        own = [one for one in finished if one.values.get(field, names[0]) == name]
-        found.update({name: own[0]} if own else {})
-    return found
+    score = -math.inf if configuration.score is None else round(configuration.score, 6)
+    epoch = 0 if configuration.state == "finished" else -configuration.epoch
+    return list(STATES).index(configuration.state), epoch, -score
 
 
 def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
     """Find the best finished configuration; of each data set if they are varied, as such scores are not comparable."""
-    each = find_best_of_each(settings, configurations)
-    return list(each.values()) if settings.varies_data else rank(settings, each.values())[:1]
+    best: dict[Any, Configuration] = {}
+    for configuration in rank(settings, configurations):
+        if configuration.state == "finished":
+            best.setdefault(configuration.values.get("dataset"), configuration)
+    return list(best.values())
 
 
 def sweep_table(
@@ -62,39 +55,35 @@ def sweep_table(
 ) -> Table:
     """Make a row for each configuration, the best first. other_code: how it differs from what is installed, by run."""
     rows, ranked = [], rank(settings, configurations)
-    places = [_place(settings, one) for one in ranked]
-    for one, place in zip(ranked, places, strict=True):
-        seeds = tuple(sorted(map(int, one.by_seed)))
-        score = None if one.score is None else Metric(one.score, one.spread, seeds)
-        values = [_format_value(one.values.get(field)) for field in settings.domains]
-        state = STATES[one.state] + (" (other code)" if other_code.keys() & {*one.runs} else "")
-        rows.append(Row((str(places.index(place) + 1),), (*values, score, f"{one.epoch} of {one.epochs}", state)))
+    places = [_place(configuration) for configuration in ranked]
+    for configuration, place in zip(ranked, places, strict=True):
+        seeds = tuple(sorted(map(int, configuration.by_seed)))
+        score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
+        values = [_format_value(configuration.values.get(field)) for field in settings.domains]
+        state = STATES[configuration.state] + (" (other code)" if other_code.keys() & {*configuration.runs} else "")
+        epochs = f"{configuration.epoch} of {configuration.epochs}"
+        rows.append(Row((str(places.index(place) + 1),), (*values, score, epochs, state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
     notes = [
         f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
     ]
-    for best in find_best(settings, configurations):
-        own = [one for one in configurations if one.values.get("dataset") == best.values.get("dataset")]
-        if (equal := [_place(settings, one) for one in own].count(_place(settings, best))) > 1:
-            which = "the first in the order of the lists" + " or the smallest drawn" * (settings.search != "grid")
-            which = f"{format_values(best.values)}, {which}, counts as the best"
-            notes.append(f"{equal} configurations have the best score; {which}.")
     for change in dict.fromkeys(other_code.values()):
         runs = plural([*other_code.values()].count(change), "run")
         notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
     return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), notes, wide=True)
 
 
-def format_configuration(one: Configuration) -> str:
+def format_configuration(configuration: Configuration) -> str:
     """Format a configuration that has ended in one line."""
-    stopped = f", stopped after epoch {one.epoch}" if one.state == "stopped" else ""
-    outcome = f"failed: {format_failure(one)}" if one.state == "failed" else f"{one.score:.2f} %{stopped}"
-    return f"{format_values(one.values)}: {outcome}"
+    if configuration.state == "failed":
+        return f"{format_values(configuration.values)}: failed: {format_failure(configuration)}"
+    stopped = f", stopped after epoch {configuration.epoch}" if configuration.state == "stopped" else ""
+    return f"{format_values(configuration.values)}: {configuration.score:.2f} %{stopped}"
 
 
-def format_failure(one: Configuration) -> str:
-    run, why = next(iter(one.failures.items()))
+def format_failure(configuration: Configuration) -> str:
+    run, why = next(iter(configuration.failures.items()))
     return why if run in why else f"{run}: {why}"
 
 
@@ -104,31 +93,27 @@ def format_values(values: Values) -> str:
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
     """Make the document of `--json` and summary.json."""
-    best = find_best(settings, configurations)
-    each = {name: _to_row(one) for name, one in find_best_of_each(settings, configurations).items()}
     return {
         "name": settings.name,
         "metric": settings.metric,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
         "counts": count_states(configurations),
-        "best": _to_row(best[0]) if best and not settings.varies_data else None,
-        "best_by_method": {} if settings.varies_data else each,
-        "best_by_dataset": each if settings.varies_data else {},
+        "best": [_to_row(configuration) for configuration in find_best(settings, configurations)],
         "commands": commands,
-        "configurations": [_to_row(one) for one in rank(settings, configurations)],
+        "configurations": [_to_row(configuration) for configuration in rank(settings, configurations)],
     }
 
 
 def count_states(configurations: Iterable[Configuration]) -> dict[str, int]:
     """Count configurations in each state."""
-    states: list[str] = [one.state for one in configurations]
+    states: list[str] = [configuration.state for configuration in configurations]
     return {state: states.count(state) for state in STATES}
 
 
-def _to_row(one: Configuration) -> dict[str, Any]:
+def _to_row(configuration: Configuration) -> dict[str, Any]:
     fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "failures")
-    return {"std": one.spread, **{name: getattr(one, name) for name in fields}}
+    return {"std": configuration.spread, **{name: getattr(configuration, name) for name in fields}}
 
 
 def _format_value(value: Any) -> str:
