@@ -287,6 +287,7 @@ def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
 @pytest.mark.parametrize("name, options, message", [
     ("mapel", {}, "unknown method 'mapel': did you mean maple"),
     ("maple", {"n_ctx": 0}, "n_ctx = 0: input should be greater than or equal to 1"),
+    ("2sfs", {"first_stage": 1.0}, "first_stage = 1.0: input should be less than 1"),
     ("maple", {"depht": 3}, "unknown option of maple 'depht': did you mean depth"),
     ("maple", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
     ("coprompt", {"depth": 13}, "depth = 13, but tiny has 12 vision and 12 text blocks: give at most 12"),
