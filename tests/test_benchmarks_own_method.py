@@ -246,8 +246,6 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
         err = capsys.readouterr().err
         assert refused in err and "starting Ray" not in err
     assert [one.score for one in sweep.load().values()] == [50]
-    assert main(["ls", "runs", "--results", str(tmp_path), "--state", "other code"]) == 0
-    assert "other code: 2 runs: was trained by" in capsys.readouterr().out
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp, other code"]
     assert {row.labels[1] for row in run_tables(load(tmp_path))[0].rows} == {"Painted CoOp, other code"}
     both_folder = tmp_path.with_name("both")

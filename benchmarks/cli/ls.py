@@ -23,7 +23,7 @@ from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
 from runner.run_collection import COLLECTIONS
-from runner.run_folders import OtherContent, RunFolder, check_training_content
+from runner.run_folders import RunFolder
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.mirror import is_mirror
@@ -32,8 +32,7 @@ from shards.resolve import is_packed, packed_names, resolve_dataset
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
 SORTED_BY = (*COLUMNS, "run")
-STATES = ("finished", "imported", "unfinished", "failed", "broken", "other code", "other data")
-"""The last two: of finished runs that cannot be continued with the installed plug-in or the packed data set."""
+STATES = ("finished", "imported", "unfinished", "failed", "broken")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
@@ -53,7 +52,7 @@ def ls(
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": lambda: _suites(Path(results)),
-        "runs": lambda: _runs(results, data_root(data), selection, sort or "run", split_names(state) or STATES),
+        "runs": lambda: _runs(results, selection, sort or "run", split_names(state) or STATES),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
@@ -147,14 +146,14 @@ def _backbones() -> Listing:
     return columns(("backbone", "what it is", "weights"), shown), rows
 
 
-def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
+def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
     root = open_results(results)
     folders = run_folders(root)
     wanted = run_filter(selection, lambda: (config.dataset for _, config in folders))
     for state in states:
         if state not in STATES:
             raise unknown_name("state", state, STATES)
-    rows = [_describe_run(folder, config, data) for folder, config in folders if wanted(config)]
+    rows = [_describe_run(folder, config) for folder, config in folders if wanted(config)]
     rows = [row for row in rows if row["state"] in states]
     key = sort.removeprefix("-")
     if key not in SORTED_BY:
@@ -173,17 +172,11 @@ def _runs(results: str, data: Path, selection: SelectionFlags, sort: str, states
     for row, title in zip(rows, titles, strict=True):
         row["settings"] = title.removeprefix(title_method(row["method"])).removeprefix(", ")
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for row in (row for row in rows if row["reason"]):
-        reasons.setdefault((row["state"], row["reason"]), []).append(row["run"])
-    lines = [
-        f"{state}: {runs[0] if len(runs) == 1 else plural(len(runs), 'run')}: {reason}"
-        for (state, reason), runs in reasons.items()
-    ]
+    lines = [f"{row['state']}: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
     return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *lines]), rows
 
 
-def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str, Any]:
+def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
@@ -195,16 +188,6 @@ def _describe_run(folder: RunFolder, config: RunConfig, data: Path) -> dict[str,
         written = training.written.replace("T", " ")[:16] if training else None
         if state == "failed" and (progress := folder.progress()):
             row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
-        elif training and (why := training.changed_code(config)):
-            state, row["reason"] = "other code", why.removeprefix(f"{config.path} ")
-        elif training and not is_mirror(data):
-            try:
-                check_training_content(config, training, data)
-            except OtherContent as error:
-                state, row["reason"] = "other data", str(error).removeprefix(f"{config.path} ")
-            except UserError:
-                # `procap ls datasets` shows what is wrong with the data set.
-                pass
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")

@@ -129,8 +129,10 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *
 
 
 def _add_notes(tables: Sequence[Table], notes: Sequence[str]) -> Sequence[Table]:
-    """Add notes on all tables to the last one."""
-    return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, *notes])]
+    """Add notes on all tables to the last line below the last one, which has four lines at most."""
+    last = tables[-1]
+    line = " ".join([*last.notes[-1:], *notes])
+    return [*tables[:-1], replace(last, notes=[*last.notes[:-1], line])] if notes else tables
 
 
 def _suite_tables(
