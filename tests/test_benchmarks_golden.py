@@ -24,3 +24,12 @@ def test_a_table_is_as_it_was(frozen, name, monkeypatch, tmp_path):
         printed = texts[file.suffix[1:]].replace(str(folder), "RESULTS")
         assert re.findall(r"[\d.]+", printed) == re.findall(r"[\d.]+", golden), file.name
         assert printed == golden, file.name
+
+
+def test_at_most_four_notes_follow_a_table_and_none_a_table_in_latex():
+    for file in GOLDEN.glob("*.md"):
+        blocks = file.read_text().split("\n\n")
+        assert max(block.count("\n- ") + block.startswith("- ") for block in blocks) <= 4, file.name
+    for file in GOLDEN.glob("*.latex"):
+        comments = [line for line in file.read_text().splitlines() if line.startswith("%")]
+        assert all("needs" in line for line in comments), file.name
