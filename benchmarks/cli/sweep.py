@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from cluster.sweep import Sweep
 
 
-
 @flags.command(
     "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
     "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "

@@ -62,7 +62,7 @@ def method_class(name: str) -> type[Method]:
 
     module, _, attribute = paths[name].partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        cls = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         # The import of a plug-in may raise anything.
         if name in METHODS:
@@ -74,11 +74,11 @@ def method_class(name: str) -> type[Method]:
         raise UsageError(
             f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}{place and f' ({place})'}"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
-    if name not in METHODS and (missing := found.missing_members()):
+    if name not in METHODS and (missing := cls.missing_members()):
         raise UsageError(f"method '{name}' is a plug-in whose class {paths[name]} has no {', no '.join(missing)}")
-    return found
+    return cls
 
 
 def method_source(name: str) -> PlugInSource | None:
@@ -98,18 +98,18 @@ def loading_error(name: str) -> str:
 
 def describe_change(name: str, recorded: PlugInSource | None) -> str:
     """Describe how the code of method `name` differs from what trained a run; empty if it does not or is unknown."""
-    if recorded is None or (found := method_source(name)) is None or found == recorded:
+    if recorded is None or (installed := method_source(name)) is None or installed == recorded:
         return ""
     why = loading_error(name)
-    return f"by {recorded}, and {f'now {why}' if why else f'the code that is installed now is {found}'}"
+    return f"by {recorded}, and {f'now {why}' if why else f'the code that is installed now is {installed}'}"
 
 
 def title_and_colour(name: str) -> tuple[str, str]:
     """Return title and colour of a plug-in as tables and plots show them: its own, else its name and no colour."""
     if loading_error(name):
         return name, ""
-    found = method_class(name)
-    return found.title or name, found.colour if COLOUR.fullmatch(found.colour) else ""
+    cls = method_class(name)
+    return cls.title or name, cls.colour if COLOUR.fullmatch(cls.colour) else ""
 
 
 def method_summaries() -> dict[str, str]:

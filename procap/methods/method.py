@@ -246,11 +246,11 @@ class Method(nn.Module):
     def public_names(self) -> dict[str, str]:
         """Map the name of each parameter to its name in the public code of the method; empty without public code."""
         known = dict(self.public_layout.names) if self.public_layout else {}
-        found = {}
+        names = {}
         for name in self.state_dict() if known else ():
             ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
-            found[name] = known[ours].format(name.removeprefix(ours).lstrip(".").replace("/", "."))
-        return found
+            names[name] = known[ours].format(name.removeprefix(ours).lstrip(".").replace("/", "."))
+        return names
 
     def public_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by their names in the public code of the method."""

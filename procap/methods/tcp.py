@@ -87,8 +87,7 @@ class TCP(ContextMethod):
         """Tokenize "[SOS] context <words of the data set> [EOS]" and encode the reference of every class."""
         words = PROMPTS.get(space.dataset, "{}.")
         ids = context_prompts(self.clip, space, self.options.n_ctx, words).ids
-        given = self.options.reference_template
-        template = given or REFERENCE_TEMPLATES.get(space.dataset, space.template)
+        template = self.options.reference_template or REFERENCE_TEMPLATES.get(space.dataset, space.template)
         return ClassPrompts(ids, reference=text_bank(self.clip, space, [template]))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
