@@ -330,7 +330,7 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert err.count("trio has 3 classes, too few for base and novel halves of two: evaluated on base") == 1
     assert err.count("solo has 1 class, too few for base and novel halves of two: evaluated on all") == 1
     assert main(["table", "--results", str(tmp_path), "--datasets", "solo"]) == 0
-    assert "One class: solo:all:test, of which every image counts as right." in capsys.readouterr().out
+    assert "One class, every answer is right: solo:all:test." in capsys.readouterr().out
     own = ["eval", "--methods", "zeroshot", "--datasets", "trio", *at, "--targets"]
     assert main([*own, "solo:novel,trio:all,trio:novel"]) == 3
     out, err = capsys.readouterr()
