@@ -79,8 +79,9 @@ def pack_source(
     refuse_packing(data_root)
     if source.problems:
         source = check_source(source, workers=workers, on_progress=on_progress)
-    for note in source.notes if on_note else ():
-        on_note(note)
+    if on_note:
+        for note in source.notes:
+            on_note(note)
     raise_problems(source.name, source.problems, on_note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.

@@ -12,7 +12,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +103,8 @@ def download(
             with replace_at_end(target) as temporary, temporary.open("wb") as out:
                 digest = _copy(location, out, limit)
                 if sha256 not in (None, digest):
-                    reason = f"its SHA-256 is {digest}, not {sha256}"
-                    raise UserError(f"{redact(location)} is not the expected file: {reason}")
+                    what = f"{redact(location)} is not the expected file"
+                    raise UserError(f"{what}: its SHA-256 is {digest}, not {sha256}")
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
@@ -139,15 +139,14 @@ class RemoteFolder:
 
     url: str
 
-    def list(self, below: str = "") -> dict[str, str]:
-        """List every file below the folder `below`: its name relative to that folder, and its version."""
+    def list(self, below: str = "") -> list[str]:
+        """List the names of all files below the folder `below`, relative to that folder."""
         root = join(self.url, below) if below else self.url
         with translate_errors(root):
             files, path = filesystem(root)
-            entries = files.find(path, detail=True)
-        names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in entries.items() if name != path}
+            names = [file.removeprefix(f"{path}/") for file in files.find(path) if file != path]
         # An empty part, as in `folder//etc/x`, would make a path that begins at the root.
-        return {name: tag for name, tag in names.items() if all(part[:1] not in ("", ".") for part in name.split("/"))}
+        return [name for name in names if all(part[:1] not in ("", ".") for part in name.split("/"))]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read many small files at once; those that do not exist are left out."""
@@ -190,15 +189,6 @@ class RemoteFolder:
         with translate_errors(join(self.url, name)), suppress(FileNotFoundError):
             files, root = filesystem(self.url)
             files.rm_file(f"{root}/{name}")
-
-
-def version(facts: Mapping[str, Any]) -> str:
-    """Return a token that changes when the store's file changes, from the metadata that the store gives."""
-    keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "created")
-    value = next((facts[key] for key in keys if facts.get(key)), "")
-    # A timestamp, because a store can give the same time in several time zones.
-    tag = value.timestamp() if hasattr(value, "timestamp") else value
-    return f"{tag}-{facts.get('size')}"
 
 
 @contextmanager
