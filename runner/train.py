@@ -37,6 +37,8 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
+MAX_REPEATS = 40
+"""How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
 def train(
@@ -266,7 +268,15 @@ class TrainLoop:
         if self.step.needs_capture:
             with self.meter.phase("compile", rated=False):
                 self.step.capture(batch)
-        self.losses.send(self.step(batch))
+        terms = self.step(batch)
+        if self.config.recipe.iterations and self.config.precision == "fp16":
+            # A step that is skipped because gradients overflow does not count towards a budget of iterations, as in the
+            # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite ends the loop.
+            for _ in range(MAX_REPEATS):
+                if not terms[-1].item():
+                    break
+                terms = self.step(batch)
+        self.losses.send(terms)
         self.meter.step(self.schedule.images(number))
         loss = self._count_losses()
         if loss is not None:

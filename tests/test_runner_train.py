@@ -282,6 +282,14 @@ def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bi
     assert [(log.terms, log.skipped) for log in resumed.epochs] == [(log.terms, log.skipped) for log in whole.epochs]
 
 
+def test_a_step_that_half_precision_skips_does_not_count_towards_a_number_of_iterations(plan, runtime):
+    overrides = {"iterations": 3, "epochs": 1, "warmup": "none"}
+    config = plan("procap", precision="fp16", overrides=overrides)
+    config = config.model_copy(update={"options": {**config.options, "nce_weight": 1e3}})
+    result = train(config, runtime)
+    assert result.steps == 3 and [log.skipped for log in result.epochs] == [0]
+
+
 def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, runtime):
     config = plan("maple", overrides={"lr": 1e30, "warmup": "none", "epochs": 3})
     eager = dataclasses.replace(runtime, checkpoint_seconds=0.0)
