@@ -6,7 +6,7 @@
 The modes are those of `benchmarks.runtime.workload`; they take the same batch in turns in one process, and a ratio is
 the median over rounds. `counted` is the ratio of counted operations. For the last number of classes, whose reference
 takes longest, there is one round, and within `--budget` seconds only. `--write` writes docs/results/method_speed.json,
-in which other rows stay, and replaces the tables in docs/methods.md.
+in which other rows stay, and replaces the tables in docs/results/method_speed.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONE_IMAGE = ("cocoop",)
 """Methods that train with one image at a time, because they encode all classes for each image."""
 TEACHERS = ("promptsrc", "mmlop")
 """Methods that once compute features of 60 templates; a step takes the same time with any others."""
-PAGE, DATA = Path("docs/methods.md"), Path("docs/results/method_speed.json")
+PAGE, DATA = Path("docs/results/method_speed.md"), Path("docs/results/method_speed.json")
 MARKS = "<!-- speed: begin -->\n", "<!-- speed: end -->\n"
 
 

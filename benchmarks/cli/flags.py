@@ -156,7 +156,7 @@ class SuiteFlags(ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
     heading: ClassVar[str] = "Recipe and evaluation"
-    profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper with --data]")] = ""
+    profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: Recipe = ""
     classes: SuiteClasses = ""
     option: MethodOptions = None
