@@ -237,13 +237,14 @@ def test_reading_results_does_not_import_torch(tmp_path):
 
 
 def test_no_command_imports_a_file_that_results_name(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "results/collections/suite/shared"
-    folder.mkdir(parents=True)
     (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
-    record = {"schema": 1, "kind": "suite", "name": "shared", "runs": [], "status": "finished", "started": 1}
+    record = {"schema": 1, "kind": "suite", "runs": [], "status": "finished", "started": 1}
     monkeypatch.chdir(tmp_path)
-    for more in ({}, {"file": "evil.py"}, {"file": str(tmp_path / "evil.py")}):
-        (folder / "collection.json").write_text(json.dumps(record | more))
+    by_file = [("shared", {"file": name}) for name in ("evil.py", str(tmp_path / "evil.py"))]
+    for name, more in [*by_file, ("evil.py", {})]:
+        folder = tmp_path / "results/collections/suite" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "collection.json").write_text(json.dumps(record | {"name": name} | more))
         for words in (["ls", "suites"], ["table", "shared"], ["report", "--out", "page"]):
             main([*words, "--results", "results"])
     assert not (tmp_path / "PWNED").exists()

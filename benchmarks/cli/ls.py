@@ -16,7 +16,7 @@ from benchmarks.console.output import columns, format_counts, note, plural, quot
 from benchmarks.console.parse import split_names
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
-from benchmarks.suites import load_suite, suite_paths
+from benchmarks.suites import load_installed_suite, suite_paths
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_summaries
 from procap.methods.plugins import describe_unexpected
@@ -104,7 +104,7 @@ def _suites(results: Path) -> Listing:
     run = sorted(path.name for path in results.glob(f"{COLLECTIONS}/suite/*"))
     for name in dict.fromkeys([*suite_paths(), *run]):
         try:
-            suite = load_suite(name)
+            suite = load_installed_suite(name)
             row = {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds}
         except UserError as error:
             row = {"name": name, "title": str(error), "methods": [], "seeds": []}

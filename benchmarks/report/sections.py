@@ -12,7 +12,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.frame import make_frame, make_records, run_folders
 from benchmarks.results.suite import SuiteResults
-from benchmarks.suites import SUITES, load_suite
+from benchmarks.suites import SUITES, load_installed_suite, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
@@ -90,17 +90,17 @@ def read_suites(
         if folder.parent.name != "suite" or (chosen and name not in chosen):
             continue
         try:
-            sections.append(_read_suite(folder, chosen.pop(name, name), results, data))
+            sections.append(_read_suite(folder, chosen.pop(name, None), results, data))
         except UserError as error:
             problems.append((name, str(error)))
     return sections, [*problems, *((name, "was not started here") for name in chosen)]
 
 
-def _read_suite(folder: Path, word: str, results: Path, data: Path | None) -> Section:
+def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None) -> Section:
     collection = read_collection(folder)
     assert collection is not None
     try:
-        suite = load_suite(word)
+        suite = load_suite(word) if word else load_installed_suite(folder.name)
     except UserError as error:
         raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
     done = SuiteResults.read(suite, last_options(suite, results, data), results)

@@ -57,6 +57,13 @@ def load_suite(name: str) -> Suite:
     return found
 
 
+def load_installed_suite(name: str) -> Suite:
+    """Load a suite by a name that results contain, which may be the name of a file: code of others is never run."""
+    if name not in suite_paths():
+        raise unknown_name("suite", name, suite_paths())
+    return load_suite(name)
+
+
 def suite_titles() -> dict[str, str]:
     """List the title of every suite by name; for a plug-in that cannot be used, the reason."""
     titles = {}
