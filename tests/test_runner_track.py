@@ -23,7 +23,7 @@ from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
-from runner.tracking.content import MOST_METRICS, name_run
+from runner.tracking.content import name_run
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingError, TrackingStore
 
@@ -81,7 +81,7 @@ def test_a_finished_run_arrives_whole(store, folder, export):
     assert points(store, run.info.run_id, "training/loss_kl")[4] == (4, 0.1)
     metrics = run.data.metrics
     expected = {"accuracy": 60.0, "accuracy/base": 75.0, "accuracy/novel": 50.0, "fps": 300.0, "train_seconds": 10.5}
-    assert sorted(metrics)[:5] == [*expected] and len(metrics) <= MOST_METRICS
+    assert sorted(metrics)[:5] == [*expected]
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     inputs = {entry.dataset.name: entry.dataset.digest for entry in run.inputs.dataset_inputs}
     assert inputs["shapes"] == folder.train().manifest_digest and "shapes:novel:test" in inputs
@@ -216,15 +216,13 @@ def test_an_export_that_was_killed_is_completed_by_the_next_one(call, store, fol
         assert_no_duplicates(store, exported.info.run_id)
 
 
-def test_sync_continues_after_a_broken_run_and_a_dry_run_changes_nothing(store, tmp_path, capsys):
+def test_sync_continues_after_a_broken_run(store, tmp_path, capsys):
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
     sync(store, only=[good])
     whole = folders[1].train_file.read_bytes()
     folders[1].train_file.write_bytes(whole[:100])
     command = ["track", "sync", "--results", str(tmp_path), "--tracking", store.uri]
-    assert main([*command, "--dry-run"]) == 3
-    assert "1 run and 0 collections to send" in capsys.readouterr().out and not runs_of(store, folders[2])
     assert main(command) == 3
     printed = capsys.readouterr()
     assert "1 run and 0 collections sent" in printed.out and "1 up to date" in printed.out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cli.flags import DryRun, LogCheckpoints, OutputFlags, Results, Tracking, command
+from benchmarks.cli.flags import LogCheckpoints, OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
@@ -11,27 +11,25 @@ from runner.tracking import export
 from runner.tracking.store import TrackingStore
 
 
-@command("procap track sync --results demo/results", "procap track sync --dry-run")
+@command("procap track sync --results demo/results")
 def sync(
     output: OutputFlags,
     results: Results = "results",
     tracking: Tracking = "",
     log_checkpoints: LogCheckpoints = False,
-    dry_run: DryRun = False,
 ) -> int:
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
     store = TrackingStore.choose(open_results(results, weights=log_checkpoints), tracking or None)
-    summary = export.sync(store, log_checkpoints=log_checkpoints, dry_run=dry_run)
+    summary = export.sync(store, log_checkpoints=log_checkpoints)
     for run, reason in summary.failed:
         note(f"procap: failed: {run}: {reason}")
     for run in summary.sent:
-        (show if dry_run else note)(run)
+        note(run)
     runs = [path for path in summary.sent if not path.startswith(f"{COLLECTIONS}/")]
     sent = f"{plural(len(runs), 'run')} and {plural(len(summary.sent) - len(runs), 'collection')}"
-    action = "to send" if dry_run else "sent"
-    show(f"{sent} {action} to {store.address}, {len(summary.up_to_date)} up to date")
+    show(f"{sent} sent to {store.address}, {len(summary.up_to_date)} up to date")
     if output.json:
         document = {"sent": summary.sent, "up_to_date": len(summary.up_to_date), "failed": dict(summary.failed)}
-        show_json({"destination": store.address, "dry_run": dry_run, **document})
+        show_json({"destination": store.address, **document})
     return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1

@@ -20,10 +20,9 @@ from typing import Any
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import read_document
 from runner.run_collection import COLLECTIONS, Collection, Status, write_collection
 from runner.run_folders import TRACKING_FILE, RunFolder
-from runner.tracking.export import TrackingRecord, sync
+from runner.tracking.export import read_record, sync
 from runner.tracking.store import TrackingStore, format_error
 
 INTERVAL_SECONDS = 30.0
@@ -47,27 +46,30 @@ class BackgroundExporter:
         self.store = store
         self._remote = remote
         self._log_checkpoints = log_checkpoints
-        self._pending: dict[str, bool] = {}
+        self._pending: dict[str, None] = {}
         self._lock = threading.Lock()
         self._flushing = threading.Event()
         self._thread: threading.Thread | None = None
         self._exported = 0
         self._patience = WAIT_SECONDS
-        self._gave_up = self._failed = self._transfer_failed = False
+        self._failed = False
         self._reported: set[str] = set()
+        self._elsewhere: set[str] = set()
         self._measured: set[str] = set()
         self._monitors: dict[str, Any] = {}
 
-    def post(self, *paths: str, synchronize: bool = False, measure: bool = False) -> None:
-        """Export the runs or collections at `paths` soon; `synchronize`: with the URL of the results first.
+    def post(self, *paths: str, elsewhere: bool = False, measure: bool = False) -> None:
+        """Export the runs or collections at `paths` soon.
 
-        measure: this process trains the runs; log its system metrics with them.
+        elsewhere: different processes write the runs; synchronize with the URL of the results first. measure: this
+        process trains the runs; log its system metrics with them.
         """
-        self._measured.update(paths if measure else ())
-        if (self.store is not None or self._remote.url) and not self._gave_up:
-            with self._lock:
-                self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
-                self._start()
+        with self._lock:
+            self._elsewhere.update(paths if elsewhere else ())
+            self._measured.update(paths if measure else ())
+            if (self.store is not None or self._remote.url) and self._patience > 0:
+                self._pending |= dict.fromkeys(paths)
+        self._start()
 
     def flush(self, *, create: bool = True) -> None:
         """Export everything that was posted; returns when that is done, has failed, or makes no progress.
@@ -79,106 +81,95 @@ class BackgroundExporter:
             with self._lock:
                 self._pending.clear()
         self._flushing.set()
+        self._failed = False
         # The second time for what was posted while the thread was exporting.
         for _ in range(2):
-            with self._lock:
+            if not self._failed:
                 self._start()
-                thread = self._thread
-            if thread is not None and not self._gave_up:
-                self._wait_for(thread)
-            if self._failed:
-                break
+                self._wait()
         self._flushing.clear()
 
-    def report(self, text: str) -> None:
-        """Print a line unless it was printed before or stderr is closed."""
-        if text not in self._reported:
-            self._reported.add(text)
+    def report(self, text: str, about: str = "") -> None:
+        """Print a line unless it, or one `about` the same, was printed before or stderr is closed."""
+        if (about or text) not in self._reported:
+            self._reported.add(about or text)
             with suppress(OSError, ValueError):
                 print(f"tracking: {text}", file=sys.stderr, flush=True)
 
-    def _wait_for(self, thread: threading.Thread) -> None:
-        """Wait for an export, and give the store up when the patience of this command is used up."""
+    def _wait(self) -> None:
+        """Wait for the thread as long as it makes progress, or the patience of this command lasts."""
         exported = self._exported
-        while thread.is_alive() and self._patience > 0:
+        while self._thread and self._thread.is_alive() and self._patience > 0:
             began = time.monotonic()
-            thread.join(min(NOTICE_SECONDS, self._patience))
+            self._thread.join(min(NOTICE_SECONDS, self._patience))
             if self._exported == exported:
                 self._patience -= time.monotonic() - began
             exported = self._exported
-            if thread.is_alive() and self.store and self.store.is_server:
+            if self._thread.is_alive() and self.store and self.store.is_server:
                 self.report(f"waiting for {self.store.address}, at most {WAIT_SECONDS:g} s")
-        if thread.is_alive():
-            self._gave_up = True
-            if not self._failed:
-                self._report_failure(f"no answer within {WAIT_SECONDS:g} s")
+        if self._patience <= 0:
+            self._fail(f"no answer within {WAIT_SECONDS:g} s")
 
     def _start(self) -> None:
-        if self._pending and (self._thread is None or not self._thread.is_alive()):
-            if self._thread is None:
-                atexit.register(self.flush, create=False)
-            self._thread = threading.Thread(target=self._export_pending, name="mlflow-export", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._pending and not (self._thread and self._thread.is_alive()):
+                if self._thread is None:
+                    atexit.register(self.flush, create=False)
+                self._thread = threading.Thread(target=self._export_pending, name="mlflow-export", daemon=True)
+                self._thread.start()
 
     def _export_pending(self) -> None:
         self._flushing.wait(INTERVAL_SECONDS)
         with self._lock:
             batch, self._pending = self._pending, {}
-        for path in (path for path, synchronize in batch.items() if synchronize):
+        for path in self._elsewhere.intersection(batch):
             if path.startswith(f"{COLLECTIONS}/"):
-                self._synchronize(partial(self._remote.push_all, path))
+                self._transfer(self._remote.push_all, path)
             else:
-                self._synchronize(partial(self._remote.pull_run, path, weights=self._log_checkpoints))
+                self._transfer(partial(self._remote.pull_run, weights=self._log_checkpoints), path)
         if self.store is None or not batch:
             return
         try:
-            summary = sync(
-                self.store.open(), only=batch, log_checkpoints=self._log_checkpoints, on_run=self._count_export
-            )
+            summary = sync(self.store, only=batch, log_checkpoints=self._log_checkpoints, on_run=self._count_export)
             for path, reason in summary.failed:
                 self.report(f"{path}: {reason}")
             for path in self._measured.intersection(batch):
                 self._measure(self.store, path)
             for path in batch:
                 # Another machine continues with the same MLflow run.
-                self._synchronize(partial(self._remote.push_file, f"{path}/{TRACKING_FILE}"))
-            self._failed = False
+                self._transfer(self._remote.push_file, f"{path}/{TRACKING_FILE}")
         except Exception as error:
-            self._failed = True
             with self._lock:
                 self._pending = batch | self._pending
-            self._report_failure(format_error(error))
+            self._fail(format_error(error))
 
-    def _synchronize(self, transfer: Callable[[], None]) -> None:
+    def _transfer(self, transfer: Callable[[str], None], path: str) -> None:
         """Carry out a transfer from or to the URL of the results; the first error is reported."""
         try:
-            transfer()
+            transfer(path)
         except (UserError, OSError) as error:
-            if not self._transfer_failed:
-                self._transfer_failed = True
-                self.report(f"{error}; what is new is only in {self._remote.local} so far")
+            self.report(f"{error}; what is new is only in {self._remote.local} so far", about="transfer")
 
     def _measure(self, store: TrackingStore, path: str) -> None:
         """Start MLflow's system metrics for a run that trains, and end them when it is finished."""
         folder = RunFolder(store.results / path)
-        record = read_document(folder.path / TRACKING_FILE, TrackingRecord)
         if folder.train_file.exists():
             if monitor := self._monitors.pop(path, None):
                 monitor.finish()
-        elif record and store.name in record.stores and path not in self._monitors:
+        elif path not in self._monitors and (record := read_record(store, folder.path)):
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-            run_id = record.stores[store.name].run_id
-            self._monitors[path] = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=store.uri)
+            self._monitors[path] = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=store.uri)
             self._monitors[path].start()
 
-    def _count_export(self, path: str, sent: bool) -> None:
+    def _count_export(self) -> None:
         self._exported += 1
 
-    def _report_failure(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
+        self._failed = True
         if self.store is not None:
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
-            self.report(f"{reason}; runs go on, export them later with `{later}`")
+            self.report(f"{reason}; runs go on, export them later with `{later}`", about="failure")
 
 
 # One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
@@ -241,5 +232,5 @@ class CollectionTracker:
             self._exporter.report(f"{error}; the runs go on")
             return
         self._written = time.monotonic()
-        self._exporter.post(self.collection.path, *self._changed, synchronize=True)
+        self._exporter.post(self.collection.path, *self._changed, elsewhere=True)
         self._changed.clear()

@@ -6,27 +6,26 @@ import getpass
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
+
 from procap.errors import UserError
 from procap.recipe import format_value
-from runner.config import RunConfig
+from runner.config import FrozenModel, RunConfig
 from runner.planning import changed_settings
-from runner.results import EpochLog, EvalResult, Progress, TrainResult, harmonic_mean
+from runner.results import EpochLog, EvalResult, Progress, TrainResult, ValidationCount, harmonic_mean
 from runner.run_collection import Collection
 from runner.run_folders import RunFolder
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
-
-MOST_METRICS = 15
-"""Metrics of a run: MLflow's comparison shows all of them, in alphabetical order."""
 
 MOST_NAMED = 4
 """Largest number of settings that differ from the published ones in the name of a run."""
@@ -35,6 +34,120 @@ MAX_NAME = 250
 """Largest number of characters of a name in MLflow."""
 
 Metrics = dict[str, float]
+TimedMetric = tuple[str, float, int, int]
+"""Name, value, milliseconds since 1970 and step."""
+
+
+class Logged(FrozenModel):
+    """What MLflow has of a run or collection. results: times of writing by file, or metrics of a collection."""
+
+    status: str = ""
+    epochs: int = 0
+    results: dict[str, str] = Field(default_factory=dict)
+    parents: dict[str, str] = Field(default_factory=dict, description="ids of the MLflow runs of its collections")
+
+
+@dataclass
+class Content:
+    """What MLflow shows of a run or collection. Its `metrics` begin after the epochs that were logged before.
+
+    started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets.
+    """
+
+    name: Callable[[], str]
+    logged: Logged
+    tags: dict[str, str]
+    started: int
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: list[TimedMetric] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    inputs: list[tuple[str, str, str]] = field(default_factory=list)
+    ended: int | None = None
+
+
+def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpoints: bool) -> Content | None:
+    """Describe a run; None before the end of its first epoch. Raises UserError for a broken file.
+
+    started: when its MLflow run starts, if it exists. epochs: how many were logged before.
+    """
+    config, train = folder.config(), folder.train()
+    # The run may finish, and its progress file be gone, between the two reads.
+    state = train or folder.progress() or folder.train()
+    if config is None or state is None or not (state.epochs or isinstance(state, TrainResult)):
+        return None
+    if started is None:
+        written = state.written if isinstance(state, TrainResult) else datetime.now().isoformat()
+        started = milliseconds(written) - int(1000 * state.seconds)
+    logged = Logged(status=STATUS[state.status], epochs=len(state.epochs))
+    params = dict(flatten(config.model_dump(mode="json")))
+    content = Content(lambda: name_run(config), logged, describe_run(config, state, folder.path), started, params)
+    content.metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started, epochs))
+    if isinstance(state, TrainResult):
+        _add_results(content, config, state, folder, log_checkpoints)
+    return content
+
+
+def _epoch_metrics(
+    logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str, started: int, first: int
+) -> Iterator[TimedMetric]:
+    """Yield the metrics of the epochs from `first` on; their times follow from their seconds."""
+    validation: dict[int, list[float]] = defaultdict(list)
+    for count in counts:
+        if count.target.startswith(f"{dataset}:"):
+            validation[count.epoch].append(count.accuracy)
+    clock = float(started)
+    for log in logs:
+        clock += 1000 * log.seconds
+        if log.epoch < first:
+            continue
+        metrics = {"training/loss": sum(log.terms.values()), "training/lr": log.lr}
+        metrics["training/epoch_seconds"] = log.seconds
+        if log.images_per_second is not None:
+            metrics["training/images_per_second"] = log.images_per_second
+        metrics |= {make_name(f"training/loss_{name}"): value for name, value in log.terms.items()}
+        if accuracies := validation.get(log.epoch):
+            metrics["validation/accuracy"] = harmonic_mean(*accuracies) if len(accuracies) == 2 else accuracies[0]
+        for name, value in metrics.items():
+            yield name, value, int(clock), log.epoch
+
+
+def _add_results(
+    content: Content, config: RunConfig, train: TrainResult, folder: RunFolder, log_checkpoints: bool
+) -> None:
+    """Add the metrics, files and data sets of a finished run."""
+    evaluations = folder.evaluations()
+    content.ended = milliseconds(train.written)
+    written = {folder.train_file: train.written}
+    written |= {folder.path / "eval" / result.file: result.written for result in evaluations}
+    last = milliseconds(max(written.values()))
+    if log_checkpoints:
+        written[folder.checkpoint_file] = train.checkpoint_sha256
+    content.files = list(written)
+    results = {file.relative_to(folder.path).as_posix(): when for file, when in written.items()}
+    content.logged = content.logged.model_copy(update={"results": results})
+    for name, value in result_metrics(config, train, evaluations).items():
+        content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))
+    content.inputs = [(config.dataset, train.manifest_digest, "training")]
+    content.inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
+
+
+def collection_content(collection: Collection, results: Path, now: int) -> Content:
+    """Describe a suite or a sweep. Its settings are tags, as parameters of MLflow cannot change later."""
+    metrics = collection_metrics(collection, results)
+    recorded = {name: repr(value) for name, value in sorted(metrics.items())}
+    tags = {collection.kind: collection.name, "folder": str((results / collection.path).resolve())}
+    for name, value in collection.settings.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        tags[make_name(f"settings.{name}")] = text
+    content = Content(
+        lambda: f"{collection.kind} · {collection.name}",
+        Logged(status=STATUS[collection.status], results=recorded),
+        _source_tags() | tags,
+        collection.started,
+    )
+    content.metrics = [(name, value, collection.ended or now, 0) for name, value in metrics.items()]
+    content.ended = collection.ended if collection.status != "running" else None
+    return content
 
 
 def name_run(config: RunConfig) -> str:
@@ -69,15 +182,6 @@ def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path)
     return _source_tags() | {name: str(value) for name, value in tags.items() if value is not None}
 
 
-def describe_collection(collection: Collection, folder: Path) -> dict[str, str]:
-    """Return the tags of a suite or a sweep. Settings are tags, as parameters of MLflow cannot change later."""
-    tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
-    for name, value in collection.settings.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        tags[make_name(f"settings.{name}")] = text
-    return _source_tags() | tags
-
-
 def _source_tags() -> dict[str, str]:
     tags = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
     with suppress(KeyError, OSError, ImportError):
@@ -94,16 +198,8 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield make_name(f"{prefix}{name}"), format_value(value)
 
 
-def epoch_metrics(log: EpochLog) -> Metrics:
-    """Return the metrics of an epoch."""
-    metrics = {"training/loss": sum(log.terms.values()), "training/lr": log.lr, "training/epoch_seconds": log.seconds}
-    if log.images_per_second is not None:
-        metrics["training/images_per_second"] = log.images_per_second
-    return metrics | {make_name(f"training/loss_{name}"): value for name, value in log.terms.items()}
-
-
-def result_metrics(config: RunConfig, train: TrainResult, evaluations: Sequence[EvalResult]) -> Metrics:
-    """Return accuracies in percent, FPS and seconds of a finished run; their names sort in this order.
+def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[EvalResult]) -> Metrics:
+    """Return accuracies in percent, FPS and seconds of a finished run.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes.
     Results of a part of the images or under other settings than the default are left out.
@@ -116,23 +212,18 @@ def result_metrics(config: RunConfig, train: TrainResult, evaluations: Sequence[
         accuracies[name if split == "test" else f"{name}-{split}"] = result.accuracy
     metrics = {make_name(f"accuracy/{name}"): accuracy for name, accuracy in accuracies.items()}
     if {"base", "novel"} <= accuracies.keys():
-        metrics = {"accuracy": harmonic_mean(accuracies["base"], accuracies["novel"]), **metrics}
+        metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
     elif config.classes in accuracies:
-        metrics = {"accuracy": accuracies[config.classes], **metrics}
+        metrics["accuracy"] = accuracies[config.classes]
     timed = [result for result in whole if result.images_per_second]
     if timed and len(timed) == len(whole):
         seconds = sum(result.total / (result.images_per_second or 1.0) for result in timed)
         metrics["fps"] = sum(result.total for result in timed) / seconds
-    metrics["train_seconds"] = train.seconds
-    # The epochs have at least four metrics of their own.
-    headlines = ("accuracy", "fps", "train_seconds")
-    others = islice((name for name in metrics if name not in headlines), MOST_METRICS - len(headlines) - 4)
-    kept = {*headlines, *others}
-    return {name: value for name, value in metrics.items() if name in kept}
+    return metrics | {"train_seconds": train.seconds}
 
 
 def collection_metrics(collection: Collection, results: Path) -> Metrics:
-    """Return accuracy, FPS and training seconds of each method of a suite or sweep, the last five methods of many.
+    """Return accuracy, FPS and training seconds of each method of a suite or sweep.
 
     Accuracies are those of the tables (`hm/procap`), else means over the runs; FPS and seconds are means over the runs.
     """
@@ -144,14 +235,11 @@ def collection_metrics(collection: Collection, results: Path) -> Metrics:
                 for name, value in result_metrics(config, train, folder.evaluations()).items():
                     by_method[config.method][name].append(value)
     metrics: Metrics = {}
-    for method in [*by_method][-(MOST_METRICS // 3) :]:
-        values = by_method[method]
-        accuracy = collection.metrics.get(f"hm/{method}", fmean(values["accuracy"]) if values["accuracy"] else None)
-        if accuracy is not None:
-            metrics[make_name(f"accuracy/{method}")] = accuracy
-        for name in ("fps", "train_seconds"):
-            if values[name]:
-                metrics[make_name(f"{name}/{method}")] = fmean(values[name])
+    for method, values in by_method.items():
+        means = {name: fmean(values[name]) for name in ("accuracy", "fps", "train_seconds") if values[name]}
+        if f"hm/{method}" in collection.metrics:
+            means["accuracy"] = collection.metrics[f"hm/{method}"]
+        metrics |= {make_name(f"{name}/{method}"): mean for name, mean in means.items()}
     return metrics
 
 

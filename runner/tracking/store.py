@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import urllib.request
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from procap.errors import UserError
 from runner.environment import library_defaults
 from shards.credentials import mask
 from shards.files import file_lock
+from shards.urls import redact
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -61,27 +62,20 @@ class TrackingStore:
         return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
 
     @property
-    def is_default(self) -> bool:
-        """Whether this is the file in the results that is chosen by default."""
-        return self.file == self.results / DEFAULT_FILE
-
-    @property
     def is_unused(self) -> bool:
         """Whether this is the default store, and nothing was exported to it yet."""
-        return self.is_default and not (self.results / DEFAULT_FILE).exists()
+        return self.file == self.results / DEFAULT_FILE and not self.file.exists()
 
     @property
     def name(self) -> str:
-        """Identifies the store in the records of runs; a copy of the results has a copy of its default store."""
-        return f"{DEFAULT_FILE if self.is_default else self.address} {self.experiment}"
+        """Identifies the store in `tracking.json`; a copy of the results has a copy of its default store."""
+        is_default = self.file == self.results / DEFAULT_FILE
+        return f"{DEFAULT_FILE if is_default else self.address} {self.experiment}"
 
     @property
     def address(self) -> str:
-        """The URI without credentials (before its host or in its query), for messages and pages."""
-        parts = urlsplit(self.uri)
-        if self.file is not None or not (parts.query or "@" in parts.netloc):
-            return self.uri
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+        """The URI without credentials, for messages and pages."""
+        return redact(self.uri)
 
     @property
     def is_server(self) -> bool:
@@ -153,11 +147,5 @@ class TrackingStore:
 
 def format_error(error: BaseException) -> str:
     """Format the message of `error` on one line of at most 200 characters."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    # urllib3 wraps a refused connection in a description of the request; the cause is at the end.
-    for mark in ("Failed to establish a new connection: ", "(Caused by "):
-        text = text.rpartition(mark)[2]
-    text = re.sub(r"\s+", " ", mask(text))
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    text = (isinstance(error, OSError) and error.strerror) or str(error).strip() or type(error).__name__
+    return shorten(mask(text.splitlines()[0]), 200, placeholder="...")
