@@ -110,11 +110,6 @@ def changed_settings(
     )
 
 
-def nearest_recipe(config: RunConfig, task: str | None = None) -> str:
-    """Return whose recipe a run differs from in the fewest settings, "published" or "procap"."""
-    return min(("published", "procap"), key=lambda name: sum(map(len, changed_settings(config, task, name))))
-
-
 def check_recipe(changes: Mapping[str, Any]) -> None:
     """Raise UsageError for a field of a recipe that is wrong whatever the others are."""
     if changes.get("epochs") == 0:

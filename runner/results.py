@@ -232,7 +232,6 @@ class EvalResult(FrozenModel):
     phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
     manifest_digest: str
-    variant: str = Field(default="", description="difference of the target to the published data set; empty if none")
     backbone_digest: str
     checkpoint_sha256: str
     written: str = Field(pattern=WRITTEN, description="when, in UTC")
@@ -244,7 +243,7 @@ class EvalResult(FrozenModel):
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
         counts = self.per_class
-        if wrong_text := next(filter(has_control, (self.target, self.variant, *(counts.names or ()))), None):
+        if wrong_text := next(filter(has_control, (self.target, *(counts.names or ()))), None):
             raise ValueError(f"{wrong_text!r:.200} holds control characters")
         if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
             raise ValueError(

@@ -31,7 +31,6 @@ COMMANDS = {
     **{name: [name] for name in SUITES},
     "runtime": ["runtime", "--classes", "all"],
     "runs": [],
-    "rounding": ["stability", "--paper-rounding"],
 }
 """The arguments of `procap table` that print the table of each golden file."""
 RUN = re.compile(r"\w+/[\w-]+/\w+/[\w-]+/\w+/seed\d+-[0-9a-f]{8}")
@@ -61,6 +60,7 @@ def write_results(folder: Path) -> dict[str, str]:
         if run := RUN.match(name):
             config = configs[run[0]]
             name = config.path + name.removeprefix(run[0])
+            document.pop("variant", None)
             document = {**document, **({"config_hash": config.hash} if "config_hash" in document else {})}
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """What suites and single runs consist of, for whatever is chosen of them: runs, targets, recipes, shots."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from benchmarks.cli import main
 from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
 from benchmarks.cli.run_suites import plan_suite
-from benchmarks.cli.selection import run_flags, selected_runs
+from benchmarks.cli.selection import selected_runs
 from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results.suite import SuiteResults
@@ -228,17 +227,6 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
         assert main(["train", "--methods", "all", "--datasets", "shapes", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "/mma/" in out and "/coprompt/" not in out
-
-
-def test_the_flags_of_a_run_select_it(capsys, tmp_path):
-    recipe = RecipeFlags(epochs=3, recipe_field=["weight_decay=0.5"])
-    for config in (
-        *selected_runs(SelectionFlags("mma,coop", "dtd", "2", "full", precision="bf16", classes="all"), recipe),
-        *selected_runs(SelectionFlags("maple", "shapes", shots="4"), RecipeFlags(recipe="procap")),
-    ):
-        assert main(["train", *shlex.split(run_flags(config)), "--dry-run", "--json"]) == 0
-        [run] = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
-        assert run["run"] == config.path
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:

@@ -153,22 +153,6 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     assert "99.00 †" in text and "**99.00**" not in text and "† --limit" in text
 
 
-def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
-    """By hand: 2/3, 1/7 and 5/9 are 66.7, 14.3 and 55.6, on average 45.53. Novel 1/3 each: 33.3. HM of both: 38.47."""
-    done = made(tmp_path, "stability", datasets=("shapes",))
-    for entry, (right, total) in zip(done.runs, ((2, 3), (1, 7), (5, 9)), strict=True):
-        put_score(tmp_path, entry.spec.config, "shapes:base", right, total)
-        put_score(tmp_path, entry.spec.config, "shapes:novel", 1, 3)
-    old = SuiteResults.read(done.suite, done.options, tmp_path, paper_rounding=True)
-    row = own_rows(table_of(old, "stability"))["shapes", "ProCAP"]
-    assert (row["Base"], row["Novel"], f"{float(row['HM']):.2f}") == ("45.53", "33.3", "38.47")
-    assert float(row["Base std"]) == pytest.approx(np.std([66.7, 14.3, 55.6], ddof=1), abs=1e-5)
-    notes = table_of(old, "stability").notes
-    assert "Paper rounding" in notes[0] and "sample standard deviation" in notes[0]
-    exact = own_rows(table_of(SuiteResults.read(done.suite, done.options, tmp_path), "stability"))["shapes", "ProCAP"]
-    assert float(exact["Base"]) == pytest.approx(100 * (2 / 3 + 1 / 7 + 5 / 9) / 3, abs=1e-5)
-
-
 def test_published_rows_land_beside_ours_with_the_difference(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,))
     table = table_of(done, "base-to-novel")

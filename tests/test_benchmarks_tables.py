@@ -1,7 +1,5 @@
 """Tables: every number follows from integer counts, and nothing is averaged that does not belong together."""
 
-import csv
-import io
 import json
 import os
 import random
@@ -258,24 +256,6 @@ def test_names_in_markdown_are_no_links_pictures_or_code(tmp_path):
     assert [line.split("|")[2] for line in text.splitlines() if line.startswith("| ---")] == [" " + "-" * 38 + " "]
 
 
-def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
-    config = put_halves(tmp_path, "coop", "dtd", (80, 100), (40, 100))
-    part = put_halves(tmp_path, "coop", "eurosat", (80, 100), (40, 100))
-    changes = dict.fromkeys((tmp_path / part.path).rglob("eval/*"), "subset of the images")
-    for file, words in {**changes, put_score(tmp_path, config, "imagenet-a", 33, 100): "resized, as recorded"}.items():
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": words}))
-    tables = run_tables(load(tmp_path))
-    halves, others = (items_of(to_dict(table)) for table in tables)
-    found = {labels[0]: items["Data set variant"] for labels, items in halves.items()}
-    assert found == {"dtd": None, "eurosat": "eurosat: subset of the images", "Average": None}
-    [other] = others.values()
-    assert other["Data set variant"] == "imagenet-a: resized, as recorded"
-    first, second = (list(csv.DictReader(io.StringIO(render(table, "csv")))) for table in tables)
-    assert {row["Data set"]: row["Data set variant"] or None for row in first} == found
-    assert [row["Data set variant"] for row in second] == [other["Data set variant"]]
-    assert ["eurosat" in " ".join(table.notes) for table in tables] == [True, False], "each says what it has"
-
-
 def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
     pack_source(toy_source(name="my-birds"), tmp_path / "data")
     config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
@@ -283,7 +263,7 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     assert main(["table", "--results", str(tmp_path), "--datasets", "My-Birds", "--format", "json"]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]
     [(labels, items)] = items_of(table).items()
-    assert (labels[0], items["Base"]["mean"], items["Data set variant"]) == ("my-birds", 80, None)
+    assert (labels[0], items["Base"]["mean"]) == ("my-birds", 80)
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0 and config.path in capsys.readouterr().out
     where = ["--results", str(tmp_path)]
     assert main(["table", *where, "--datasets", "my-brids"]) == 2 and "my-birds?" in capsys.readouterr().err

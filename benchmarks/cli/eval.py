@@ -17,12 +17,10 @@ from benchmarks.cli.selection import (
     default_targets,
     eval_settings,
     find_run,
-    note_missing_halves,
-    run_flags,
     runtime_config,
     selected_runs,
 )
-from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import split_names
 from benchmarks.suites.checks import check_training_images, check_weights_of
@@ -83,16 +81,13 @@ def evaluate(
             configs, at = selected_runs(selection, recipe, runtime.data), runtime
             if not mode.dry_run:
                 check_weights_of(configs, runtime)
-        if not named:
-            note_missing_halves(configs, runtime.data)
         for config in configs:
             # Refuse impossible settings before any run is evaluated.
             settings.for_run(config)
-        wanted = [named or default_targets(config, runtime.data) for config in configs]
-        specs = [RunSpec(config=one, targets=tuple(map(str, own))) for one, own in zip(configs, wanted, strict=True)]
-        return specs, at
+        targets_by_run = [named or default_targets(config, runtime.data) for config in configs]
+        runs = zip(configs, targets_by_run, strict=True)
+        return [RunSpec(config=config, targets=tuple(map(str, tests))) for config, tests in runs], at
 
-    train_flags = "" if folders else flags.command_line(selection, recipe, runtime_flags)
     if mode.dry_run:
         if not is_first_rank():
             return 0
@@ -102,17 +97,17 @@ def evaluate(
             states = {run.path: states[run.path]._replace(open=run.targets) for run in runs}
         return show_plan(runs, states, output)
     # One process checks its flags before it imports torch, which takes seconds.
-    found = find_runs() if ranks_from_environment().size == 1 else None
+    selected = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as (group, runtime):
         # Only rank 0 needs access to the results folder.
-        runs, at = found or (group.call_on_first(find_runs) if folders else find_runs())
+        runs, at = selected or (group.call_on_first(find_runs) if folders else find_runs())
         runtime = replace(runtime, results=at.results, store=at.store)
         absent = absent_targets(
             (Target.parse_unchecked(target) for run in runs for target in run.targets), runtime.data
         )
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         failures.reasons |= {str(target): why for target, why in absent.items()}
-        done = _evaluate_all(runs, runtime, failures, group, train_flags, force=mode.force)
+        done = _evaluate_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:
         show(format_evaluations(done))
@@ -137,24 +132,19 @@ def evaluate(
 def format_evaluations(done: Iterable[Evaluated]) -> str:
     """Format one line per evaluation."""
     rows: list[tuple[object, ...]] = []
-    for config, target, one in done:
-        accuracy = f"{one.accuracy:.2f}{' †' if one.limited else ''}"
-        fit = (f"{one.calibration.nll:.3f}", f"{one.calibration.equal_width.ece:.2f}") if one.calibration else "--"
-        rate = "-" if one.images_per_second is None else f"{one.images_per_second:.1f}"
-        name = one.settings.label or "default"
-        rows.append((config.path, str(target), name, one.correct, one.total, accuracy, *fit, rate))
+    for config, target, result in done:
+        accuracy = f"{result.accuracy:.2f}{' †' if result.limited else ''}"
+        fit = result.calibration
+        probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else "--"
+        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+        name = result.settings.label or "default"
+        rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
     return columns(names, rows)
 
 
 def _evaluate_all(
-    runs: Iterable[RunSpec],
-    runtime: RuntimeConfig,
-    failures: Failures,
-    group: ProcessGroup,
-    train_flags: str,
-    *,
-    force: bool,
+    runs: Iterable[RunSpec], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
 ) -> list[Evaluated]:
     """Evaluate finished runs on all targets without a reason in `failures`; each is loaded once if it is needed."""
     from runner.evaluate import TrainedRun, load_trained
@@ -169,7 +159,7 @@ def _evaluate_all(
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, force=force)
             if group.ranks.is_first:
-                needed = _is_needed(config, runtime, target, train_flags, force=force)
+                needed = _is_needed(config, runtime, target, force=force)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
             if needed and (loaded is None or loaded.config != config):
@@ -206,7 +196,7 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
     train(config, runtime, force=force, group=group)
 
 
-def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_flags: str, *, force: bool) -> bool:
+def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, *, force: bool) -> bool:
     """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
     folder = RunFolder(runtime.results / config.path)
     RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
@@ -216,21 +206,6 @@ def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, train_
         if config.classes == "novel":
             example = f"leave out --classes, or give --targets {config.dataset}:novel"
             raise UserError(f"{folder.path} {state}; to evaluate runs of base classes on novel ones, {example}")
-        command = train_flags or f"{run_flags(config)} --results {quote(runtime.results)}"
-        raise UserError(
-            f"{folder.path} {state}{_describe_similar(folder, config)}; train it first: procap train {command}"
-        )
+        raise UserError(f"{folder.path} {state}; train it first with `procap train` and the same flags")
     existing = None if force else folder.evaluation(target, runtime.evaluation.for_run(config))
     return existing is None or existing.limit not in (None, runtime.limit)
-
-
-def _describe_similar(folder: RunFolder, config: RunConfig) -> str:
-    """Name the finished run beside an untrained one that differs from it in the fewest flags; "" if there is none."""
-    files = sorted(folder.path.parent.glob("seed*-*/train.json"))
-    found = {file.parent: run_flags(other).split(" --") for file in files if (other := RunFolder(file.parent).config())}
-    if not found:
-        return ""
-    own = run_flags(config).split(" --")
-    nearest = min(found, key=lambda path: len({*found[path]} ^ {*own}))
-    changed = " ".join(f"--{flag}" for flag in found[nearest] if flag not in own)
-    return f", but with {changed or 'default settings'} {nearest} was"

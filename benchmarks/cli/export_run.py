@@ -9,8 +9,8 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
-from benchmarks.cli.selection import find_run, run_flags, runtime_config
-from benchmarks.console.output import note, note_failures, quote, show, show_json
+from benchmarks.cli.selection import find_run, runtime_config
+from benchmarks.console.output import note, note_failures, show, show_json
 from procap.errors import check_names
 from runner.environment import library_defaults
 
@@ -47,7 +47,6 @@ def export(
             files[config.path] = export_run(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
-            note(f"to import it: procap import {quote(files[config.path])} {run_flags(config)} --results imported")
     code = note_failures(len(files), failures.reasons)
     if output.json:
         show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,7 @@ from benchmarks.cli.flags import (
     RecipeFlags,
     RuntimeFlags,
     SelectionFlags,
-    assignments,
-    command_line,
 )
-from benchmarks.console.output import note
 from benchmarks.console.packing import find_unpacked
 from benchmarks.console.parse import (
     METHOD_GROUPS,
@@ -39,7 +37,7 @@ from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHODS, method_class, method_paths
 from procap.weights.architectures import canonical_name, check_backbone
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.planning import changed_settings, check_recipe, control_options, nearest_recipe, plan_run
+from runner.planning import check_recipe, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
 from runner.run_folders import locate_run
 from shards.catalogue import CATALOGUE, find_or_none
@@ -141,15 +139,20 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
 
 
 def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
-    """Return both halves (or all classes) of the training data set.
+    """Return both halves of the training data set, or all classes if they were trained on or no half has two classes.
 
-    A run on half of the base classes, for model selection, is evaluated on val, else train (ImageNet), never on test.
+    A half of one class is left out, as every answer on it is right. A data set that is not here, of which results may
+    be, has both halves. A run on half of the base classes, for model selection, is evaluated on val, else train
+    (ImageNet), never on test.
     """
     if config.classes.startswith("dev-"):
         split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
         return [Target.parse_unchecked(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
-    halves = ["all"] if config.classes == "all" else existing_halves(config.dataset, data)[1]
-    return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves]
+    halves = ["base", "novel"] if config.classes != "all" else []
+    with suppress(UsageError):
+        labels = range(resolve_dataset(config.dataset, data).classes)
+        halves = [half for half in halves if len(select_labels(labels, half)) > 1]
+    return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves or ["all"]]
 
 
 def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target, str]:
@@ -163,27 +166,6 @@ def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target,
     if absent and len(absent) == len(counts):
         raise UsageError("; ".join(absent.values()))
     return absent
-
-
-def existing_halves(name: str, data: Path | None) -> tuple[int, list[str]]:
-    """Count the classes of a data set, and list its halves of at least two; "all" if neither half has two.
-
-    A data set that is not here, of which results may be, counts 0 classes and has both halves.
-    """
-    try:
-        count = resolve_dataset(name, data).classes
-    except UsageError:
-        return 0, ["base", "novel"]
-    return count, [half for half in ("base", "novel") if len(select_labels(range(count), half)) > 1] or ["all"]
-
-
-def note_missing_halves(configs: Iterable[RunConfig], data: Path | None) -> None:
-    """Note once for each data set which half is not evaluated by default, because one class cannot be mistaken."""
-    for name in dict.fromkeys(config.dataset for config in configs if config.classes in ("base", "novel")):
-        count, halves = existing_halves(name, data)
-        if "novel" not in halves:
-            has = f"{name} has {count} class{'es' * (count != 1)}"
-            note(f"{has}, too few for base and novel halves of two: evaluated on {' and '.join(halves)}")
 
 
 def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
@@ -224,29 +206,6 @@ def runtime_config(
         no_cache=flags.no_cache,
         **asdict(engine or EngineFlags()),
     )
-
-
-def run_flags(config: RunConfig) -> str:
-    """Return the flags of `procap train` and `procap import` that select a run."""
-    selection = SelectionFlags(
-        methods=config.method,
-        datasets=config.dataset,
-        seeds=str(config.seed),
-        shots=str(config.shots or "full"),
-        classes=config.classes,
-        backbone=config.backbone,
-        pretrained=config.pretrained or "",
-        precision=config.precision,
-    )
-    nearest = nearest_recipe(config)
-    options, fields = changed_settings(config, recipe=nearest)
-    recipe = RecipeFlags(
-        recipe="" if nearest == "published" else nearest,
-        **{name: fields.pop(name) for name in ("epochs", "batch_size", "lr") if name in fields},
-        option=assignments(options),
-        recipe_field=assignments(fields),
-    )
-    return command_line(selection, recipe)
 
 
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:

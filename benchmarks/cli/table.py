@@ -44,7 +44,6 @@ class TableFlags:
 
     data: flags.Data = ""
     profile: Annotated[str, flags.flag("mini|paper", "the suite's data [default: those that were run]")] = ""
-    paper_rounding: Annotated[bool, typer.Option("--paper-rounding", help="one decimal, as older logs had")] = False
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     tolerance: Annotated[float, flags.flag("POINTS", "difference that --check allows")] = 1.0
     recipe: flags.Recipe = ""
@@ -153,7 +152,7 @@ def _suite_tables(
         parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
-    done = SuiteResults.read(suite, options, root, paper_rounding=suite_flags.paper_rounding)
+    done = SuiteResults.read(suite, options, root)
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
     if suite_flags.check:

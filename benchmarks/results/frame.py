@@ -61,7 +61,6 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         contents              digests of the data sets that were used, by name: trained on, and evaluated
         backbone_digest       of the backbone's weights
         written               when the evaluation was written, UTC, as 2026-01-31T12:00:00Z
-        changed               how the test set differs from the published one, empty if it does not
         correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
 
@@ -168,7 +167,6 @@ def make_records(
             "contents": {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
             "backbone_digest": result.backbone_digest,
             "written": result.written,
-            "changed": result.variant,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
         }
@@ -181,7 +179,7 @@ COLUMNS = (
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "imported", "source", "train_seconds"),
-    *("steps", "losses", "manifest", "contents", "backbone_digest", "written", "changed"),
+    *("steps", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )
 
@@ -322,12 +320,6 @@ def dataset_order(dataset: str) -> tuple[float, str]:
 
     names = list(CATALOGUE)
     return (names.index(dataset) if dataset in names else math.inf, dataset)
-
-
-def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
-    """Describe how data sets differ from the published ones, as recorded with results."""
-    changes = {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
-    return {name: changes[name] for name in sorted(changes, key=dataset_order) if changes[name]}
 
 
 def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:

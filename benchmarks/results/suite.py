@@ -13,7 +13,6 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.results.frame import (
-    changed_datasets,
     check_contents,
     is_of_other_code,
     leave_out_other_weights,
@@ -49,8 +48,8 @@ class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
     frame: columns of `benchmarks.results.load`, and for a planned suite `number`, the variant's place in `variants`. A
-    result of a method without training has one row for each seed. paper_rounding: accuracies have one decimal, means
-    over seeds two. unreadable: why results are left out, by run, such as files that cannot be read; they are missing.
+    result of a method without training has one row for each seed. unreadable: why results are left out, by run, such as
+    files that cannot be read; they are missing.
     """
 
     suite: Suite
@@ -58,11 +57,10 @@ class SuiteResults:
     runs: tuple[SuiteRun, ...]
     frame: pd.DataFrame
     results: Path
-    paper_rounding: bool = False
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
+    def read(cls, suite: Suite, options: SuiteOptions, results: Path) -> SuiteResults:
         """Read existing results below `results` of the suite's plan."""
         runs = read_plan(results / COLLECTIONS / "suite" / suite.name, options) or tuple(suite.plan(options))
         variants = _list_variants(runs)
@@ -88,7 +86,7 @@ class SuiteResults:
         check_contents(frame)
         frame, other_weights = leave_out_other_weights(frame)
         unreadable |= other_weights
-        return cls(suite, options, runs, frame, results, paper_rounding, unreadable)
+        return cls(suite, options, runs, frame, results, unreadable)
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -136,11 +134,10 @@ class SuiteResults:
         return [evaluation for evaluation in self.planned if evaluation not in existing]
 
     @cached_property
-    def changed_sets(self) -> dict[str, str]:
-        """The data sets that differ from the published ones, and how; without own ones if there are no others."""
+    def unpublished_sets(self) -> dict[str, str]:
+        """What data sets without published numbers are, such as "own data"; empty unless others have some."""
         origins = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}
-        others = {name: f"{origin} data" for name, origin in origins.items() if origin != "published"}
-        return changed_datasets(self.frame) | others
+        return {name: f"{origin} data" for name, origin in origins.items() if origin != "published"}
 
     @cached_property
     def origins(self) -> set[str]:
@@ -194,8 +191,8 @@ class SuiteResults:
 
     def is_comparable(self, variant: Variant, datasets: Iterable[str]) -> bool:
         """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
-        changed = self.changed_sets.keys() & set(datasets)
-        return not (self.why_incomparable or self.is_control(variant) or changed)
+        unpublished = self.unpublished_sets.keys() & set(datasets)
+        return not (self.why_incomparable or self.is_control(variant) or unpublished)
 
     def with_published(
         self, variant: Variant, datasets: Iterable[str], metric: Metric | None, published: float | None
@@ -231,14 +228,10 @@ class SuiteResults:
     def _metrics(self) -> dict[tuple[int, str, str], Metric]:
         """Accuracy over seeds by variant, data set and target. Limited results count only if all are limited."""
         metrics: dict[Any, Metric] = {}
-        frame = self.frame
-        if self.paper_rounding:
-            # Series.round multiplies by ten first, so it would round 66.65 in another way than older code.
-            frame = frame.assign(accuracy=[round(accuracy, 1) for accuracy in frame.accuracy])
-        for key, rows in frame.groupby(["number", "dataset", "target"]):
+        for key, rows in self.frame.groupby(["number", "dataset", "target"]):
             metric = metric_over_seeds(rows)
             if metric and set(metric.seeds) == set(self.options.seeds):
-                metrics[key] = replace(metric, mean=round(metric.mean, 2)) if self.paper_rounding else metric
+                metrics[key] = metric
         return metrics
 
     def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import FEW_STEPS, changed_datasets, dataset_order, describe_settings
+from benchmarks.results.frame import FEW_STEPS, dataset_order, describe_settings
 from benchmarks.results.statistics import format_seeds
 from benchmarks.results.suite import SuiteResults
 from procap.errors import UserError
@@ -54,8 +54,6 @@ def suite_notes(suite: SuiteResults, *rules: str, details: Iterable[str] = ()) -
     setting = [*filter(None, rules), f"{format_seeds(seeds).capitalize()}{spread}.", *notes.setting]
     if options.eval_settings.label:
         setting.append(f"Evaluation: {options.eval_settings.label}.")
-    if suite.paper_rounding:
-        setting.append("Paper rounding: accuracies of single runs have one decimal, means over seeds two.")
     missing = []
     if suite.missing:
         named = join_first([f"{path} on {target}" for path, target in suite.missing])
@@ -67,8 +65,9 @@ def suite_notes(suite: SuiteResults, *rules: str, details: Iterable[str] = ()) -
         limited.append(f"Not comparable with published numbers: {suite.why_incomparable}.")
     elif suite.has_controls:
         limited.append("Rows of ProCAP's recipe are not comparable with published numbers.")
-    changed = [sentence for sentence in note_changed(suite.changed_sets) if sentence not in limited]
-    return replace(notes, setting=setting, missing=missing, limited=[*limited, *changed])
+    sets = suite.unpublished_sets.items()
+    limited += [f"{name}: {words}; not comparable with published results." for name, words in sets]
+    return replace(notes, setting=setting, missing=missing, limited=limited)
 
 
 def frame_notes(
@@ -85,7 +84,6 @@ def frame_notes(
         missing=note_left_out(left_out or {}),
         limited=[
             *([LIMITED] if frame.limited.any() else []),
-            *note_changed(changed_datasets(frame)),
             *note_few_steps(frame),
             *note_one_class(frame),
         ],
@@ -130,11 +128,6 @@ def describe_recipes(runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
             words = ", ".join(f"{name} {format_value(value)}" for name, value in fields.items())
             titles.setdefault(words, {})[title] = None
     return [f"{'; '.join(names)}: {words}." for words, names in titles.items()]
-
-
-def note_changed(changed: Mapping[str, str]) -> list[str]:
-    """Describe how data sets differ from published ones, by name."""
-    return [f"{name}: {words}; not comparable with published results." for name, words in changed.items()]
 
 
 def note_few_steps(frame: pd.DataFrame) -> list[str]:

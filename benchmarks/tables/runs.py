@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.results.frame import (
-    changed_datasets,
     check_contents,
     dataset_order,
     is_half,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 OTHER_CODE = ", other code"
 """Ends the titles of rows of a plug-in whose code is not what is installed."""
-DETAILS = (Column("Method name", "", detail=True), Column("Data set variant", "", detail=True))
-HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column("mean of HMs", detail=True), *DETAILS)
+METHOD_NAME = Column("Method name", "", detail=True)
+MODEL_FPS, MEAN_OF_HMS = Column("FPS of the model", "", digits=0, detail=True), Column("mean of HMs", detail=True)
 
 
 def run_tables(frame: pd.DataFrame) -> list[Table]:
@@ -92,10 +91,9 @@ def title_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
 
 
 def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
-    changed = changed_datasets(frame)
     methods = dict(zip(frame.title, frame.method, strict=True))
     datasets = list(dict.fromkeys(frame.dataset))
-    # By data set and title: the cells of HALVES, SPEEDS and the first of HALVES_DETAILS.
+    # By data set and title: the cells of HALVES, SPEEDS and MODEL_FPS.
     cells: dict[tuple[str, str], list[Metric | None]] = {}
     for (dataset, title), rows in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (metric_over_seeds(rows[rows.target_classes == half]) for half in ("base", "novel"))
@@ -113,7 +111,7 @@ def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
     rows = []
     for (dataset, title), numbers in cells.items():
         mean_of_hms = means[title] if dataset == AVERAGE else None
-        row = (*numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
+        row = (*numbers, mean_of_hms, methods[title])
         compares = not title.endswith(OTHER_CODE)
         rows.append(Row((dataset, title), row, group=dataset, average=dataset == AVERAGE, compares=compares))
     rules = ["HM: harmonic mean of base and novel accuracy (of the averages)." if means else "HM: harmonic mean."]
@@ -122,34 +120,27 @@ def _halves_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
     if differ or any((AVERAGE, title) not in cells for title in averaged):
         rules.append("There is no HM or average over different seeds.")
     notes = _note_runs(frame, left_out, *rules, metrics=metrics, details=(NOTE_ON_SPEED,))
-    labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, *HALVES_DETAILS)
+    labels, columns = ("Data set", "Method"), (*HALVES, *SPEEDS, MODEL_FPS, MEAN_OF_HMS, METHOD_NAME)
     return Table("table", "Base and novel classes", labels, columns, rows, notes.lines, notes.details, wide=True)
 
 
 def _targets_table(frame: pd.DataFrame, left_out: Mapping[str, str]) -> Table:
-    changed = changed_datasets(frame)
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
     rows: list[Row] = []
     metrics: list[Metric] = []
     for (trained_on, target, title), group in results.groupby(["trained_on", "target", "title"], sort=False):
-        metric, first = metric_over_seeds(group), group.iloc[0]
+        metric = metric_over_seeds(group)
         metrics += [metric] if metric else []
         fps, seconds, _ = measure_speeds(group)
-        change = _describe_changes(changed, [first.dataset, first.target_dataset])
         compares = not title.endswith(OTHER_CODE)
         # Only the method may vary within a group, so the training set is part of the group's name.
-        row = (metric, fps, seconds, first.method, change)
+        row = (metric, fps, seconds, group.method.iloc[0])
         rows.append(Row((trained_on, target, title), row, group=f"{trained_on} {target}", compares=compares))
     notes = _note_runs(frame, left_out, metrics=metrics, details=(NOTE_ON_SPEED,))
-    labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *SPEEDS, *DETAILS)
+    labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *SPEEDS, METHOD_NAME)
     return Table("table-targets", "Accuracy", labels, columns, rows, notes.lines, notes.details, wide=True)
-
-
-def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> str | None:
-    """Describe how the data sets of a row differ from published ones; None if they do not."""
-    return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
 def _note_runs(
