@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from cluster.ray_cluster import Capacity
@@ -61,7 +60,7 @@ class Sweep:
             is_there = all(final_score(run, self.runtime) is not None for run in runs)
         except UserError:
             is_there = False
-        return stored if is_there else stored.model_copy(update={"state": "running", "score": None, "scores": {}})
+        return stored if is_there else stored.model_copy(update={"state": "running", "scores": {}})
 
     @property
     def is_complete(self) -> bool:
@@ -185,12 +184,12 @@ class Sweep:
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             if before.curve and time.monotonic() < self._deadline:
-                outcome = {"state": "stopped", "score": before.curve[max(before.curve)]}
+                outcome = {"state": "stopped"}
         elif failures:
             if self.settings.one_trial or all(path in {**scores, **failures} for path in before.runs):
-                outcome = {"state": "failed", "score": None}
+                outcome = {"state": "failed"}
         elif before.state == "running" and all(path in scores for path in before.runs):
-            outcome = {"state": "finished", "score": fmean(scores.values())}
+            outcome = {"state": "finished"}
         if outcome:
             self._update(key, **outcome)
             self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")

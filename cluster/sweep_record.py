@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
@@ -107,7 +107,6 @@ class Configuration(FrozenModel):
     runs: tuple[RunPath, ...] = ()
     state: State = "running"
     scores: dict[RunPath, Percent] = Field(default_factory=dict, description="of each run")
-    score: Percent | None = Field(default=None, description="mean over the runs; if stopped, the last of the curve")
     curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: Count = Field(default=0, description="of its runs in all")
     failures: dict[str, MaskedText] = Field(default_factory=dict, description="the error of each run that failed")
@@ -119,13 +118,12 @@ class Configuration(FrozenModel):
         key_of(values)
         return values
 
-    @model_validator(mode="after")
-    def _check_score(self) -> Configuration:
-        means = {"finished": [*self.scores.values()], "stopped": [self.curve[max(self.curve)]] if self.curve else []}
-        mean = fmean(scores) if (scores := means.get(self.state)) else None
-        if self.score is not None and (mean is None or abs(self.score - mean) > 1e-6):
-            raise ValueError(f"the score {self.score} of configuration {self.number} is not that of its runs")
-        return self
+    @property
+    def score(self) -> float | None:
+        """The mean over the runs, or the last value of the curve if ASHA has stopped them; None before."""
+        if self.state == "stopped":
+            return self.curve[max(self.curve)] if self.curve else None
+        return fmean(self.scores.values()) if self.state == "finished" and self.scores else None
 
     @property
     def key(self) -> str:
@@ -265,15 +263,6 @@ def longest(settings: SweepSettings, data: Path | None) -> int:
     values = next(examples(settings))
     runs = [run for method in settings.methods for run in make_runs(settings, {**values, "method": method}, data)]
     return max(run.config.recipe.epochs for run in runs)
-
-
-def is_possible(settings: SweepSettings, values: Values) -> bool:
-    """Whether values are of the varied fields, and among the listed ones or numbers."""
-    domains = settings.domains
-    return values.keys() == domains.keys() and all(
-        value in domains[field] if isinstance(domains[field], list) else isinstance(value, int | float)
-        for field, value in values.items()
-    )
 
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:

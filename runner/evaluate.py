@@ -25,7 +25,7 @@ from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device
 from runner.inference import Inference, Predictions, count_classes
-from runner.meters import Meter, ResourceMonitor
+from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
@@ -179,7 +179,8 @@ def _evaluate(
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     precision = settings.precision or config.precision
     transform = clip_transform(clip, settings.resize)
-    meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
+    start_memory_peak(device)
+    meter = Meter(device, warmup=0)
     with meter.phase("classes", rated=False), autocast(precision, device):
         space = label_space(manifest, selection.classnames)
         warn_of_unknown_names(clip, space.names())
@@ -230,7 +231,7 @@ def _evaluate(
         images_per_second_model=meter.images_per_second("model"),
         warmup_batches=warmup_batches,
         phases=meter.phases_with_other(),
-        peak_memory_bytes=monitor.peak_memory(),
+        peak_memory_bytes=peak_memory(device),
         manifest_digest=manifest.digest,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,

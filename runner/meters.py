@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from pydantic import Field
 
-from runner.config import Amount, Count, FrozenModel
+from runner.config import Amount, Count
 from runner.results import PeakMemory
 
 Item = TypeVar("Item")
 Mark = float | torch.cuda.Event
 
 
-def now(device: torch.device) -> Mark:
-    """Return the time, or an event recorded in the current stream of a GPU; the host does not wait for it."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+@dataclass
+class Rate:
+    """Images, and the seconds in steps over them by phase."""
+
+    images: Count = 0
+    seconds: dict[str, Amount] = field(default_factory=dict)
 
 
-def seconds_between(start: Mark, end: Mark) -> float:
-    """Compute the seconds between two marks of one device; those of a GPU must be synchronized."""
-    if isinstance(start, float) or isinstance(end, float):
-        assert isinstance(start, float) and isinstance(end, float)
-        return end - start
-    return start.elapsed_time(end) / 1000
+@dataclass
+class MeterState:
+    """The measurements of a training up to a saved state, in seconds. rate: of the steps after the warm-up."""
 
-
-class MeterState(FrozenModel):
-    """The measurements of a training up to a saved state; the fields are those of `Meter`, in seconds."""
-
-    phases: dict[str, Amount] = Field(default_factory=dict)
+    phases: dict[str, Amount] = field(default_factory=dict)
     seconds: Amount = 0.0
     step_seconds: Amount = 0.0
-    rated: dict[str, Amount] = Field(default_factory=dict)
-    rated_images: Count = 0
+    rate: Rate = field(default_factory=Rate)
     warmup_steps: Count = 0
 
 
@@ -67,6 +59,14 @@ class Meter:
         self._spans: list[tuple[str, Rate | None, Mark, Mark]] = []
         self._last = time.perf_counter()
 
+    def _mark(self) -> Mark:
+        """Return the time, or an event recorded in the current stream of a GPU; the host does not wait for it."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
     @property
     def _current_rate(self) -> Rate:
         return self._rate if self._steps >= self.warmup else self._warmup_rate
@@ -74,11 +74,11 @@ class Meter:
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
         """Time the block under `name`. rated: whether it is part of the current step."""
-        start = now(self.device)
+        start = self._mark()
         try:
             yield
         finally:
-            self._spans.append((name, self._current_rate if rated else None, start, now(self.device)))
+            self._spans.append((name, self._current_rate if rated else None, start, self._mark()))
 
     def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`, timing the wait for each one as phase `name`."""
@@ -101,7 +101,7 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
-            seconds = seconds_between(start, end)
+            seconds = end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if rate is not None:
                 rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds
@@ -112,23 +112,14 @@ class Meter:
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        return MeterState(
-            phases=dict(self.phases),
-            seconds=self.seconds,
-            step_seconds=self.step_seconds,
-            rated=dict(self._rate.seconds),
-            rated_images=self._rate.images,
-            warmup_steps=self.warmup_steps,
-        )
+        return MeterState(dict(self.phases), self.seconds, self.step_seconds, deepcopy(self._rate), self.warmup_steps)
 
     def resume(self, state: MeterState) -> None:
         """Add the measurements of an earlier process; this process has its own warm-up."""
-        for totals, earlier in ((self.phases, state.phases), (self._rate.seconds, state.rated)):
-            for phase, seconds in earlier.items():
-                totals[phase] = totals.get(phase, 0.0) + seconds
+        self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}
         self.seconds += state.seconds
         self.step_seconds += state.step_seconds
-        self._rate.images += state.rated_images
+        self._rate = deepcopy(state.rate)
         self._earlier_warmup_steps = state.warmup_steps
 
     @property
@@ -147,36 +138,23 @@ class Meter:
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
 
-@dataclass
-class Rate:
-    """Images, and the seconds in steps over them by phase."""
-
-    images: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-class ResourceMonitor:
-    """Measure the peak memory of this process since the monitor was made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        # Writing "5" resets the peak resident size; otherwise a small run would report that of an earlier run.
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-        if device.type == "cuda":
-            # Resetting the statistics fails before CUDA is initialized.
-            torch.cuda.init()
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def peak_memory(self) -> PeakMemory:
-        gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-        return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
+def start_memory_peak(device: torch.device) -> None:
+    """Begin to measure the peak memory of this process, so that a run does not report that of an earlier one."""
+    # Writing "5" resets the peak resident size.
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if device.type == "cuda":
+        # Resetting the statistics fails before CUDA is initialized.
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peak_resident_bytes() -> int:
+def peak_memory(device: torch.device) -> PeakMemory:
+    """Return the peak memory of this process since `start_memory_peak`."""
+    gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     # Linux inherits `ru_maxrss` from the parent, so that a small run started by a large process would look large.
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if match := re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return PeakMemory(process=int(match[1]) * 1024, gpu=gpu)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return PeakMemory(process=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, gpu=gpu)

@@ -13,7 +13,7 @@ from runner.checkpoint import check_finite, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.environment import environment, provenance, resolve_device
 from runner.evaluate import load_trained
-from runner.meters import ResourceMonitor
+from runner.meters import peak_memory, start_memory_peak
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.run_folders import RunFolder
@@ -39,7 +39,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
         elif existing := find_imported(config, runtime, file):
             return existing
         device = method.clip.device
-        monitor = ResourceMonitor(device)
+        start_memory_peak(device)
         if content.epoch is not None and content.epoch != config.recipe.epochs:
             warnings.warn(
                 f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
@@ -56,7 +56,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             images_per_second_model=None,
             warmup_steps=0,
             phases={},
-            peak_memory_bytes=monitor.peak_memory(),
+            peak_memory_bytes=peak_memory(device),
             trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
             fewshot=None,
             manifest_digest=card.manifest_digest,

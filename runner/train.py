@@ -18,7 +18,7 @@ from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch
 from runner.environment import environment, provenance, resolve_device
 from runner.failures import describe_failure
-from runner.meters import Meter, ResourceMonitor
+from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
@@ -140,7 +140,8 @@ def _train(
 ) -> TrainResult | Progress:
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
-    meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
+    start_memory_peak(device)
+    meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.is_first, environment(device)
@@ -168,7 +169,7 @@ def _train(
             checkpointer.average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, monitor, facts, group.size))
+    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
     if validator is not None:
         validator.notify(finished=True)
     return result
@@ -344,7 +345,6 @@ def _write_result(
     setup: Setup,
     state: TrainState,
     meter: Meter,
-    monitor: ResourceMonitor,
     environment: dict[str, Any],
     processes: int,
 ) -> TrainResult:
@@ -365,7 +365,7 @@ def _write_result(
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
         phases=meter.phases_with_other(),
-        peak_memory_bytes=monitor.peak_memory(),
+        peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=setup.method.statistics() if state.step else {},
         kernels=setup.method.kernels,

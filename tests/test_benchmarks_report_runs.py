@@ -70,7 +70,7 @@ def made(few_digits, digits, tmp_path_factory):
     runs = [put_run(root, "coop", "digits", seed=3, overrides={"lr": rate}).path for rate in (0.01, 0.1)]
     SweepFolder(root / "sweeps/rates").save(
         Configuration(number=place, values={"lr": rate}, runs=(runs[place],), state="finished",
-                      scores={runs[place]: 50.0 + place}, score=50.0 + place, epochs=1)
+                      scores={runs[place]: 50.0 + place}, epochs=1)
         for place, rate in enumerate((0.01, 0.1))
     )  # fmt: skip
     runs += [folder.relative_to(root).as_posix() for folder in root.glob("all/digits/zeroshot/*/*/*")]

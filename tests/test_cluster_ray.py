@@ -38,7 +38,7 @@ TPE += ["--search-seed", "16"]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
     Configuration(number=number, values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="finished",
-                  score=score, scores={f"x/seed1-{number:08x}": score}, epochs=1)
+                  scores={f"x/seed1-{number:08x}": score}, epochs=1)
     for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
 ]  # fmt: skip
 UNFINISHED = (*RATES, 1e30)

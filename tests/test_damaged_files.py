@@ -229,7 +229,7 @@ def put_sweep(results: Path, config: RunConfig) -> Path:
     write_json(folder.path / "sweep.json", settings)
     tried = Configuration(
         number=0, values={"recipe.lr": 0.1, "n_ctx": 2.5}, runs=(config.path,), state="finished",
-        scores={config.path: 50.0}, score=50.0, curve={1: 40.0}, epochs=2,
+        scores={config.path: 50.0}, curve={1: 40.0}, epochs=2,
     )  # fmt: skip
     folder.save([tried])
     write_collection(results, Collection(kind="sweep", name="rates", runs=(config.path,)))

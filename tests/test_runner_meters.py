@@ -108,9 +108,11 @@ def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system keeps one mark for the whole process")
-    before = meters.ResourceMonitor(CPU).peak_memory().process
+    meters.start_memory_peak(CPU)
+    before = meters.peak_memory(CPU).process
     block.close()
-    assert meters.ResourceMonitor(CPU).peak_memory().process < before - size / 2
+    meters.start_memory_peak(CPU)
+    assert meters.peak_memory(CPU).process < before - size / 2
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):

@@ -17,7 +17,7 @@ from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Column, Row, Table
-from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, is_possible
+from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings
 from procap.errors import UserError
 from procap.methods import describe_change
 from runner.config import RunConfig
@@ -237,8 +237,6 @@ def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder,
     if collection is None or settings is None:
         raise UserError(f"{record.path / 'sweep.json'} is missing")
     configurations = list(record.load().values())
-    if any(not is_possible(settings, configuration.values) for configuration in configurations):
-        raise UserError(f"{record.path / 'configurations.json'} has other values than the sweep searches")
     folders = [runs[path] for path in collection.runs if path in runs]
     frame, unfinished = _read_results(folders, results)
     trained = ((config, run_folder.train()) for run_folder, config in folders if config.path in set(frame.path))
