@@ -102,7 +102,7 @@ def test_configurations_on_different_data_sets_are_not_compared():
     scores = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
     found = []
     for number, ((name, lr), score) in enumerate(scores.items()):
-        fields = {"state": "finished", "epochs": 9, "score": score, "scores": {"base/x/seed1-00000000": score}}
+        fields = {"state": "finished", "epochs": 9, "scores": {"base/x/seed1-00000000": score}}
         found.append(Configuration(number=number, values={"dataset": name, "recipe.lr": lr}, **fields))
     best = [row["values"] for row in summarize(varied, found, [])["best"]]
     assert {values["dataset"]: values["recipe.lr"] for values in best} == {"digits": 2, "tiles": 1}
