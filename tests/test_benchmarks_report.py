@@ -132,15 +132,11 @@ def section(text: str, name: str) -> str:
     return words_of(node)
 
 
-def test_the_page_begins_with_its_results_and_ends_with_the_machines(page, tree):
+def test_the_page_begins_with_its_results(page, tree):
     ids = [node.attributes["id"] for node in tree.all("section")]
-    assert ids == ["results", "suite-base-to-novel", "suite-ablation", "missing", "caveats", "method", "work"]
-    [headline] = [node for node in tree.all("section") if node.attributes["id"] == "results"]
-    assert [node.attributes["id"] for node in every(headline) if node.tag == "figure"] == ["figure-hm-bars"], "two sets"
-    assert "Table 1. Base-to-novel generalisation, on average over 2 data sets" in words_of(headline)
-    assert len(headline.all("table")) == 1
+    assert ids == ["suite-base-to-novel", "suite-ablation", "missing", "caveats", "method"]
     about = section(page.read_text(), "suite-base-to-novel")
-    assert "Base-to-novel generalisation" in about
+    assert "Table 1. Base-to-novel generalisation, on average over 2 data sets" in about
     linked = [link.attributes["href"][1:] for link in tree.all("nav")[0].all("a")]
     assert linked == ids
 
@@ -285,7 +281,7 @@ def test_pictures_that_are_not_recorded_or_that_are_of_other_runs_are_not_in_the
         put_entry(root, entry)
     folder = root / "collections/suite/qualitative"
     words = {name: {"caption": name, "alt": f"what {name} shows"} for name in ("predictions", "gone")}
-    for name in ("predictions", "hm-radar"):
+    for name in ("predictions", "hm-bars"):
         Image.new("RGB", (320, 90), "white").save(folder / f"{name}.png")
 
     def shown(runs: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`procap report` of runs without a suite and of sweeps; the time and cost of every run in it."""
+"""`procap report` of runs without a suite and of sweeps."""
 
 import base64
 import io
@@ -25,7 +25,6 @@ from runner.run_folders import RunFolder
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 
-WORK = "Machines and time"
 SHARES = {"coop": 0.9, "maple": 0.6, "zeroshot": 0.3}
 
 
@@ -97,8 +96,6 @@ def test_single_runs_and_sweeps_have_sections_and_unfinished_runs_are_named(tree
     shown = tables(tree)
     best = [words_of(cell) for cell in shown["Sweep rates"].all("tr")[1].all("td")]
     assert best[1:3] == ["0.1", "51.00"]
-    states = {row.all("td")[0].text(): row.all("td")[1].text() for row in shown["Runs"].all("tr")[1:]}
-    assert sorted(states.values()) == ["failed"] + ["finished"] * 6 and "seed3" not in "".join(states)
     missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
     assert "kgcoop" in missing and "failed: no loss" in missing and "not evaluated" in missing
 
@@ -190,10 +187,10 @@ def test_what_hides_the_images_is_said(made, few_digits, tmp_path, change, text)
 
 def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, capsys):
     tree = write(made[0], few_digits, tmp_path / "page", "--methods", "maple", "--seeds", "2")
-    assert next(node.text() for node in tree.all("h2")) == "Selected runs" and len(tables(tree)["Runs"].all("tr")) == 2
+    assert next(node.text() for node in tree.all("h2")) == "Selected runs"
     assert all("of 1" not in item.text() and "(" not in item.text() for item in images_of(tree)), "one evaluation"
     tree = write(made[0], few_digits, tmp_path / "page", "rates")
-    assert next(node.text() for node in tree.all("h2")) == "Sweep rates" and "Runs" not in tables(tree)
+    assert next(node.text() for node in tree.all("h2")) == "Sweep rates"
     root = tmp_path / "results"
     shutil.copytree(made[0], root)
     [run] = root.glob("all/digits/maple/*/*/seed2-*")
@@ -259,10 +256,4 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
         put_score(root, config, target, 150, 200)
     sections, _ = read_suites(root)
     assert [[run.state for run in section.unfinished] for section in sections] == [[], ["not evaluated"]]
-    text = write_report(root).read_text()
-    assert "1 of 1 run unfinished: 1 not evaluated." in text
-    [row] = tables(Page(text).root)[WORK].all("tr")[1:]
-    # 12.5 s of training and a second for each evaluation, see made_results.
-    evaluations = len(entries[0].spec.targets)
-    minutes = [f"{12.5 / 60:.1f}", f"{evaluations / 60:.1f}"]
-    assert [words_of(cell) for cell in row.all("td")[2:]] == ["1", str(evaluations), *minutes]
+    assert "1 of 1 run unfinished: 1 not evaluated." in write_report(root).read_text()

@@ -42,13 +42,13 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in commands:
                 raise unknown_name("command", cmd_name, commands)
-            place, summary = commands[cmd_name]
-            if isinstance(place, str):
-                module, _, name = place.partition(":")
-                found = getattr(importlib.import_module(module), name)
-                app = getattr(found, "app", found)
+            contents, summary = commands[cmd_name]
+            if isinstance(contents, str):
+                module, _, name = contents.partition(":")
+                function = getattr(importlib.import_module(module), name)
+                app = getattr(function, "app", function)
             else:
-                app = typer.Typer(help=summary, cls=lazy_group(place), **PLAIN)
+                app = typer.Typer(help=summary, cls=lazy_group(contents), **PLAIN)
                 app.callback(context_settings=HELP_NAMES)(lambda: None)
             command = typer.main.get_command(app)
             command.name = cmd_name

@@ -63,11 +63,11 @@ def method(
     for result in check_method(case, names):
         note(f"{result.name}: {'passed' if result.passed else 'failed'} ({result.seconds:.1f} s)")
         results.append(result)
-    rows = [(one.name, "passed" if one.passed else "FAILED", one.note) for one in results]
+    rows = [(result.name, "passed" if result.passed else "FAILED", result.note) for result in results]
     show(columns(("check", "result", "note"), rows))
-    failed = [one.name for one in results if not one.passed]
+    failed = [result.name for result in results if not result.passed]
     if output.json:
-        show_json({"method": name, "checks": [asdict(one) for one in results]})
+        show_json({"method": name, "checks": [asdict(result) for result in results]})
     outcome = f"{len(failed)} failed" if failed else "all passed"
     note(f"{name}: {len(results)} of {len(CHECKS)} checks ran, {outcome}")
     return 1 if failed else 0

@@ -221,13 +221,13 @@ class PackFlags:
     raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
 
     def raw_root(self) -> Path | None:
-        """Return the folder of raw data sets, None if the flag is not given. Raises UsageError if it is no folder."""
+        """Return the folder of raw data sets, None if the flag is not source. Raises UsageError if it is no folder."""
         text = self.raw or os.environ.get("PROCAP_RAW")
         root = Path(text).expanduser() if text else None
         if root and not root.is_dir():
-            given = "--raw" if self.raw else "$PROCAP_RAW ="
+            source = "--raw" if self.raw else "$PROCAP_RAW ="
             raise UsageError(
-                f"{given} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
+                f"{source} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
             )
         return root
 

@@ -78,8 +78,8 @@ def predict(
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
     if output.json:
-        where = str(out) if out and count and not dry_run else None
-        show_json({"run": config.path, "images": count, "classes": classes, "out": where, "failed": failed})
+        destination = str(out) if out and count and not dry_run else None
+        show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
     return 1 if failed else 0
 
 
@@ -92,7 +92,7 @@ def _write_predictions(
 
     text, count = io.StringIO(), 0
     table = csv.writer(text, lineterminator="\n")
-    numbers = ["", *(f"_{place}" for place in range(2, top + 1))]
+    numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
     table.writerow(["path", *(f"{column}{number}" for number in numbers for column in ("label", "probability"))])
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
         for count, (name, probabilities) in enumerate(predictions, 1):

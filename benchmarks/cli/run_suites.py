@@ -169,18 +169,18 @@ def plan_suite(
     overrides = {} if chosen.epochs is None else {"epochs": chosen.epochs}
     methods = changes.get("methods", suite.methods)
     # An option of a method that only some of the suites compare does not apply to the others.
-    every = SUITES if several and not chosen.methods else ()
-    others = [method for name in every for method in load_suite(name).methods]
+    suites = SUITES if several and not chosen.methods else ()
+    others = [method for name in suites for method in load_suite(name).methods]
     parsed = parse_options(chosen.option or (), dict.fromkeys([*methods, *others]))
-    given = {method: own for method, own in parsed.items() if method in methods}
+    options_by_method = {method: values for method, values in parsed.items() if method in methods}
     if "methods" in changes:
-        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, given)
+        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, options_by_method)
     options = suite.options(
         profile,
         quick=chosen.quick,
         recipe=chosen.recipe,
         overrides=overrides,
-        options={method: own for method, own in given.items() if own},
+        options={method: values for method, values in options_by_method.items() if values},
         evaluation=eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples).changes,
         data=data,
         **changes,

@@ -48,8 +48,8 @@ from shards.resolve import resolve_dataset
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
     """Parse the recipe fields that flags change. Raises UsageError for invalid or repeated key=value."""
-    given = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
-    changes = {name: value for name, value in given.items() if value is not None}
+    flags = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
+    changes = {name: value for name, value in flags.items() if value is not None}
     for item, key, value in parse_assignments(recipe.recipe_field or (), "--recipe-field", "flip=false"):
         if key in changes:
             raise UsageError(f"--recipe-field {item}: {key} is given already")
@@ -112,7 +112,7 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
     kept = []
     for method in methods:
         name = method_class(method).required_option if text in METHOD_GROUPS else ""
-        if not name or any(given.get(method, {}).get(name) for given in options):
+        if not name or any(values.get(method, {}).get(name) for values in options):
             kept.append(method)
         else:
             needed = f"--option {method}.{name}=..."
@@ -172,9 +172,9 @@ def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
     from pydantic import ValidationError
 
-    given = {"precision": precision, "resize": resize, "samples": samples}
+    values = {"precision": precision, "resize": resize, "samples": samples}
     try:
-        return EvalSettings.model_validate({name: value for name, value in given.items() if value})
+        return EvalSettings.model_validate({name: value for name, value in values.items() if value})
     except ValidationError as error:
         raise explain_invalid(error, "evaluation", EvalSettings.model_fields) from error
 

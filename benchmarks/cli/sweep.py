@@ -120,8 +120,8 @@ def _execute(
         if not searched.is_complete:
             needs = datasets, list_backbones(settings), settings.methods
             with connect_checked(launcher, paths, *needs, always_ray=True) as capacity, progress.display:
-                where = "on the cluster" if launcher.kind == "ray" else "on this machine"
-                note(f"{capacity.max_concurrent} at once {where}, {capacity.resources} each")
+                machines = "on the cluster" if launcher.kind == "ray" else "on this machine"
+                note(f"{capacity.max_concurrent} at once {machines}, {capacity.resources} each")
                 note("loading the program on the workers ...")
                 # Write the settings only now: a sweep that failed the checks must not occupy its name.
                 write_json(folder.path / "sweep.json", settings)
@@ -142,7 +142,7 @@ def list_backbones(settings: SweepSettings) -> list[tuple[str, str | None]]:
 
     backbones = settings.space.get("backbone", [settings.backbone])
     weights = settings.space.get("pretrained", [settings.pretrained])
-    return [canonical_name(str(backbone), one) for backbone in backbones for one in weights]
+    return [canonical_name(str(backbone), tag) for backbone in backbones for tag in weights]
 
 
 def _show_outcome(

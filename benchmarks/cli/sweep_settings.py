@@ -63,8 +63,8 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         space["shots"] = list(dict.fromkeys(counts))
     listed = all(isinstance(domain, list) for domain in space.values())
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
-    given = {**asdict(flags), **asdict(selection), "recipe": recipe.recipe}
-    fields: dict[str, Any] = {name: given[name] for name in OPTIONAL if given[name] not in (None, "")} | {
+    chosen = {**asdict(flags), **asdict(selection), "recipe": recipe.recipe}
+    fields: dict[str, Any] = {name: chosen[name] for name in OPTIONAL if chosen[name] not in (None, "")} | {
         "name": flags.name or "-".join("-".join(part) for part in names if part)[:100],
         "space": space,
         "methods": methods,

@@ -40,9 +40,9 @@ def ui(
         raise UsageError("use --suite or --sweep, not both")
     search = "tags.method LIKE '%'"
     if name := suite or sweep:
-        kind = "suite" if suite else "sweep"
-        check_names(kind, [name], [record.name for record in read_collections(root) if record.kind == kind])
-        search = f"tags.`{kind}.{name}` = 'yes'"
+        collection = "suite" if suite else "sweep"
+        check_names(collection, [name], [record.name for record in read_collections(root) if record.kind == collection])
+        search = f"tags.`{collection}.{name}` = 'yes'"
     store = TrackingStore.choose(root, tracking or None)
     for path, reason in sync(store.open()).failed:
         note(f"not shown: {path}: {reason}")

@@ -158,13 +158,14 @@ class SuiteOptions:
         """The options of methods as `--option` takes them: `procap.n_ctx=8`."""
         return [
             f"{method}.{name}={format_value(value)}"
-            for method, own in self.options.items()
-            for name, value in own.items()
+            for method, options in self.options.items()
+            for name, value in options.items()
         ]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
+        names = [field.name for field in fields(self) if field.name not in ("profile", "data")]
+        values = {name: getattr(self, name) for name in names}
         return json.loads(json.dumps({"profile": self.profile.name, **values}))
 
     @classmethod

@@ -53,13 +53,13 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     finally:
         hook.remove()
     [sequence] = seen
-    is_own = torch.ones(sequence.x.shape[1], dtype=torch.bool)
+    is_kept = torch.ones(sequence.x.shape[1], dtype=torch.bool)
     for index, rows in sequence.op_rows.items():
         if plan.tokens[index].mode != "replace":
-            is_own[rows] = False
+            is_kept[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
-    own = is_own.nonzero().flatten().to(sequence.x.device)
-    return sequence.x[:, own[1:]], sequence.x[:, own[0]]
+    kept = is_kept.nonzero().flatten().to(sequence.x.device)
+    return sequence.x[:, kept[1:]], sequence.x[:, kept[0]]
 
 
 def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> EigenCAM:
@@ -75,13 +75,13 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
     grid = math.isqrt(count)
     if grid * grid != count:
         raise ValueError(f"{count} patches do not form a square grid")
-    given = torch.zeros(batch, count) if like is None else like.flatten(1)
-    tokens, class_token, given = (x.detach().cpu().double() for x in (patches, class_token, given))
+    reference = torch.zeros(batch, count) if like is None else like.flatten(1)
+    tokens, class_token, reference = (x.detach().cpu().double() for x in (patches, class_token, reference))
     mean = tokens.mean(dim=1)
     centred = tokens - mean[:, None]
     direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, 0]
     scores = torch.einsum("bnd,bd->bn", centred, direction)
-    side = ((given - given.mean(dim=1, keepdim=True)) * scores).sum(dim=1)
+    side = ((reference - reference.mean(dim=1, keepdim=True)) * scores).sum(dim=1)
     side = torch.where(side == 0, ((class_token - mean) * direction).sum(dim=1), side)
     scores = torch.where(side[:, None] < 0, -scores, scores)
     low, high = torch.aminmax(scores, dim=1, keepdim=True)

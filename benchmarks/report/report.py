@@ -15,7 +15,6 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, count_states, read_runs, read_suites, read_sweeps
-from benchmarks.report.work import work_table
 from benchmarks.results.frame import FEW_STEPS, run_folders
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import note_code, note_other_content
@@ -25,8 +24,8 @@ from runner.config import RunConfig
 from runner.failures import describe_failure
 from runner.run_collection import find_collections
 
-MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
-"""What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
+MAIN_SUITE = "base-to-novel"
+"""The suite whose classes and mistakes are shown; if it has no results, those of the first suite."""
 
 
 def write_report(
@@ -82,36 +81,28 @@ def build_report(
 ) -> dict[str, Any]:
     """Collect what the template of the page shows, see `write_report`.
 
-    sections: one for each suite, sweep, and the other runs. headline: table and plots of the section that leads.
-    problems: what could not be read or made. caveats: what a reader has to know before any number.
+    sections: one for each suite, sweep, and the other runs. problems: what could not be read or made. caveats: what a
+    reader has to know before any number.
     """
     sections, problems = _read_sections(results, data, wanted, selected)
     if not sections and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
-    complete = not problems and not any(section.unfinished or section.status for section in sections)
-    state = _describe_state(sections)
+    finished = not any(section.unfinished or section.status for section in sections)
     leads = [section for section in sections if section.suite and len(section.frame)]
     lead = min(leads, key=lambda section: section.name != MAIN_SUITE, default=None)
-    parts, headline = [], None
+    parts = []
     for section in sections:
         is_sweep = section.suite is None and section.name != "runs"
         detailed = not is_sweep and (bool(wanted) or section is lead or section.suite is None)
-        part = _make_part(section, shown, data, problems, detailed=detailed)
-        if section is lead and part["tables"]:
-            first = sorted(part["pictures"], key=lambda picture: picture.name != MAIN_PLOT)[:1]
-            headline = section.name, part["tables"].pop(0), first
-            part["pictures"] = [picture for picture in part["pictures"] if picture not in first]
-        parts.append(part)
+        parts.append(_make_part(section, shown, data, problems, detailed=detailed))
     return {
-        "state": state,
+        "state": _describe_state(sections),
         "shown": shown,
         "sections": parts,
-        "headline": headline,
         "problems": problems,
-        "complete": complete and not problems,
+        "complete": finished and not problems,
         "caveats": list_caveats(sections, data),
-        "work": work_table(sections, results),
     }
 
 

@@ -16,7 +16,7 @@ from benchmarks.suites import SUITES, load_installed_suite, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
-from benchmarks.tables.table import Column, Row, Table
+from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings
 from procap.errors import UserError
 from procap.methods import describe_change
@@ -176,8 +176,7 @@ def read_runs(results: Path, wanted: Callable[[RunConfig], bool], heading: str) 
     frame, unfinished = _read_results(folders, results)
 
     def make_tables() -> list[Table]:
-        evaluated = [*run_tables(frame), *calibration_of_runs(frame)] if len(frame) else []
-        return [*evaluated, _runs_table(folders)]
+        return [*run_tables(frame), *calibration_of_runs(frame)] if len(frame) else []
 
     titled = title_runs(frame)[0] if len(frame) else frame
     paths = [config.path for _, config in folders]
@@ -198,21 +197,6 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
         if not evaluations:
             unfinished.append(read_unfinished(results, config.path, None, unreadable))
     return make_frame(records), _sort(unfinished)
-
-
-def _runs_table(folders: Folders) -> Table:
-    """Make a row for each run, trained or not."""
-    rows = []
-    for folder, config in folders:
-        try:
-            training = folder.train()
-            state = folder.status() + " (other code)" * bool(training and training.changed_code(config))
-            tested = ", ".join(result.target for result in folder.evaluations())
-        except UserError:
-            # The files that cannot be read are listed as problems of their run.
-            state, tested = "broken", ""
-        rows.append(Row((config.path,), (state, tested or None)))
-    return Table("runs", "Runs", ("Run",), (Column("State", ""), Column("Tested on", "")), rows, wide=True)
 
 
 def read_sweeps(results: Path, wanted: Sequence[str] = ()) -> tuple[list[Section], list[Problem]]:

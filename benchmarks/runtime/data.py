@@ -36,7 +36,7 @@ from shards.rng import generator
 SYNTHETIC = re.compile(r"photographs-([1-9][0-9]{0,3})")
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
 COLOURS = ("white", "pink", "dark red", "pale blue", "golden", "purple", "snow-white", "orange", "black", "spotted")
-PLACES = ("garden", "mountain", "swamp", "mexican", "canterbury", "desert", "silver", "alpine", "water", "tree")
+ORIGINS = ("garden", "mountain", "swamp", "mexican", "canterbury", "desert", "silver", "alpine", "water", "tree")
 THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid", "thistle", "primrose", "geranium")
 
 
@@ -59,7 +59,7 @@ class CaseData:
 
 def class_names(count: int) -> tuple[str, ...]:
     """Make distinct names of one to five words, the same ones every time."""
-    names = [thing if not place else f"{place} {thing}" for place, thing in product(("", *PLACES), THINGS)]
+    names = [thing if not origin else f"{origin} {thing}" for origin, thing in product(("", *ORIGINS), THINGS)]
     names = names[:1] + names[11::7] + [f"{colour} {name}" for colour, name in product(COLOURS, names)]
     if count > len(names):
         names += [f"{name} number {i}" for i, name in enumerate(names * (count // len(names)))]
@@ -129,9 +129,9 @@ class PhotographPart:
 
 def photograph_source(name: str) -> Source:
     """Make the source that `photographs-C` is packed from."""
-    found = SYNTHETIC.fullmatch(name)
-    assert found
-    classes = int(found[1])
+    match = SYNTHETIC.fullmatch(name)
+    assert match
+    classes = int(match[1])
     return Source(
         name=name,
         classnames=class_names(classes),

@@ -106,9 +106,9 @@ def flags_of_options(options: SuiteOptions) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value}
 
 
-def _parse_options(given: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _parse_options(option_flags: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse options by method. Raises UsageError for a wrong value."""
-    chosen = {method: values for method, values in parse_options(given, methods).items() if values}
+    chosen = {method: values for method, values in parse_options(option_flags, methods).items() if values}
     for method, values in chosen.items():
         method_options(method, values)
     return chosen

@@ -33,7 +33,7 @@ from shards.transfer import upload
 
 ModeName = Literal["reference", "fast"]
 MODES: tuple[ModeName, ...] = ("reference", "fast")
-Kind = Literal["train", "eval"]
+Work = Literal["train", "eval"]
 Models = dict[ModeName, CLIP]
 Classify = Callable[[Tensor], Tensor]
 
@@ -99,12 +99,12 @@ class _Workload:
         self._warm_ups = 2 if self.device.type == "cuda" or on.compile else 0
 
     @contextmanager
-    def _in_mode(self, images: int, kind: Kind) -> Iterator[None]:
+    def _in_mode(self, images: int, work: Work) -> Iterator[None]:
         if self.mode == "reference":
             with without_fused_kernels():
                 yield
         else:
-            with fitting_threads(self.method.clip, images, kind):
+            with fitting_threads(self.method.clip, images, work):
                 yield
 
 
@@ -123,7 +123,7 @@ class Training(_Workload):
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
         noise = self.method.draw(generator(self.config.seed, "noise", number))
-        return Batch(images, labels, tuple(upload(one, self.device) for one in noise))
+        return Batch(images, labels, tuple(upload(tensor, self.device) for tensor in noise))
 
     def prepare(self, images: Tensor, labels: Tensor) -> Preparation:
         """Warm up, measure and capture a step on this batch; weights and optimizer state stay unchanged."""

@@ -49,12 +49,12 @@ def load_suite(name: str) -> Suite:
     from benchmarks.experiment.suite import Suite
 
     module, attribute = _find_module(name)
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Suite):
+    suite = getattr(module, attribute, None)
+    if not isinstance(suite, Suite):
         raise UsageError(f"suite '{name}': {attribute} is no benchmarks.experiment.suite.Suite")
-    if name not in SUITES and found.name in (*SUITES, ALL):
-        raise UsageError(f"suite '{name}' is called '{found.name}' like one of ours, whose tables it would replace")
-    return found
+    if name not in SUITES and suite.name in (*SUITES, ALL):
+        raise UsageError(f"suite '{name}' is called '{suite.name}' like one of ours, whose tables it would replace")
+    return suite
 
 
 def load_installed_suite(name: str) -> Suite:

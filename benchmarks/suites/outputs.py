@@ -100,7 +100,7 @@ def metrics_of(done: SuiteResults) -> dict[str, float]:
             }
         else:
             means = dict(zip(("base", "novel", "hm"), done.halves(variant, AVERAGE), strict=True))
-        metrics |= {f"{kind}/{name}": metric.mean for kind, metric in means.items() if metric is not None}
+        metrics |= {f"{classes}/{name}": metric.mean for classes, metric in means.items() if metric is not None}
     return metrics
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.experiment.published import PROMPT_PICTURE, display_name
-from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.runtime import explain_broken_report
@@ -23,13 +22,6 @@ def qualitative_tables(suite: SuiteResults) -> list[Table]:
     return [*tables, *_accuracies(suite)]
 
 
-def pictured_accuracy(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
-    """Return the accuracy of a variant on the classes trained on, with what the paper's caption prints of it."""
-    [target] = suite.suite.targets(suite.options, dataset)
-    metric = suite.metric(variant, dataset, target)
-    return suite.with_published(variant, [dataset], metric, PROMPT_PICTURE.get(dataset, {}).get(variant.method))
-
-
 def _accuracies(suite: SuiteResults) -> list[Table]:
     """Make the accuracies of the pictured runs, with those in the caption of the figure of prompts."""
     if suite.frame.empty:
@@ -41,7 +33,9 @@ def _accuracies(suite: SuiteResults) -> list[Table]:
             title = {"maple": "trained baseline"}.get(method, title_method(method))
             rows.append(published_row((name, f"{title} (published)"), [number], group=published_group(suite, name)))
         for variant in suite.variants:
-            cells = (pictured_accuracy(suite, variant, dataset),)
+            [target] = suite.suite.targets(suite.options, dataset)
+            metric, printed = suite.metric(variant, dataset, target), PROMPT_PICTURE.get(dataset, {})
+            cells = (suite.with_published(variant, [dataset], metric, printed.get(variant.method)),)
             rows.append(Row((name, mark_reproduced(variant.name, cells)), cells, group=name))
     classes = suite.suite.trained_classes(suite.options)
     title = f"Accuracy of the pictured runs on {classes} classes"

@@ -31,19 +31,17 @@ def transfer_tables(suite: SuiteResults) -> list[Table]:
     return [*tables, *([] if others else comparison_tables(suite))]
 
 
-def pair_accuracies(
-    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]
-) -> list[tuple[str, Metric | None, float | None]]:
-    """List name, our accuracy and the paper's of the source, of each target, and of their mean.
-
-    The paper trains on ImageNet only, so it has no numbers for different sources.
-    """
+def _cells(suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]) -> tuple[Metric | None, ...]:
+    """List the accuracies on the source, on each target, and their mean, with the paper's, which trains on ImageNet."""
     metrics = {name: suite.metric(variant, source, Target(name)) for name in (source, *targets)}
     if targets:
         metrics[TARGET_MEAN] = average([metrics[name] for name in targets])
     rows = [row for row in _printed_rows(suite) if row.key == variant.method]
     printed = _numbers_by_name(rows[0], targets) if rows and source == "imagenet" and not variant.changed else {}
-    return [(name, metric, printed.get(name)) for name, metric in metrics.items()]
+    return tuple(
+        suite.with_published(variant, targets if name == TARGET_MEAN else [name], metric, printed.get(name))
+        for name, metric in metrics.items()
+    )
 
 
 def list_targets(suite: SuiteResults, source: str) -> list[str]:
@@ -75,10 +73,7 @@ def _table(suite: SuiteResults, name: str, heading: str, source: str) -> Table:
         labels = [published_title(row.method, row.venue)]
         rows.append(published_row(labels, map(numbers.get, names), group=published_group(suite)))
     for title, variant in suite.by_title.items():
-        cells = tuple(
-            suite.with_published(variant, targets if name == TARGET_MEAN else [name], metric, number)
-            for name, metric, number in pair_accuracies(suite, variant, source, targets)
-        )
+        cells = _cells(suite, variant, source, targets)
         rows.append(Row((mark_reproduced(title, cells),), cells))
     mean_note = f"{TARGET_MEAN}: without the source." if len(targets) > 1 else ""
     notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes.", mean_note)
