@@ -15,6 +15,7 @@ from made_results import made, put_config, put_score
 from benchmarks.experiment.profiles import PROFILES
 from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
+from benchmarks.plots.base_novel import hm_radar
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import load_suite
 from procap.methods import METHODS
@@ -101,6 +102,15 @@ def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):
     assert "2 seeds);\nresults of MaPLe are missing" in figure.get_suptitle()
     style.image_of(figure, "svg")
     assert figure.texts[0].get_position()[0] == figure.axes[0].get_position().x0 > 0.05
+
+
+def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
+    lines = lines_of(halves.figure("hm-radar").axes[0])
+    zeroshot, maple, procap = halves.done.variants
+    for variant in (zeroshot, procap):
+        assert lines[variant.name] == near([halves.hm(variant, name) for name in (*SETS, SETS[0])])
+    tiles, petals = (halves.hm(maple, name) for name in ("tiles", "petals"))
+    assert lines["MaPLe"] == near([tiles, petals, math.nan, tiles])
 
 
 def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(tmp_path):
@@ -207,15 +217,17 @@ def test_without_results_there_is_no_figure(tmp_path):
 
 
 def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_path):
-    """Zero-shot has the same accuracy with every seed."""
+    """Zero-shot has the same accuracy with every seed, or is never right."""
     made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2), methods=("zeroshot",))
     for entry in made.done.runs:
         for target in entry.spec.targets:
             put_score(tmp_path, entry.spec.config, target, 300, TOTAL)
     done = SuiteResults.read(made.done.suite, made.done.options, tmp_path)
+    never = SuiteResults(done.suite, done.options, done.runs, done.frame.assign(accuracy=0.0), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert all(draw() is not None for draw in done.suite.plots(done).values())
+        assert hm_radar(never).axes[0].get_ylim() == (0, 10)
 
 
 def test_dollars_in_a_name_are_no_formula(halves):
@@ -275,5 +287,6 @@ def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path
     done = made(tmp_path, suite, datasets=SETS, methods=("coop",), seeds=(1,), quick=True)
     hms = {variant.name: done.halves(variant, "Average")[2].mean for variant in done.variants}
     best = sorted(hms, key=lambda name: hms[name])[-6:]
-    *highlighted, last = [text.get_text() for text in suite.plots(done)["hm-bars"]().legends[0].get_texts()]
-    assert last == "other methods" and {*highlighted} == {*best}
+    for name in ("hm-bars", "hm-radar"):
+        *highlighted, last = [text.get_text() for text in suite.plots(done)[name]().legends[0].get_texts()]
+        assert last == "other methods" and {*highlighted} == {*best}

@@ -20,6 +20,7 @@ from benchmarks.experiment.published import (
     halves,
 )
 from benchmarks.experiment.suite import Suite, Variant
+from benchmarks.plots import base_novel as halves_plots
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.base_novel import base_to_novel_tables
@@ -134,6 +135,9 @@ def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_
     lines = {row.labels[1]: row for row in table.rows if row.source == "ours"}
     assert set(lines) == {"MaPLe, ProCAP's recipe", "ProCAP, reproduced"}
     assert [row.cells[0].published is None for row in lines.values()] == [True, False]
+    speed = table_of(done, "base-to-novel-speed")
+    assert any("MaPLe, ProCAP's recipe" in row.labels for row in speed.rows)
+    assert not speed.marks(), "runs side by side, or on several machines, are no race"
     generated = made(tmp_path / "mini", "base-to-novel", **{**chosen, "datasets": ("shapes",)})
     names = {row.labels[1] for row in table_of(generated, "base-to-novel").rows}
     assert names == {"MaPLe", "ProCAP"}, "there it is everybody's recipe"
@@ -147,6 +151,16 @@ def depths(options, method):
 
 
 DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_tables, seeds=(1,), variants=depths)
+
+
+def test_the_radar_has_a_row_for_every_variant_called_as_in_the_table(tmp_path):
+    done = made(tmp_path, DEPTHS, datasets=SETS)
+    axes = halves_plots.halves_plots(done)["hm-radar"]().axes[0]
+    drawn = {line.get_label(): list(line.get_ydata())[:-1] for line in axes.lines}
+    table = {row.labels: row.cells[2].mean for row in table_of(done, "depths").rows}
+    assert set(drawn) == {f"{name}, depth {depth}" for name in ("MaPLe", "ProCAP") for depth in (1, 9)}
+    for title, heights in drawn.items():
+        assert heights == pytest.approx([table[name, title] for name in SETS])
 
 
 def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():

@@ -1,4 +1,4 @@
-"""Plot base-to-novel results: harmonic means as bars, and reliability diagrams."""
+"""Plot base-to-novel results: harmonic means as bars and as a radar, and reliability diagrams."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def halves_plots(suite: SuiteResults) -> Plots:
     """Return the plots of base-to-novel."""
     return {
         "hm-bars": partial(hm_bars, suite),
+        "hm-radar": partial(hm_radar, suite),
         "reliability": partial(reliability, suite),
     }
 
@@ -81,6 +82,50 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     missing = gaps and f";\nresults of {gaps} are missing"
     title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})"
     style.heading(figure, f"{title}{missing}", shown)
+    style.legend(figure)
+    return figure
+
+
+@styled
+def hm_radar(suite: SuiteResults) -> Figure | None:
+    """Draw HM of every method on an axis per data set, with gaps where it is missing; None below three data sets."""
+    hms = {
+        title: {name: suite.halves(variant, name)[2] for name in suite.options.datasets}
+        for title, variant in suite.by_title.items()
+    }
+    datasets = [name for name in suite.options.datasets if any(means[name] for means in hms.values())]
+    if len(datasets) < 3:
+        return None
+    looks = _assign_looks(suite)
+    figure, (panel,) = style.panels(1, 3.8, subplot_kw={"projection": "polar"})
+    figure.set_figwidth(4.9)
+    axes: Any = panel
+    angles = [2 * math.pi * i / len(datasets) for i in range(len(datasets))]
+    for title, means in hms.items():
+        values = [cell.mean if (cell := means[name]) else math.nan for name in datasets]
+        if not all(map(math.isnan, values)):
+            axes.plot([*angles, 0], [*values, values[0]], **looks[title].line(label=title, markersize=4))
+    cells = [cell for means in hms.values() for cell in means.values() if cell]
+    heights = [cell.mean for cell in cells]
+    low = max(0, 10 * math.floor(min(heights) / 10 - 1))
+    high = max(low + 10, 10 * math.ceil(max(heights) / 10))
+    step = 10 if low >= 40 else 20
+    axes.set_ylim(low, high)
+    axes.set_yticks(range(low + step, high + 1, step))
+    axes.set_theta_zero_location("N")
+    axes.set_theta_direction(-1)
+    axes.set_xticks(angles, list(map(display_name, datasets)))
+    axes.set_rlabel_position(180 / len(datasets))
+    axes.tick_params(axis="y", labelsize=6.5, labelcolor=style.FAINT)
+    axes.tick_params(axis="x", pad=2, labelsize=8)
+    # Centred labels would overlap the circle.
+    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
+        side = math.sin(angle)
+        label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
+    axes.grid(color="#d1d5db", linewidth=0.6)
+    axes.spines["polar"].set_color("#d1d5db")
+    seeds = style.describe_seeds(cells, std=False)
+    style.heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", cells)
     style.legend(figure)
     return figure
 

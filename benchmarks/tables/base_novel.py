@@ -9,15 +9,18 @@ from typing import Any
 from benchmarks.experiment import published
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.metrics import Metric
+from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import (
     HALVES,
+    NOTE_ON_SPEED,
+    SPEEDS,
     add_delta_column,
     mark_reproduced,
+    measure_speeds,
     published_group,
     published_row,
     published_title,
@@ -37,12 +40,12 @@ NOTE_ON_TOKEN_SETS = (
 
 
 def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
-    """Make the averages if there are several data sets, each data set as in the paper, and the comparison."""
+    """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
     main = _halves_table(suite, suite.name, suite.suite.heading, printed="base_to_novel")
     tables = [_averages(suite)] if len(suite.options.datasets) > 1 else []
     rows = {title: suite.rows(variant) for title, variant in suite.by_title.items()}
     fits = calibration_tables(rows, suite_notes(suite), suite.name)
-    return [*tables, add_delta_column(suite, main, "HM"), *fits, *comparison_tables(suite)]
+    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite), *fits, *comparison_tables(suite)]
 
 
 def stability_tables(suite: SuiteResults) -> list[Table]:
@@ -91,15 +94,19 @@ def prompt_length_tables(suite: SuiteResults) -> list[Table]:
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
     """Make results by the number of epochs: on average, as in the paper, and for every data set."""
-    title, labels, tables = suite.suite.heading, ("Method", "Epochs"), []
+    return [*_average_first(suite, ("Method", "Epochs"), "epochs"), *comparison_tables(suite)]
+
+
+def _average_first(suite: SuiteResults, labels: tuple[str, ...], key: str = "") -> list[Table]:
+    """Make the averages if there are several data sets, with the paper's, and the table of every data set."""
+    title, tables = suite.suite.heading, []
     if len(suite.options.datasets) > 1:
-        rows = _rows(suite, AVERAGE, suite.suite.published, "epochs", single=True)
+        rows = _rows(suite, AVERAGE, suite.suite.published, key, single=True)
         notes = suite_notes(suite, RULE_OF_AVERAGES, details=[_other_reading(suite)])
         main = f"{title}, on average over {len(suite.options.datasets)} data sets"
         tables = [Table(suite.name, main, labels, HALVES, rows, notes.lines, notes.details, suite.in_paper)]
     name = f"{suite.name}-datasets" if tables else suite.name
-    by_dataset = _halves_table(suite, name, title, key="epochs", labels=(LABELS[0], *labels))
-    return [*tables, by_dataset, *comparison_tables(suite)]
+    return [*tables, _halves_table(suite, name, title, key=key, labels=(LABELS[0], *labels))]
 
 
 def _other_reading(suite: SuiteResults) -> str:
@@ -115,7 +122,17 @@ def _list_means(suite: SuiteResults, means: Mapping[str, Metric | None]) -> str:
     return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
-def _printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> Sequence[float | None]:
+def pair_halves(
+    suite: SuiteResults, variant: Variant, dataset: str, printed: str = ""
+) -> list[tuple[Metric | None, float | None]]:
+    """List our base, novel and HM on a data set or on average, each with that of the paper's table `printed`."""
+    base, novel, hm = suite.halves(variant, dataset)
+    if dataset == AVERAGE and printed in ("seed_stability", "ablation"):
+        hm = suite.mean_of_hms(variant)
+    return list(zip((base, novel, hm), printed_halves(suite, variant, dataset, printed), strict=True))
+
+
+def printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> Sequence[float | None]:
     """Return what the paper's table `printed` has for a variant on a data set, or on average over the same ones."""
     if printed == "ablation":
         rows = [row for row in published.ablation() if row.variant == variant.key.get("variant")]
@@ -191,17 +208,38 @@ def _averages(suite: SuiteResults) -> Table:
         for row in _rows(suite, AVERAGE, "base_to_novel", single=True)
     ]
     notes = suite_notes(suite, "HM: of the averages; mean of HMs: of the data sets.")
-    title = f"{suite.suite.heading}, on average over {len(suite.options.datasets)} data sets"
+    name, title = (
+        f"{suite.name}-average",
+        f"{suite.suite.heading}, on average over {len(suite.options.datasets)} data sets",
+    )
     columns = (*HALVES, Column("mean of HMs"))
-    table = Table(f"{suite.name}-average", title, ("Method",), columns, rows, notes.lines, notes.details, wide=True)
+    table = Table(name, title, ("Method",), columns, rows, notes.lines, notes.details, wide=True)
     return add_delta_column(suite, table, "HM")
+
+
+def _speeds(suite: SuiteResults) -> list[Table]:
+    """Make the table of training and evaluation speeds over data sets; no table if no method has all of them."""
+    table = []
+    for name, variant in suite.by_title.items():
+        by_dataset: list[tuple[Metric | None, ...]] = []
+        for dataset in suite.options.datasets:
+            rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
+            runs = [run for run in suite.runs if (run.variant, run.dataset) == (variant, dataset)]
+            whole = len(rows) == sum(len(run.spec.targets) for run in runs) and not rows.limited.any()
+            fps, seconds, fps_model = measure_speeds(rows) if whole else (None, None, None)
+            timed = rows.fps.notna().all()
+            by_dataset.append((fps if timed else None, fps_model if timed else None, seconds))
+        table.append(Row((name,), tuple(average(column) for column in zip(*by_dataset, strict=True))))
+    if not any(cell for row in table for cell in row.cells):
+        return []
+    columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
+    notes = ["Means over data sets; not measured in the same conditions."]
+    title = f"{suite.suite.heading}: speed"
+    return [Table(f"{suite.name}-speed", title, ("Method",), columns, table, notes, (NOTE_ON_SPEED,))]
 
 
 def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:
     """Make base, novel and HM of one row, with published numbers for the same data sets."""
     sets = suite.options.datasets if dataset == AVERAGE else (dataset,)
-    base, novel, hm = suite.halves(variant, dataset)
-    if dataset == AVERAGE and printed in ("seed_stability", "ablation"):
-        hm = suite.mean_of_hms(variant)
-    pairs = zip((base, novel, hm), _printed_halves(suite, variant, dataset, printed), strict=True)
+    pairs = pair_halves(suite, variant, dataset, printed)
     return tuple(suite.with_published(variant, sets, metric, number) for metric, number in pairs)
