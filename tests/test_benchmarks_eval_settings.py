@@ -162,7 +162,7 @@ def test_eval_shows_what_other_settings_change(procap, config, runtime):
 
 def test_tables_name_the_settings_of_each_row(procap, config, runtime):
     code, out, _ = procap("table")
-    assert code == 0 and "ProCAP (evaluation default)" in out and "ProCAP (evaluation 3 samples)" in out
+    assert code == 0 and "ProCAP, evaluation default" in out and "ProCAP, evaluation 3 samples" in out
 
 
 def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
@@ -181,7 +181,7 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     done = SuiteResults.read(suite, options, tmp_path)
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]
     [table, *_] = suite.tables(done)
-    assert any("Evaluated otherwise than by default: bf16, 2 samples." in note for note in table.notes)
+    assert any("Evaluation: bf16, 2 samples." in note for note in table.notes)
 
 
 def test_a_suite_of_methods_without_gaussians_refuses_samples(tmp_path, capsys):

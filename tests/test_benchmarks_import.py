@@ -260,7 +260,9 @@ def test_what_a_tar_hides_is_named(tmp_path):
     files = [write_tar(tmp_path / "link.tar", image, link), double]
     files += [write_tar(tmp_path / f"{member.name}.tar", member, image) for member in (forged, sparse)]
     images = list(image_files.find_images(files, failed.__setitem__))
-    assert {Path(name).name for name in failed} == {"link.png", "double.tar", "f.png", "s.png.tar"}
+    # What of a forged size is read depends on the version of tarfile.
+    named = {Path(name).name.removesuffix(".tar") for name in failed}
+    assert named == {"link.png", "double", "f.png", "s.png"}
     assert [(Path(name).parent.name, data) for name, data in images] == [
         ("link.tar", bytes(3)), ("double.tar", bytes(3))
     ]  # fmt: skip
