@@ -166,8 +166,8 @@ class StateFiles:
                 continue
             try:
                 identity = _load(data)["identity"]
-            except (RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
-                reason = str(error).splitlines()[0]
+            except (RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
+                reason = str(error).partition("\n")[0] or type(error).__name__
                 raise cannot_resume(path, f"it is not a state of this program ({reason})") from error
             for name, value in self.identity.items():
                 if identity.get(name) != value:

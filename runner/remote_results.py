@@ -108,11 +108,10 @@ class RemoteResults:
             return
         with self._locked(run):
             remote = RemoteFolder(self.url)
-            local_files = [file for file in (self.local / run).rglob("*") if file.is_file()]
-            names = sorted(file.relative_to(self.local).as_posix() for file in local_files)
+            names = self._list_local(run)
             there = {f"{run}/{name}" for name in remote.list(run)}
-            documents = [name for name in names if name.endswith(".json") and not LOCAL_ONLY.match(name)]
-            uploaded = remote.read(name for name in documents if name in there)
+            documents = [name for name in names if name.endswith(".json")]
+            uploaded = remote.read(documents)
             changed = [name for name in documents if self._read(name) not in (None, uploaded.get(name))]
             if f"{run}/{TRAIN}" in changed:
                 if not _is_complete(self.local / run):
@@ -120,13 +119,11 @@ class RemoteResults:
                     raise UserError(f"{problem} (its SHA-256 differs); train again with --force")
                 remote.delete(f"{run}/{TRAIN}")
                 remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
-            states = [name for name in names if name.startswith(f"{run}/state/") and not LOCAL_ONLY.match(name)]
-            for name in (name for name in states if name not in there):
-                # An older state may have been removed since.
+            # States keep their content; one that was removed since has none.
+            states = [name for name in names if name.startswith(f"{run}/state/") and name not in there]
+            for name in [*states, *sorted(changed, key=lambda name: name == f"{run}/{TRAIN}")]:
                 if content := self._read(name):
                     remote.write(name, content)
-            for name in sorted(changed, key=lambda name: name == f"{run}/{TRAIN}"):
-                remote.write(name, self._read(name) or b"")
             finished = f"{run}/{TRAIN}" in documents
             for name in there - set(names):
                 if name.startswith(f"{run}/state/") or (finished and name == f"{run}/{PROGRESS}"):
@@ -142,8 +139,7 @@ class RemoteResults:
         if not self.url:
             return
         remote = RemoteFolder(self.url)
-        files = [file for file in (self.local / below).rglob("*") if file.is_file()]
-        names = [name for file in files if not LOCAL_ONLY.match(name := file.relative_to(self.local).as_posix())]
+        names = self._list_local(below)
         for run in sorted({match[0] for name in names if (match := RUN.match(name))}):
             self.push_run(run)
         plain = [name for name in names if not RUN.match(name)]
@@ -154,7 +150,7 @@ class RemoteResults:
                 remote.write(name, content)
 
     def try_push_all(self, below: str = "") -> None:
-        """Call `push_all` after another error: a failure is logged, so that the first error stays visible."""
+        """Call `push_all` and log a failure; what was not uploaded is on the local disk as well."""
         try:
             self.push_all(below)
         except (UserError, OSError) as error:
@@ -181,6 +177,12 @@ class RemoteResults:
             # Another machine has finished the run.
             shutil.rmtree(folder / "state", ignore_errors=True)
             (folder / PROGRESS).unlink(missing_ok=True)
+
+    def _list_local(self, below: str) -> list[str]:
+        """List the names of the local files below a folder that are kept at the URL."""
+        files = (file for file in (self.local / below).rglob("*") if file.is_file())
+        names = (file.relative_to(self.local).as_posix() for file in files)
+        return sorted(name for name in names if not LOCAL_ONLY.match(name))
 
     def _read(self, name: str) -> bytes | None:
         """Read a local file; None if it does not exist."""
@@ -210,15 +212,8 @@ class CheckpointUploader:
     def start(self) -> None:
         """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
         if self.store.url and not (self._thread and self._thread.is_alive()):
-            self._thread = threading.Thread(target=self.upload, name="checkpoint upload", daemon=True)
+            self._thread = threading.Thread(target=self.store.try_push_all, args=(self.run,), daemon=True)
             self._thread.start()
-
-    def upload(self) -> None:
-        """Upload what has changed; a failure is logged, because the state is on the local disk as well."""
-        try:
-            self.store.push_run(self.run)
-        except (UserError, OSError) as error:
-            logger.warning("%s; the state of %s is uploaded later", error, self.run)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI
-from benchmarks.report import describe, started_suites
+from benchmarks.report.sections import read_suites, read_sweeps
 from benchmarks.results import load
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import SuitePlan
@@ -35,7 +35,7 @@ from runner.config import RunConfig, Target
 from runner.results import Progress, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from shards import fewshot, manifest, pack, reader, records
+from shards import manifest, pack, reader, records
 from shards.files import write_file
 from shards.mirror import mirrored_url
 from shards.raw.description import read_description
@@ -133,8 +133,6 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     write_json(run.progress_file, progress)
     count = ValidationCount(epoch=0, target="digits:base:val", correct=3, total=4)
     write_json(run.validation_file, ValidationHistory(config_hash=config.hash, counts=[count]))
-    samples = fewshot.FewShotSamples(dataset="digits", shots=1, seed=1, source="imported", train=("a/b.png",), val=())
-    fewshot.write_samples(folder / "samples.json", samples)
     own = "name: my-pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
     own += "split: {train: 0.5, val: 0.2, test: 0.3, seed: 2}\n"
     sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
@@ -174,7 +172,6 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     kinds: dict[str, tuple[Path, Any, Callable[[], object]]] = {
         "manifest": (packed / manifest.FILE, json_damage, lambda: manifest.read_manifest(packed)),
         "mirror": (mirror, json_damage, lambda: mirrored_url(folder)),
-        "samples": (folder / "samples.json", json_damage, lambda: fewshot.read_samples(folder / "samples.json")),
         "config": (run.config_file, json_damage, lambda: (run.config(), load(results))),
         "train": (run.train_file, json_damage, lambda: (run.train(), load(results))),
         "evaluation": (evaluation, json_damage, read_evaluation),
@@ -191,7 +188,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         if kind == "checkpoint":
             return tensor_damage(pack_tensors(tensors, card)), lambda content: decode_checkpoint(content, folder)
         if kind == "state":
-            return tensor_damage(state.read_bytes()), read_state
+            return damaged_bytes(state.read_bytes()), read_state
         file, damage, read = kinds[kind]
         return damage(file.read_bytes()), of(file, read)
 
@@ -199,7 +196,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 KINDS = (
-    "manifest", "mirror", "samples", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
+    "manifest", "mirror", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
     "collection", "settings of a sweep", "configurations", "own data set", "sweep",
 )  # fmt: skip
 
@@ -213,10 +210,9 @@ def put_suite(results: Path) -> Path:
 
 
 def read_suite(results: Path) -> None:
-    found, problems = started_suites.find_started_suites(results)
+    _, problems = read_suites(results)
     if problems:
         raise UserError(problems[0][1])
-    assert all(map(describe.describe_state, found))
 
 
 def put_sweep(results: Path, config: RunConfig) -> Path:
@@ -237,12 +233,12 @@ def put_sweep(results: Path, config: RunConfig) -> Path:
 
 
 def read_sweep(results: Path) -> None:
-    found, problems = started_suites.find_sweeps(results)
+    sections, problems = read_sweeps(results)
     if problems:
         raise UserError(problems[0][1])
-    for one in found:
-        [table] = one.suite.tables(one.results)
-        render(table, "md")
+    for section in sections:
+        for table in section.make_tables():
+            render(table, "md")
 
 
 def plan_sweep(file: Path) -> None:

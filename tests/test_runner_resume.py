@@ -365,7 +365,7 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
     monkeypatch.setattr(remote_results.RemoteResults, "push_run", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
         train.train(config, runtime)
-    assert "is uploaded later" in caplog.text
+    assert "what is new is only in" in caplog.text
     away[0] = False
     done = train.train(config, runtime)
     assert done.resumed == 0, "it was finished here"
