@@ -1,4 +1,4 @@
-"""Table 1: train on the base classes of a data set, test on its base and on its novel classes.
+"""Table 1 and figure 1b: train on the base classes of a data set, test on its base and on its novel classes.
 
     procap bench base-to-novel --data DATA
     procap bench base-to-novel --data DATA --methods maple,procap --recipe procap    one recipe and 4 tokens for both
