@@ -101,7 +101,11 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
-            seconds = end - start if isinstance(end, float) else start.elapsed_time(end) / 1000
+            if isinstance(start, float) or isinstance(end, float):
+                assert isinstance(start, float) and isinstance(end, float)
+                seconds = end - start
+            else:
+                seconds = start.elapsed_time(end) / 1000
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if rate is not None:
                 rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds

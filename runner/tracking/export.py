@@ -84,8 +84,9 @@ def sync(
                 raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
             summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
             continue
-        for run in collection.runs if collection else ():
-            parents[run][collection.tag] = run_id
+        if collection:
+            for run in collection.runs:
+                parents[run][collection.tag] = run_id
         if run_id:
             (summary.sent if sent else summary.up_to_date).append(path)
         if on_run is not None:
@@ -109,7 +110,7 @@ def _export(
         content = (
             collection_content(collection, store.results, time.time_ns() // 1_000_000)
             if collection
-            else run_content(RunFolder(folder), record and record.started, before.epochs, log_checkpoints)
+            else run_content(RunFolder(folder), record.started if record else None, before.epochs, log_checkpoints)
         )
         if content is None:
             return "", False
