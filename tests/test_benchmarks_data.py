@@ -168,7 +168,6 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     put_dirt(images)
     code, out, err = run(capsys, "data", "pack", images, "--dry-run", *at)
     assert code == 0 and "my-birds" in out and "22/8/12" in out and not (tmp_path / "My Birds.yaml").exists()
-    assert f"images were not opened; to check them too: procap data check '{images}'" in err
     code, out, err = run(capsys, "data", "pack", images, *at)
     assert code == 0, err
     assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)
@@ -178,13 +177,12 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     assert source == user_source(written).origin
     written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
     code, _, err = run(capsys, "data", "pack", images, *at)
-    assert code == 0 and "; changed: templates; train" in err and "random" not in err, "the YAML file is read"
+    assert code == 0 and "'my-birds' was replaced: 42 -> 42 images" in err, "the YAML file is read"
     assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
     (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "01.png").read_bytes())
     (images / "Ara" / "new.png").write_bytes((images / "bee_eater" / "01.png").read_bytes())
     code, _, err = run(capsys, "data", "pack", images, *at)
-    assert re.search("'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; changed: images or labels", err)
-    assert "; changed: images or labels of train, val, test; train, eval" in err and "; a random split is drawn" in err
+    assert re.search("'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; train, eval", err)
     assert "two classes: 'Ara' and 'bee_eater' (2, first" in err
     written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
     code, _, err = run(capsys, "data", "pack", images, *at)
@@ -242,7 +240,6 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     to = ("--data", tmp_path / "data") if command == "pack" else ()
     code, _, err = run(capsys, "data", command, f"{images}/", "--workers", "1", *to)
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
-    assert (f"{tmp_path}/birds.yaml was not written" in err) == (command == "pack")
     small = "class 'coal_tit' has 1 image, too few for train, val, test", "class 'Zebra finnch' has 1 image"
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):

@@ -69,8 +69,6 @@ def pack(
         try:
             packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores())
         except UserError as error:
-            if dataset.guessed:
-                note(f"procap: note: {dataset.location} was not written; to change the guess, write it yourself")
             if len(selected) == 1:
                 raise
             failed[dataset.name] = str(error)
@@ -92,30 +90,17 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int)
     on_note = report_note if dataset.is_users else None
     manifest = pack_with_progress(dataset.source(), root, force=force, workers=workers, on_note=on_note)
     if before and before.digest != manifest.digest:
-        report_note(_describe_replacement(before, manifest, dataset.is_random))
-    elif before and dataset.is_users:
-        note(f"'{dataset.name}' has not changed; its findings: procap data check {quote(dataset.location)}")
+        report_note(
+            f"'{dataset.name}' was replaced: {before.images:,} -> {manifest.images:,} images, digest {before.digest} "
+            f"-> {manifest.digest}; train, eval and bench refuse runs of the earlier content; to keep both, pack under "
+            "another `name:`"
+        )
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)
         note(f"wrote {dataset.location}")
     if dataset.is_users:
         show(format_classes(open_dataset(root, dataset.name)) + "\n")
     return manifest
-
-
-def _describe_replacement(before: Manifest, now: Manifest, is_random: bool) -> str:
-    old, new = ({split: entry.shards for split, entry in manifest.splits.items()} for manifest in (before, now))
-    splits = [split for split in old | new if old.get(split) != new.get(split)]
-    changed = [f"images or labels of {', '.join(splits)}"] if splits else []
-    changed += ["class names"] if before.classnames != now.classnames else []
-    changed += ["templates"] if (before.template, before.templates) != (now.template, now.templates) else []
-    refused = "train, eval and bench refuse runs of the earlier content"
-    drawn = "a random split is drawn again when images change, so an image may have moved to another split; "
-    return (
-        f"'{now.dataset}' was replaced: {before.images:,} -> {now.images:,} images, digest {before.digest} -> "
-        f"{now.digest}; changed: {' and '.join(changed) or 'the list of images'}; {refused}; "
-        f"{drawn if splits and is_random else ''}to keep both, pack under another `name:`"
-    )
 
 
 def _show_packed(packed: dict[str, Manifest], root: Path) -> None:
@@ -146,9 +131,6 @@ def _show_plan(selected: Sequence[DatasetToPack], root: Path, output: OutputFlag
             states[dataset.name] = "cannot be packed"
         rows.append((dataset.name, states[dataset.name], counts, size))
     show(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
-    files = {Path(dataset.location): dataset for dataset in selected if dataset.is_users}
-    if users := [quote(file.with_suffix("") if dataset.guessed else file) for file, dataset in files.items()]:
-        note(f"images were not opened; to check them too: procap data check {' '.join(users)}")
     for reason in failed.values():
         note(f"procap: error: {one_line(reason)}")
     if output.json:

@@ -16,7 +16,7 @@ from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find_or_none
-from shards.raw.description import SplitRule, parse_description, read_description
+from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
@@ -29,14 +29,12 @@ class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
     location: the YAML file of a user's images. guessed: the content of a YAML file that is not written yet.
-    is_random: whether that file asks for a random split.
     """
 
     name: str
     source: Callable[[], Source]
     location: str = ""
     guessed: str = ""
-    is_random: bool = False
 
     @property
     def is_users(self) -> bool:
@@ -129,8 +127,7 @@ def _from_file(file: Path, text: str = "") -> DatasetToPack:
     if not text and not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
     description = parse_description(text, file) if text else read_description(file)
-    is_random = isinstance(description.split, SplitRule)
-    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text, is_random)
+    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text)
 
 
 def _from_builtin(dataset: Dataset) -> DatasetToPack:
