@@ -64,13 +64,23 @@ class Checkpointer:
         # The bytes are sent, not the path, because other machines may not have rank 0's folder.
         data = self.group.broadcast_object(newest and newest[0])
         if data:
-            self.state, parts = self.files.unpack(data)
-            self._check_position(newest[1] if newest else self.folder.state)
-            if self.state.stage:
-                self.begin_stage(self.state.stage)
-            if self.average:
-                self.average.load_state_dict(parts["average"])
-            self.engine.load(parts)
+            source = newest[1] if newest else self.folder.state
+            try:
+                self.state, parts = self.files.unpack(data)
+                self._check_position(source)
+                if self.state.stage:
+                    self.begin_stage(self.state.stage)
+                if self.average:
+                    self.average.load_state_dict(parts["average"])
+                for name, tensor in self.setup.method.state_dict().items():
+                    if parts["method"][name].dtype != tensor.dtype:
+                        raise ValueError(f"{name} is {parts['method'][name].dtype}")
+                check_finite(parts["method"], f"in {source}")
+                self.engine.load(parts)
+            # torch raises different errors for parts that are missing or do not fit.
+            except (LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+                reason = " ".join(str(error).split())
+                raise cannot_resume(source, f"it does not fit this training ({reason[:300]})") from error
             self.state.resumed += 1
             self.saved_at = self._position
             self.meter.resume(self.state.meter)

@@ -204,11 +204,22 @@ def paused(few_digits, short_checkpoint, tmp_path_factory) -> tuple[RunConfig, R
     return config, runtime
 
 
-STATES: dict[str, tuple[dict[str, Any], str]] = {
-    "run": ({"config_hash": "0" * 8}, "config hash is 00000000"),
-    "weights": ({"backbone_digest": "0" * 16}, "backbone digest is 0000000000000000"),
-    "data": ({"manifest_digest": "0" * 16}, "manifest digest is 0000000000000000"),
-}
+def change_progress(content: dict[str, Any], **fields: Any) -> None:
+    content["progress"] = json.dumps(json.loads(content["progress"]) | fields)
+
+
+STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "run": (lambda content: content["identity"].update(config_hash="0" * 8), "config hash is 00000000"),
+    "weights": (lambda content: content["identity"].update(backbone_digest="0" * 16), "backbone digest is 0000"),
+    "data": (lambda content: content["identity"].update(manifest_digest="0" * 16), "manifest digest is 0000"),
+    "step beyond the last": (lambda content: change_progress(content, step=99, step_in_epoch=98), "has no step 99"),
+    "unknown field": (lambda content: change_progress(content, other=1), "does not fit this training"),
+    "missing part": (lambda content: content.pop("optimizer"), "does not fit this training"),
+    "unknown tensor": (lambda content: content["method"].update(other=torch.ones(1)), "does not fit this training"),
+    "shape": (lambda content: content["method"].update(context=torch.ones(3, 1)), "does not fit this training"),
+    "type": (lambda content: content["method"].update(context=content["method"]["context"].long()), "torch.int64"),
+    "NaN": (lambda content: content["method"]["context"].fill_(float("nan")), "context is not finite"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -219,7 +230,7 @@ def test_a_state_of_another_training_is_refused(paused, tmp_path, name):
     [file] = state.glob("step-*")
     content = torch.load(file, weights_only=True)
     changes, words = STATES[name]
-    content["identity"] |= changes
+    changes(content)
     buffer = io.BytesIO()
     torch.save(content, buffer)
     file.unlink()
