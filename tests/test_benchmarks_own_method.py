@@ -237,7 +237,7 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     refused = "2 finished runs were trained by theirs 0.1 (source 0000000000000000), and the code"
     assert main([*bench, "--dry-run"]) == 0
     assert len(re.findall("^other code", capsys.readouterr().out, re.M)) == 2
-    scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50), "score": 50}
+    scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50)}
     tried = Configuration(number=0, values={"recipe.lr": 0.1}, runs=paths, **scores)
     sweep = SweepFolder(tmp_path / "sweeps" / "painted-digits-lr")
     sweep.save([tried])

@@ -109,7 +109,10 @@ def test_a_sweep_has_a_table_by_its_name(made, capsys):
     best, other = table.rows
     assert (best.cells[-1], other.cells[-1]) == ("finished", "finished (other code)")
     assert table.notes[1].startswith(f"OTHER CODE trained {len(first.runs)} run")
-    ties = [{"number": at, "values": {"lr": lr}, "score": 40.0 + at // 2} for at, lr in enumerate((0.1, 0.01, 0.1))]
+    ties = [
+        {"number": at, "values": {"lr": lr}, "scores": dict.fromkeys(first.runs, 40.0 + at // 2)}
+        for at, lr in enumerate((0.1, 0.01, 0.1))
+    ]
     first, second, third = (first.model_copy(update=tie) for tie in ties)
     table = sweep_table(settings, [third, second, first])
     assert [row.labels for row in table.rows] == [("1",), ("2",), ("2",)]

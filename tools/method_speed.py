@@ -29,7 +29,7 @@ from benchmarks.console.parse import parse_integers, parse_methods
 from benchmarks.runtime.data import synthetic_case
 from benchmarks.runtime.measure import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS
-from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Training, models_by_mode
+from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Training, Work, models_by_mode
 from procap.methods import METHODS
 from procap.methods.method import Method
 from procap.weights.loading import load_clip
@@ -75,7 +75,7 @@ def measure(models: Models, methods: Sequence[str], sizes: Sizes, budget: float)
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedCall:
     """A call to time, and one that counts its operations and must come after the first `run` of a method."""
 
     run: Callable[[], object]
@@ -93,7 +93,7 @@ def _measure_modes(
 ) -> dict[str, Any]:
     """Measure seconds of a step and of an evaluated batch in both modes, in turns, and count their operations."""
     row: dict[str, Any] = {}
-    kinds: tuple[Kind, ...] = ("eval",) if name == PLAIN else ("train", "eval")
+    kinds: tuple[Work, ...] = ("eval",) if name == PLAIN else ("train", "eval")
     for kind in kinds:
         images = 1 if name in ONE_IMAGE else batch
         works = _make_works(models, name, classes, images, kind, MODES)
@@ -114,8 +114,8 @@ def _measure_modes(
 
 
 def _make_works(
-    models: Models, name: str, classes: int, batch: int, kind: Kind, modes: Sequence[ModeName]
-) -> dict[ModeName, Work]:
+    models: Models, name: str, classes: int, batch: int, kind: Work, modes: Sequence[ModeName]
+) -> dict[ModeName, TimedCall]:
     """Make the work of `modes`, on the same parameters."""
     method, images, _ = synthetic_case(models["fast"], name, classes, batch)
     if name in TEACHERS:
@@ -124,12 +124,12 @@ def _make_works(
     return {mode: _make_work(method.with_clip(models[mode]), name, images, kind, mode) for mode in modes}
 
 
-def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode: ModeName) -> Work:
+def _make_work(method: Method, name: str, images: torch.Tensor, kind: Work, mode: ModeName) -> TimedCall:
     config = plan_run(method=name, dataset="shapes", classes="all", options=METHOD_OPTIONS.get(name, {}))
     if kind == "eval":
         evaluation = Evaluation(method, config, mode, Acceleration())
         evaluation.update_classifier()
-        return Work(lambda: evaluation(images), lambda: count_flops(lambda: evaluation(images), method))
+        return TimedCall(lambda: evaluation(images), lambda: count_flops(lambda: evaluation(images), method))
     training = Training(method, config, mode, Acceleration())
     # With a rate of zero the optimizer does all its work, but the weights never change.
     training.engine.set_rate(0.0)
@@ -140,7 +140,7 @@ def _make_work(method: Method, name: str, images: torch.Tensor, kind: Kind, mode
         method.zero_grad(set_to_none=True)
         return flops
 
-    return Work(lambda: training(step), count)
+    return TimedCall(lambda: training(step), count)
 
 
 def _compare_with_plain(models: Models, name: str, classes: int, sizes: Sizes) -> float:

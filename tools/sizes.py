@@ -21,7 +21,7 @@ from benchmarks.console.output import note
 from benchmarks.runtime.data import synthetic_case
 from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns
 from benchmarks.runtime.settings import Settings, make_settings, run_config
-from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Preparation, Training, models_by_mode
+from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Preparation, Training, Work, models_by_mode
 from benchmarks.tables.render import markdown_grid
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
@@ -31,7 +31,7 @@ from runner.config import RuntimeConfig
 class Size:
     """One training step or evaluated batch: its number of classes and images."""
 
-    kind: Kind
+    kind: Work
     classes: int
     batch: int
     precision: str = "fp32"
