@@ -29,7 +29,6 @@ SUITES = (
 )  # fmt: skip
 COMMANDS = {
     **{name: [name] for name in SUITES},
-    "runtime": ["runtime", "--classes", "all"],
     "runs": [],
 }
 """The arguments of `procap table` that print the table of each golden file."""
@@ -60,7 +59,6 @@ def write_results(folder: Path) -> dict[str, str]:
         if run := RUN.match(name):
             config = configs[run[0]]
             name = config.path + name.removeprefix(run[0])
-            document.pop("variant", None)
             document = {**document, **({"config_hash": config.hash} if "config_hash" in document else {})}
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
