@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.console.output import note, plural
 from procap.errors import UsageError, UserError
 from procap.methods import METHODS
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
-from shards.fewshot import check_classes, check_shots, select_labels
+from shards.fewshot import check_classes, check_shots
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
 
@@ -74,13 +72,3 @@ def note_warning(reasons: Iterable[tuple[str, str]]) -> None:
     for path, why in [*warned.items()][:1]:
         what = path if len(warned) == 1 else f"{len(warned)} runs, such as {path},"
         note(f"procap: warning: {what} {why}")
-
-
-def note_small_classes(configs: Iterable[RunConfig], data: Path) -> None:
-    """Note how many classes of packed data sets have fewer images than a run draws from each, so that it takes all."""
-    drawn = [config for config in configs if config.recipe.epochs and is_packed(data, config.dataset)]
-    for dataset, classes, shots in dict.fromkeys((config.dataset, config.classes, config.shots) for config in drawn):
-        labels = open_dataset(data, dataset).labels("train")
-        counts = np.bincount(labels)[select_labels(labels, classes)]
-        if short := int((counts < shots).sum()):
-            note(f"{dataset}: {short} of {len(counts)} classes have fewer than {shots} images, which are all used")
