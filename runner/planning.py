@@ -43,30 +43,30 @@ def plan_run(
 
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
-    found = resolve_dataset(dataset, data)
-    classes = parse_classes(classes or ("all" if found.test_only else "base"))
-    fields = {"dataset": found.name, "classes": classes, "shots": shots, "seed": seed}
+    resolved_dataset = resolve_dataset(dataset, data)
+    classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
+    fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}
     # Once before the method is known, whose import takes longer than everything else here.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
-    kind = method_class(method)
+    cls = method_class(method)
     from procap.methods.method import TASKS
 
     task = task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    own = kind.recipe(task, shots, found.name)
-    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.name)
+    own_recipe = cls.recipe(task, shots, resolved_dataset.name)
+    base = own_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
     changes = dict(overrides or {})
-    if own.epochs == 0:
+    if own_recipe.epochs == 0:
         changes["epochs"] = 0
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
     resolved = _make_recipe({**base.model_dump(), **changes})
-    if own.epochs and not resolved.epochs:
+    if own_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published = kind.task_options(task, shots, found.name) if recipe == "published" else {}
+    published = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     from procap.weights.architectures import canonical_name, names_file
 
@@ -76,7 +76,7 @@ def plan_run(
         from procap.weights.loading import weights_digest
 
         fields["weights_digest"] = weights_digest(backbone, pretrained)
-    recipe_name = "custom" if resolved != base and own.epochs > 0 else recipe
+    recipe_name = "custom" if resolved != base and own_recipe.epochs > 0 else recipe
     fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
     return _make_config(resolved, fields)
 
@@ -92,11 +92,11 @@ def recipe_settings(
     """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
     from procap.methods import method_class, method_options
 
-    kind, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
+    cls, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
     case = task, config.shots, config.dataset
-    own = kind.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
-    options = method_options(config.method, own).model_dump(mode="json")
-    return options, (kind if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
+    default_options = cls.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
+    options = method_options(config.method, default_options).model_dump(mode="json")
+    return options, (cls if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
 
 
 def changed_settings(
