@@ -46,6 +46,7 @@ class Classifier:
         """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100).
 
         adapter: maps the image features [B, E] before they are compared; a copy is kept.
+        The bias of a CLIP trained with a sigmoid is added to the logits.
         """
         self.clip = clip
         self.image_plan = image_plan.snapshot()
@@ -66,7 +67,8 @@ class Classifier:
         """Compute logits [B, C] of image features [B, E] that `encode` returned."""
         features = self.adapter(features)
         with torch.autocast(features.device.type, enabled=False):
-            return self.scale * unit(features) @ self.class_features.t()
+            logits = self.scale * unit(features) @ self.class_features.t()
+            return logits if self.clip.logit_bias is None else logits + self.clip.logit_bias
 
 
 class SampledClassifier:

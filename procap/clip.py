@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,19 @@ from torch import Tensor, nn
 from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import NO_CHANGE, Plan
-from procap.towers import TextTower, VisionTower
+from procap.towers import FrozenTower, TextTower, VisionTower
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class CLIP(nn.Module):
-    """Both towers and the temperature, frozen, in evaluation mode.
+    """Both towers, the temperature, and the bias of a model trained with a sigmoid; frozen, in evaluation mode.
 
-    geometry, name, pretrained, image_mean, image_std: what was loaded and how its images are normalised.
+    geometry, name, pretrained: what was loaded.
+    image_mean, image_std, interpolation, squash: how its images are normalised and resized; squash: to a square,
+        instead of the shorter side and a crop.
+    visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     """
 
@@ -35,6 +39,10 @@ class CLIP(nn.Module):
         pretrained: str = "random",
         image_mean: Sequence[float] = OPENAI_MEAN,
         image_std: Sequence[float] = OPENAI_STD,
+        interpolation: str = "bicubic",
+        squash: bool = False,
+        visual: FrozenTower | None = None,
+        text: FrozenTower | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry
@@ -42,21 +50,31 @@ class CLIP(nn.Module):
         self.pretrained = pretrained
         self.image_mean = tuple(image_mean)
         self.image_std = tuple(image_std)
+        self.interpolation = interpolation
+        self.squash = squash
         self.optimized = True
-        self.visual = VisionTower(geometry)
-        self.text = TextTower(geometry)
+        # Methods are checked against `plain_towers` before they use a tower, so that the types hold for them.
+        self.visual = cast(VisionTower, visual or VisionTower(geometry))
+        self.text = cast(TextTower, text or TextTower(geometry))
         self.logit_scale = nn.Parameter(torch.empty(()))
+        self.register_buffer("logit_bias", None)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], geometry: Geometry, **about: object) -> CLIP:
-        """Build a float32 CLIP from `state` (CustomTextCLIP names); ValueError names what does not fit."""
+        """Build a float32 CLIP from `state` (CustomTextCLIP names); ValueError names what does not fit.
+
+        about: what `CLIP` takes as well. The weights of frozen towers are not among those of `state`.
+        """
         # Without storage first: no default initialisation runs, and the global random state stays untouched.
         with torch.device("meta"):
             clip = cls(geometry, **about)  # type: ignore[arg-type]
-        if problems := describe_differences(clip.state_dict(), state):
+            if "logit_bias" in state:
+                clip.logit_bias = torch.empty(())
+        wanted = {name: weight for name, weight in clip.state_dict().items() if weight.is_meta}
+        if problems := describe_differences(wanted, state):
             raise ValueError("; ".join(problems))
-        weights = {name: state[name].detach().float().clone() for name in clip.state_dict()}
-        clip.load_state_dict(weights, assign=True)
+        weights = {name: state[name].detach().float().clone() for name in wanted}
+        clip.load_state_dict(weights, strict=False, assign=True)
         return clip.requires_grad_(False).eval()
 
     @classmethod
@@ -73,6 +91,12 @@ class CLIP(nn.Module):
         return super().train(False)
 
     @property
+    def plain_towers(self) -> tuple[str, ...]:
+        """The towers ("image", "text") that methods can change."""
+        towers = {"image": self.visual, "text": self.text}
+        return tuple(name for name, tower in towers.items() if not isinstance(tower, FrozenTower))
+
+    @property
     def device(self) -> torch.device:
         return self.logit_scale.device
 
@@ -84,7 +108,8 @@ class CLIP(nn.Module):
 
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
-        return self.visual(images, plan, self.optimized)[0]
+        features = self.visual(images, plan, self.optimized)
+        return features if isinstance(features, Tensor) else features[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read_op`."""
@@ -110,8 +135,10 @@ class CLIP(nn.Module):
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         """Tokenize texts to ids [C, context_length] on this model's device; UserError names a text that is too long."""
-        from procap.tokenizer import tokenize
+        from procap.tokenizer import model_tokenizer, tokenize
 
+        if isinstance(self.text, FrozenTower) and self.text.tokenizer:
+            return model_tokenizer(self.text.tokenizer)(list(texts)).to(self.device)
         return tokenize(texts, self.geometry.context_length).to(self.device)
 
     def unknown_names(self, names: Sequence[str]) -> list[str]:
@@ -119,6 +146,8 @@ class CLIP(nn.Module):
 
         `mini` gives all words that it was not trained on one embedding, and so cannot distinguish such classes.
         """
+        if isinstance(self.text, FrozenTower):
+            return []
         spelled = [set(row.tolist()) - {0, row.max().item()} for row in self.tokenize(names)[:, 1:]]
         # Add ten rare tokens: all unknown tokens share one embedding, so even a single one has an equal.
         used = torch.tensor(sorted(set(range(47000, 47010)).union(*spelled)), device=self.device)

@@ -35,6 +35,18 @@ def simple_tokenizer() -> Any:
     return module._tokenizer
 
 
+@lru_cache
+def model_tokenizer(model: str) -> Any:
+    """Return open_clip's tokenizer of a model with another vocabulary; UserError if its package or files are absent."""
+    from open_clip import get_tokenizer
+
+    try:
+        return get_tokenizer(model)
+    except (ImportError, OSError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the tokenizer of {model} needs the package transformers, and its files: {reason}") from error
+
+
 def tokenize(texts: Sequence[str], context_length: int = 77) -> Tensor:
     """Tokenize texts to ids [C, T]: start, the text's tokens, end, zeros. UserError for a text that is too long."""
     tokenizer = simple_tokenizer()

@@ -272,6 +272,27 @@ class TextTower(nn.Module):
         return sequence.x[:, :context]
 
 
+class FrozenTower(nn.Module):
+    """A tower of open_clip that is none of the two above, computed by open_clip's own module; no plan changes it.
+
+    tokenizer: open_clip's name of the model, for a text tower with a vocabulary other than CLIP's.
+    """
+
+    def __init__(self, module: nn.Module, tokenizer: str = "") -> None:
+        super().__init__()
+        self.module = module
+        self.tokenizer = tokenizer
+
+    def forward(self, inputs: Tensor | PromptSet, plan: Plan = NO_CHANGE, optimized: bool = True) -> Tensor:
+        """Encode images [B, 3, H, W] or token ids [C, T] to joint features [B, E] or [C, E], not normalised."""
+        if plan:
+            raise ValueError("a frozen tower takes no plan")
+        ids = inputs.ids if isinstance(inputs, PromptSet) else inputs
+        outputs = [self.module(part) for part in ids.split(max(1, CHUNK_ROWS // ids.shape[1]))]
+        # CoCa's towers also return the states of all rows.
+        return torch.cat([output[0] if isinstance(output, tuple) else output for output in outputs])
+
+
 def _cast_type(device: str) -> torch.dtype | None:
     """Return the type that autocast computes in, or None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from procap.errors import UsageError
+from shards.default_paths import cache_home
 
 if TYPE_CHECKING:
     import torch
@@ -53,9 +54,7 @@ class Acceleration:
 
 def set_compile_cache() -> None:
     """Put the cache of torch.compile below this program's cache, unless the user named another folder."""
-    from procap.weights.loading import procap_home
-
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(procap_home() / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
 
 
 def _missing_tool(device: torch.device) -> str:

@@ -68,9 +68,11 @@ def plan_run(
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    from procap.weights.architectures import canonical_name, names_file
+    from procap.weights.architectures import canonical_name, check_towers, model_configs, names_file, plain_towers
 
     backbone, pretrained = canonical_name(backbone, pretrained)
+    if backbone in model_configs():
+        check_towers(method, cls.changes, backbone, plain_towers(model_configs()[backbone]))
     if names_file(backbone) or (pretrained and names_file(pretrained)):
         # This imports torch.
         from procap.weights.loading import weights_digest

@@ -175,7 +175,10 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
     if device.type == "cuda":
         # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses the precision.
         torch.backends.cudnn.allow_tf32 = False
-    clip = load_clip(config.backbone, config.pretrained).to(device)
+    clip = load_clip(config.backbone, config.pretrained)
+    if config.weights_digest and clip.digest() != config.weights_digest:
+        raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
+    clip = clip.to(device)
     if acceleration.compile:
         from procap.kernels.compiled import compile_blocks
 
@@ -184,14 +187,15 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
     return clip
 
 
-def check_backbone(config: RunConfig, training: TrainResult) -> None:
+def check_backbone(config: RunConfig, training: TrainResult, clip: CLIP | None = None) -> None:
     """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
 
-    Weights that are not on this machine are not compared.
+    clip: the loaded backbone; None: its weights are looked up, and not compared if they are not on this machine.
     """
-    digest = training.backbone_digest
-    with suppress(UserError):
-        digest = weights_digest(config.backbone, config.pretrained)
+    digest = clip.digest() if clip else training.backbone_digest
+    if clip is None:
+        with suppress(UserError):
+            digest = weights_digest(config.backbone, config.pretrained)
     if digest != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone_name}, and here they "
@@ -245,8 +249,9 @@ def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
 
 
 def clip_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
-    """Make the test transform at the backbone's image size and normalisation."""
-    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize)
+    """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
+    resize = "squash" if clip.squash else resize
+    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize, clip.interpolation)
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

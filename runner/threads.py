@@ -26,7 +26,10 @@ def fitting_threads(clip: CLIP, images: int, work: Literal["train", "eval"] = "t
     The choice depends on sizes alone, so that repeated runs are equal bit for bit.
     """
     threads = torch.get_num_threads()
-    small = images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]
+    small = False
+    # The towers of open_clip are those of large models.
+    if "image" in clip.plain_towers:
+        small = images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]
     if clip.device.type != "cpu" or not small or "OMP_NUM_THREADS" in os.environ:
         yield
         return

@@ -57,14 +57,16 @@ class Normalise:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """Resize the shorter side to `image_size` (bicubic, antialiased), crop the centre, normalise; no randomness.
+    """Resize the shorter side to `image_size` (antialiased), crop the centre, normalise; no randomness.
 
     squash: resize the whole image to S x S pixels instead, which changes its proportions.
+    interpolation: "bicubic" or "bilinear".
     """
 
     image_size: int
     normalise: Normalise
     squash: bool = False
+    interpolation: str = "bicubic"
 
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.
@@ -72,11 +74,12 @@ class EvalTransform:
         Resizing only what the crop needs, by Pillow's `box`, is a quarter faster but rounds its corners to float32:
         about 1 pixel value in 50,000 then differs by 1.
         """
+        resampling = Resampling[self.interpolation.upper()]
         if self.squash:
-            return image.resize((self.image_size, self.image_size), Resampling.BICUBIC)
+            return image.resize((self.image_size, self.image_size), resampling)
         size = shorter_side(image.size, self.image_size)
         if size != image.size:
-            image = image.resize(size, Resampling.BICUBIC)
+            image = image.resize(size, resampling)
         left, top = (round((length - self.image_size) / 2) for length in size)
         return image.crop((left, top, left + self.image_size, top + self.image_size))
 
@@ -86,10 +89,14 @@ class EvalTransform:
 
 
 def eval_transform(
-    image_size: int, mean: Sequence[float], std: Sequence[float], resize: Literal["crop", "squash"] = "crop"
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    resize: Literal["crop", "squash"] = "crop",
+    interpolation: str = "bicubic",
 ) -> EvalTransform:
     """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
-    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash")
+    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash", interpolation)
 
 
 @dataclass(frozen=True, slots=True)

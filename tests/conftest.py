@@ -5,6 +5,7 @@ Heads are 64 wide as in real CLIPs, so that a checkpoint of `tiny_clip` can be r
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -73,7 +74,7 @@ def tiny_clip(tiny_geometry):
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_clip, tmp_path_factory) -> Path:
-    """`tiny_clip` as a safetensors file with open_clip's names: `load_clip(str(path))` gives it back."""
+    """`tiny_clip` as a safetensors file with its configuration: `load_clip(str(path))` gives it back."""
     return save_clip(tiny_clip, tmp_path_factory.mktemp("weights"))
 
 
@@ -95,9 +96,10 @@ def short_checkpoint(short_clip, tmp_path_factory) -> Path:
 
 def save_clip(clip: CLIP, folder: Path) -> Path:
     from safetensors.torch import save_file
+    from tiny_geometry import open_clip_config
 
     path = folder / "tiny.safetensors"
-    save_file(clip.state_dict(), path, metadata={"quick_gelu": "true"})
+    save_file(clip.state_dict(), path, metadata={"config": json.dumps(open_clip_config(clip.geometry))})
     return path
 
 

@@ -16,7 +16,6 @@ from plug_ins import METHOD, install
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
 from benchmarks.console.output import note_failures
-from procap.weights.loading import procap_home
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.default_paths import cache_home, data_root
@@ -305,12 +304,12 @@ def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
     assert data_root() == tmp_path / "shards"
     monkeypatch.delenv("PROCAP_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_home() == procap_home() == tmp_path / "xdg" / "procap"
+    assert cache_home() == tmp_path / "xdg" / "procap"
     # A relative one becomes absolute, as a run may work in another folder.
     for name, folder in (("XDG_CACHE_HOME", tmp_path / "own" / "procap"), ("PROCAP_HOME", tmp_path / "own")):
         monkeypatch.delenv("PROCAP_HOME", raising=False)
         monkeypatch.setenv(name, "own")
-        assert cache_home() == procap_home() == folder
+        assert cache_home() == folder
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):

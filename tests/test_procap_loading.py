@@ -4,14 +4,19 @@ import functools
 import json
 import os
 import pickle
+import shutil
 import socket
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
+import open_clip
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
+from tiny_geometry import open_clip_config
 
 from procap.attention import MLP, QuickGELU
 from procap.clip import CLIP
@@ -19,7 +24,7 @@ from procap.errors import UsageError, UserError
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
 from procap.weights.files import VOCABULARY, expand_vocabulary
-from procap.weights.loading import EMBEDDED, list_backbones, load_clip
+from procap.weights.loading import EMBEDDED, list_backbones, load_clip, weights_digest
 from runner.setup import warn_of_unknown_names
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
@@ -28,15 +33,9 @@ BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408
 @pytest.fixture(scope="module", autouse=True)
 def tiny_architecture(tmp_path_factory, tiny_geometry):
     """Add the geometry of `tiny_clip` to open_clip's architectures under the names tiny-vit and tiny-vit-quickgelu."""
-    import open_clip
-
-    g, folder = tiny_geometry, tmp_path_factory.mktemp("architectures")
-    config = {
-        "embed_dim": g.embed_dim,
-        "vision_cfg": {"image_size": 32, "layers": g.vision_layers, "width": 128, "patch_size": 16},
-        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": g.text_layers},
-    }
-    own = {"tiny-vit": config, "tiny-vit-quickgelu": {**config, "quick_gelu": True}}
+    folder = tmp_path_factory.mktemp("architectures")
+    config = open_clip_config(tiny_geometry)
+    own = {"tiny-vit": {**config, "quick_gelu": False}, "tiny-vit-quickgelu": config}
     for name, each in own.items():
         (folder / f"{name}.json").write_text(json.dumps(each))
     with pytest.MonkeyPatch.context() as patch:
@@ -55,8 +54,6 @@ def openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
 
 def torchscript_archive(clip: CLIP, path: Path) -> None:
     """What OpenAI published: a traced model in half precision with its bookkeeping entries."""
-    import open_clip
-
     model = open_clip.create_model("tiny-vit-quickgelu", pretrained_image=False)
     model.load_state_dict(openai_names(clip))
     for name, value in BOOKKEEPING.items():
@@ -111,22 +108,19 @@ def test_every_format_gives_the_same_frozen_float32_model(tiny_clip, written, fi
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", sorted(OPENAI))
 def test_openais_files_need_quickgelu_under_any_name(tiny_clip, written, file):
-    path = written(file)
-    for loaded in (load_clip("tiny-vit", str(path)), load_clip(str(path))):
-        assert loaded.geometry == tiny_clip.geometry and loaded.geometry.quick_gelu
+    loaded = load_clip("tiny-vit", str(written(file)))
+    assert loaded.geometry == tiny_clip.geometry and loaded.geometry.quick_gelu
 
 
 def test_the_name_decides_the_activation_of_a_plain_state_dict(written):
     path = written("open-clip.pt")
     assert not load_clip("tiny-vit", str(path)).geometry.quick_gelu
     assert load_clip("tiny-vit-quickgelu", str(path)).geometry.quick_gelu
-    with pytest.raises(UsageError, match="which activation"):
+    with pytest.raises(UsageError, match="name the architecture"):
         load_clip(str(path))
 
 
 def test_open_clips_own_loader_agrees(written):
-    import open_clip
-
     path = written("open-clip.pt")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for name in ("tiny-vit", "tiny-vit-quickgelu"):
@@ -135,11 +129,26 @@ def test_open_clips_own_loader_agrees(written):
         assert torch.equal(ours.encode_image(images), theirs.encode_image(images).detach())
 
 
-def test_a_checkpoint_that_says_its_activation_needs_no_name(tiny_clip, tiny_checkpoint):
-    loaded = load_clip(str(tiny_checkpoint))
+def test_a_file_or_folder_with_its_configuration_needs_no_name(tiny_clip, tiny_checkpoint, tmp_path):
+    assert load_clip(str(tiny_checkpoint)).digest() == tiny_clip.digest()
+    save_file(tiny_clip.state_dict(), tmp_path / "open_clip_model.safetensors")
+    images = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1), "resize_mode": "squash", "interpolation": "bilinear"}
+    config = {"model_cfg": open_clip_config(tiny_clip.geometry), "preprocess_cfg": images}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    loaded = load_clip(str(tmp_path))
     assert loaded.digest() == tiny_clip.digest()
-    with pytest.raises(UsageError, match="name the backbone tiny-vit-quickgelu"):
-        load_clip("tiny-vit", str(tiny_checkpoint))
+    assert (loaded.image_mean, loaded.interpolation, loaded.squash) == ((0.5, 0.4, 0.3), "bilinear", True)
+
+
+def test_a_file_that_is_replaced_gets_a_new_digest(short_clip, short_checkpoint, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    shutil.copy(short_checkpoint, path)
+    before = weights_digest(str(path))
+    assert before == short_clip.digest()
+    with safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, metadata)
+    assert weights_digest(str(path)) == load_clip(str(path)).digest() != before
 
 
 def test_random_weights_come_by_name_and_seed(tiny_geometry):
@@ -193,9 +202,9 @@ BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
     "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),
     "transformers.pt": (
         lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),
-        "is no ViT CLIP checkpoint"),
+        "does not fit tiny-vit: it lacks"),
     "prompts-only.pt": (
-        lambda path, clip: torch.save({"context": torch.zeros(4, 64)}, path), "is no ViT CLIP checkpoint"),
+        lambda path, clip: torch.save({"context": torch.zeros(4, 64)}, path), "has unknown context"),
     "one-missing.pt": (
         lambda path, clip: torch.save({k: v for k, v in openai_names(clip).items() if k != "ln_final.bias"}, path),
         r"does not fit tiny-vit: it lacks text\.ln_final\.bias"),
@@ -215,25 +224,18 @@ def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_pa
 
 
 def test_another_architectures_weights_are_refused_with_what_differs(tiny_checkpoint):
-    with pytest.raises(UsageError, match="does not fit ViT-B-16-quickgelu: it has image_size 32 instead of 224"):
+    with pytest.raises(UserError, match=r"does not fit ViT-B-16-quickgelu: it .* is \[128\], expected \[768\]"):
         load_clip("ViT-B-16-quickgelu", str(tiny_checkpoint))
 
 
 @pytest.mark.parametrize(("name", "pretrained", "message"), [
     ("ViT-B-61", None, "unknown backbone .ViT-B-61.: did you mean ViT-B-16 .*procap ls backbones"),
     ("ViT-B/16", "opnai", "did you mean openai"),
-    ("ViT-B-16", "metaclip_400m", "unknown weights of ViT-B-16 .metaclip_400m"),
-    ("ViT-H-14-quickgelu", "dfn5b", "unknown weights of ViT-H-14-quickgelu .dfn5b"),
-    ("ViT-H-14", None, "no OpenAI weights: name laion2b_s32b_b79k"),
-    ("ViT-S-16", None, "no OpenAI weights: name a checkpoint"),
-    ("ViT-B-16-SigLIP", None, "timm_model_name.*such as mini, ViT-B-16"),
-    ("RN50", None, "layers.*such as mini, ViT-B-16"),
-    ("coca_ViT-B-32", None, "multimodal_cfg"),
-    ("ViT-H-14-CLIPA", None, "hf_tokenizer_name"),
-    ("roberta-ViT-B-32", None, "hf_model_name"),
-    ("ViT-M-16-alt", None, "differs from CLIP in ls_init_value"),
+    ("ViT-B-16", "siglip", "unknown weights of ViT-B-16 .siglip"),
+    ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
+    ("ViT-S-16", None, "no OpenAI weights: name one of random, or a checkpoint"),
     ("mini", "openai", "weights of mini 'openai'"),
-    ("weights.safetensors", "openai", "is a file already"),
+    ("weights.safetensors", "openai", "has weights already"),
 ])  # fmt: skip
 def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, message):
     with pytest.raises(UsageError, match=message) as caught:
@@ -242,38 +244,42 @@ def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, m
 
 
 @pytest.mark.parametrize("offline", ["1", None])
-def test_absent_weights_say_where_to_put_them_and_nothing_is_fetched(monkeypatch, tmp_path, offline):
+@pytest.mark.parametrize(("name", "missing"), [
+    ("ViT-B/16", "the weights of timm/vit_base_patch16_clip_224.openai"),
+    ("hf-hub:timm/ViT-B-16-SigLIP", "open_clip_config.json of timm/ViT-B-16-SigLIP"),
+])  # fmt: skip
+def test_absent_weights_say_what_works_and_nothing_is_fetched(monkeypatch, tmp_path, offline, name, missing):
     def no_network(*args: object) -> None:
         raise AssertionError("a connection was opened")
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE") if offline is None else monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     with pytest.raises(UserError) as caught:
-        load_clip("ViT-B/16")
+        load_clip(name)
     message = str(caught.value)
-    place = f"{tmp_path}/weights/ViT-B-16-openai.safetensors"
-    for part in ("'openai' of ViT-B-16", place, "--pretrained PATH", "timm/vit"):
+    for part in (missing, "--pretrained PATH", "HF_HUB_OFFLINE=0"):
         assert part in message
     assert "\n" not in message
 
 
-def test_weights_put_in_the_named_place_are_found_with_their_tags_settings(monkeypatch, tmp_path, tiny_clip):
-    import open_clip.pretrained
-
-    entry = {"url": "", "hf_hub": "", "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1), "resize_mode": "shortest"}
-    tags = {"openai": {**entry, "quick_gelu": True}, "ours": entry}
-    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", tags)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
-    (tmp_path / "weights").mkdir()
-    for tag in tags:
-        save_file(tiny_clip.state_dict(), tmp_path / "weights" / f"tiny-vit-{tag}.safetensors")
-    default, ours = load_clip("tiny/vit"), load_clip("tiny-vit", "ours")
-    assert (default.pretrained, default.geometry.quick_gelu) == ("openai", True)
-    assert (ours.pretrained, ours.geometry.quick_gelu) == ("ours", False)
-    assert default.image_mean == (0.5, 0.4, 0.3) and default.image_std == (0.2, 0.2, 0.1)
+@pytest.mark.parametrize("spelling", ["tiny-vit", "hf-hub:us/tiny"])
+def test_weights_in_the_hubs_cache_are_found_with_their_settings(monkeypatch, tmp_path, tiny_clip, spelling):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--us--tiny" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (tmp_path / "models--us--tiny" / "refs").mkdir()
+    (tmp_path / "models--us--tiny" / "refs" / "main").write_text("0" * 40)
+    save_file(tiny_clip.state_dict(), folder / "open_clip_model.safetensors")
+    images = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1), "resize_mode": "shortest", "interpolation": "bicubic"}
+    config = {"model_cfg": open_clip_config(tiny_clip.geometry), "preprocess_cfg": images}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    tag = {"url": "", "hf_hub": "us/tiny/", **images, "quick_gelu": True}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", {"openai": tag})
+    loaded = load_clip(spelling)
+    assert loaded.digest() == tiny_clip.digest()
+    assert loaded.image_mean == (0.5, 0.4, 0.3) and loaded.image_std == (0.2, 0.2, 0.1)
 
 
 @pytest.mark.parametrize(("name", "pretrained", "spelling"), [
@@ -282,10 +288,11 @@ def test_weights_put_in_the_named_place_are_found_with_their_tags_settings(monke
     ("vit-b/16", None, ("ViT-B-16", None)),
     ("ViT-B-16", "OpenAI", ("ViT-B-16", None)),
     ("vit-b-16-QuickGELU", "openai", ("ViT-B-16", None)),
-    ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16-quickgelu", "metaclip_400m")),
+    ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16", "metaclip_400m")),
+    ("ViT-B-16-quickgelu", "random", ("ViT-B-16-quickgelu", "random")),
     ("ViT-L/14@336px", None, ("ViT-L-14-336", None)),
     ("ViT-B/32", "LAION2B-s34b-b79k", ("ViT-B-32", "laion2b_s34b_b79k")),
-    ("ViT-H-14-quickgelu", None, ("ViT-H-14-quickgelu", None)),
+    ("ViT-H-14-quickgelu", None, ("ViT-H-14", None)),
     ("here.pt", None, ("{cwd}/here.pt", None)),
     ("./sub/../here.pt", None, ("{cwd}/here.pt", None)),
     ("ViT-B/16", "link.pt", ("ViT-B-16", "{cwd}/link.pt")),
@@ -302,11 +309,15 @@ def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, nam
     assert canonical_name(name, pretrained) == expected == canonical_name(*expected)
 
 
-def test_every_listed_backbone_has_a_geometry_and_its_activation():
-    rows = {name: (tags, note) for name, tags, note in list_backbones()}
-    assert "openai" in rows["ViT-B-16"][0] and "224 px, patch 16, widths 768/512" in rows["ViT-B-16"][1]
+def test_every_backbone_is_listed_with_the_methods_that_it_admits():
+    rows = {name: (methods, note, tags) for name, methods, note, tags in list_backbones()}
+    assert next(iter(rows)) == "mini" and len(rows) >= 145
+    methods, note, tags = rows["ViT-B-16"]
+    assert methods == "all" and "224 px, patch 16, widths 768/512" in note and "openai" in tags
     assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
-    assert next(iter(rows)) == "mini" and not {"RN50", "ViT-B-16-SigLIP", "coca_ViT-B-32"} & rows.keys()
+    admitted = {"RN50": "text only", "PE-Core-B-16": "text only", "ViT-H-14-worldwide": "image only",
+                "ViT-B-16-SigLIP2": "zero-shot only", "MobileCLIP2-S0": "zero-shot only"}  # fmt: skip
+    assert {name: rows[name][0] for name in admitted} == admitted
 
 
 def test_mini_lists_names_of_words_that_it_was_not_trained_on():
@@ -324,7 +335,7 @@ def mini_file(tiny_clip, tmp_path) -> Path:
     state = {name: weight.half().clone() for name, weight in openai_names(tiny_clip).items()}
     state["token_embedding.weight"] = state["token_embedding.weight"][rows].clone()
     path = tmp_path / "small.safetensors"
-    save_file(state | {"token_rows": rows}, path, metadata={"format": "mini-clip", "quick_gelu": "true"})
+    save_file(state | {"token_rows": rows}, path, metadata={"config": json.dumps(open_clip_config(tiny_clip.geometry))})
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, open_clip_config
 
 from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP
@@ -37,19 +37,7 @@ def open_clip_twin(clip: CLIP):
     """open_clip's own model with the same weights, in training mode: there it takes our attention kernel."""
     import open_clip
 
-    g = clip.geometry
-    model = open_clip.CustomTextCLIP(
-        embed_dim=g.embed_dim,
-        vision_cfg={
-            "layers": g.vision_layers, "width": g.vision_width, "head_width": g.vision_width // g.vision_heads,
-            "patch_size": g.patch_size, "image_size": g.image_size, "mlp_ratio": g.vision_mlp / g.vision_width,
-        },
-        text_cfg={
-            "context_length": g.context_length, "vocab_size": g.vocab_size, "width": g.text_width,
-            "heads": g.text_heads, "layers": g.text_layers,
-        },
-        quick_gelu=g.quick_gelu,
-    )  # fmt: skip
+    model = open_clip.CustomTextCLIP(**open_clip_config(clip.geometry))
     model.load_state_dict(clip.state_dict())
     return model.train()
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from made_results import put_run, put_score
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from small_runs import make_runtime
 
 from benchmarks.cli import main
@@ -239,3 +241,14 @@ def test_a_state_of_another_training_is_refused(paused, tmp_path, name):
     with pytest.raises(UserError, match=words) as caught:
         train(config, replace(runtime, results=tmp_path / "results"))
     assert str(state) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_weights_that_are_replaced_after_planning_are_refused(short_checkpoint, few_digits, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    shutil.copy(short_checkpoint, path)
+    config = plan_run(method="zeroshot", dataset="digits", backbone=str(path))
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata)
+    with pytest.raises(UserError, match=r"the weights .*weights\.safetensors changed after this run was planned"):
+        train(config, make_runtime(few_digits, tmp_path))

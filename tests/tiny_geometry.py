@@ -9,6 +9,18 @@ GEOMETRY = Geometry(
     image_size=32, patch_size=16, vision_width=128, vision_layers=12, vision_heads=2, text_width=64, text_layers=12,
     text_heads=1, context_length=77, vocab_size=49408, embed_dim=48, quick_gelu=True,
 )  # fmt: skip
+
+
+def open_clip_config(g: Geometry) -> dict[str, Any]:
+    """The configuration of open_clip for the sizes `g`."""
+    vision = {"image_size": g.image_size, "layers": g.vision_layers, "width": g.vision_width}
+    vision |= {"head_width": g.vision_width // g.vision_heads, "patch_size": g.patch_size}
+    text = {"context_length": g.context_length, "vocab_size": g.vocab_size, "width": g.text_width}
+    text |= {"heads": g.text_heads, "layers": g.text_layers}
+    mlp = {"mlp_ratio": g.vision_mlp / g.vision_width}
+    return {"embed_dim": g.embed_dim, "quick_gelu": g.quick_gelu, "vision_cfg": vision | mlp, "text_cfg": text}
+
+
 SHORT_GEOMETRY = replace(GEOMETRY, vision_layers=3, text_layers=3)
 SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "vpt": {"depth": 2}, "ivlp": {"depth": 2, "vision_depth": 2}, "maple": {"depth": 2},

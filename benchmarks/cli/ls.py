@@ -141,9 +141,10 @@ def _datasets(root: Path) -> Listing:
 def _backbones() -> Listing:
     from procap.weights.loading import list_backbones
 
-    rows = [{"name": name, "tags": list(tags), "note": remark} for name, tags, remark in list_backbones()]
-    shown = [(row["name"], row["note"] or "-", ", ".join(row["tags"]) or "-") for row in rows]
-    return columns(("backbone", "what it is", "weights"), shown), rows
+    fields = ("name", "methods", "note", "tags")
+    rows = [dict(zip(fields, row, strict=True)) for row in list_backbones()]
+    shown = [(*row[:3], ", ".join(row[3]) or "-") for row in list_backbones()]
+    return columns(("backbone", "methods", "what it is", "weights"), shown), rows
 
 
 def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:

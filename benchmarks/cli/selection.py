@@ -35,7 +35,7 @@ from benchmarks.experiment.titles import sort_methods
 from benchmarks.suites.checks import check_images
 from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHODS, method_class, method_paths
-from procap.weights.architectures import canonical_name, check_backbone
+from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import check_recipe, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
@@ -72,7 +72,7 @@ def selected_runs(
     """
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data, test_only=methods == ["zeroshot"])
-    check_backbone(selection.backbone, selection.pretrained)
+    named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
     if data and results:
         classes = parse_classes(selection.classes or "base")
@@ -125,7 +125,7 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
 
 def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
     """Parse the options of a suite that flags change; those that are not given are left out."""
-    check_backbone(flags.backbone, flags.pretrained)
+    named_architecture(flags.backbone or "mini", flags.pretrained or None)
     changes = {
         "methods": sort_methods(parse_methods(flags.methods, table1_methods())) if split_names(flags.methods) else (),
         "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
@@ -232,7 +232,7 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
     check_names("method", wanted["method"], method_paths())
     check_names("precision", precisions, PRECISIONS)
     for name in backbones:
-        check_backbone(name, "")
+        named_architecture(name, None)
 
     def is_wanted(config: RunConfig) -> bool:
         chosen = itertools.product(backbones or (config.backbone,), tags or (config.pretrained,))

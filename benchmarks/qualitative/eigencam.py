@@ -16,6 +16,7 @@ from torch import Tensor
 
 from procap.clip import CLIP
 from procap.plan import NO_CHANGE, Plan, TokenSequence
+from procap.weights.architectures import check_towers
 
 SIGN_RULE = (
     "the map of the tower without prompts is turned so that the class token lies on the positive side of the patches' "
@@ -45,6 +46,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
 
     Tokens that `plan` appends or inserts are left out.
     """
+    check_towers("a map of the image tower", ("image",), clip.name, clip.plain_towers)
     seen: list[TokenSequence] = []
     hook = clip.visual.transformer.register_forward_hook(lambda *call: seen.append(call[2]))
     try:

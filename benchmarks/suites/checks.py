@@ -18,10 +18,10 @@ from shards.resolve import is_packed, resolve_dataset
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
     """Raise UsageError for an unknown backbone, UserError if its weights are not on this machine."""
-    from procap.weights.loading import weights_file
+    from procap.weights.loading import find_source
 
     for name, pretrained in dict.fromkeys(backbones):
-        weights_file(name, pretrained)
+        find_source(name, pretrained)
 
 
 def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:

@@ -22,7 +22,8 @@ def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
     """
     # The setting is documented, although its module has a private name.
     torch._dynamo.config.recompile_limit = max(MAX_PROGRAMS, torch._dynamo.config.recompile_limit)
-    for tower in (clip.visual, clip.text):
-        for block in tower.transformer.resblocks:
+    towers = {"image": clip.visual, "text": clip.text}
+    for name in clip.plain_towers:
+        for block in towers[name].transformer.resblocks:
             for part in ("before_attention", "after_attention"):
                 setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, UserError, explain_invalid, unknown_name
 from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugin_source
+from procap.weights.architectures import check_towers
 
 if TYPE_CHECKING:
     import torch
@@ -149,10 +150,12 @@ def build_method(
 ) -> Method:
     """Build a method at its initial values, on the device of `clip`, from `seed_generator` (CPU) alone.
 
-    Raises UsageError for an unknown name or option, or one that does not fit the towers; UserError for a class name
+    Raises UsageError for an unknown name or option, or one that does not fit the towers, and for a method that changes
+    a tower that is no plain transformer; UserError for a class name
     whose prompt is too long.
     """
     filled = method_options(name, options)
+    check_towers(name, method_class(name).changes, clip.name, clip.plain_towers)
     return method_class(name)(clip, space, filled, seed_generator).to(clip.device)
 
 

@@ -49,6 +49,7 @@ class ContextMethod(Method):
     """A method that learns CoOp's context."""
 
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
+    changes = ("text",)
     options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:

@@ -71,6 +71,7 @@ class Method(nn.Module):
     image_adapter, text_adapter: modules [N, E] to [N, E] behind the towers, on features that are not normalised, in
         training and inference; the identity unless a method replaces them.
     required_option: an option without a default that training needs.
+    changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -81,6 +82,7 @@ class Method(nn.Module):
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
     depends_on_image: ClassVar[bool] = False
+    changes: ClassVar[tuple[str, ...]] = ("image", "text")
     class_ids: Tensor
     class_reference: Tensor | None
 

@@ -37,6 +37,7 @@ class VPT(Method):
     """Deep visual prompt tuning under fixed class features."""
 
     Options = VPTOptions
+    changes = ("image",)
     summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
     public_layout = PublicLayout(
         "prompt_learner",

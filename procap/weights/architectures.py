@@ -6,16 +6,21 @@ import functools
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
 from procap.geometry import Geometry
 
-EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
-OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+HUB = "hf-hub:"
+"""Start of the name of a model on the Hugging Face Hub in open_clip's format, as `hf-hub:ORGANIZATION/MODEL`."""
+
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+PLAIN_VISION = frozenset({"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"})
+PLAIN_TEXT = frozenset({"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"})
+"""The settings in open_clip's configurations that CLIP's own transformers have (`procap.towers`)."""
 
 
 def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
@@ -23,60 +28,75 @@ def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str |
 
     The second value is None for the backbone's default weights; the path of a file is absolute.
     """
-    backbone = _spelling(name, ["mini", *model_configs()])
+    backbone = _spelling(name)
     if backbone is None:
         return (_absolute(name) if names_file(name) else name), pretrained
-    if pretrained is None or tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
-        # With OpenAI's weights both names of an architecture mean QuickGELU.
-        plain = backbone.removesuffix("-quickgelu")
-        return (plain if plain in OPENAI else backbone), None
     # A folder with the name of a tag is not a checkpoint.
-    is_file = _is_path(pretrained) or Path(pretrained).is_file()
-    return backbone, _absolute(pretrained) if is_file else tag_spelling(pretrained)
-
-
-def supported_architectures() -> list[str]:
-    """List the architectures of open_clip whose two towers are plain CLIP transformers."""
-    return [name for name, config in model_configs().items() if not _differences(config)]
-
-
-def check_backbone(name: str, pretrained: str) -> None:
-    """Raise UsageError for an unknown backbone, or weights beside a file; "" is the default. Reads no weights."""
-    if name.lower() not in ("", "mini"):
-        named_architecture(name, pretrained or None)
+    if pretrained and (_is_path(pretrained) or Path(pretrained).is_file()):
+        return backbone, _absolute(pretrained)
+    tag = tag_spelling(pretrained or "")
+    plain = backbone.removesuffix("-quickgelu")
+    # The activation of weights with a tag is that of the tag, under either name of their architecture.
+    if tag != "random" and plain in model_configs():
+        backbone = plain
+    return backbone, None if tag in ("", "embedded" if backbone == "mini" else "openai") else tag
 
 
 def named_architecture(name: str, pretrained: str | None) -> str | None:
-    """Return the architecture, or None if `name` is a file that has its own; UsageError for neither, or for both."""
-    architecture = None if _is_path(name) else _spelling(name, model_configs())
-    if architecture is None and not names_file(name):
-        raise unknown_name(
-            "backbone", name, ["mini", *supported_architectures()], listing="list them with `procap ls backbones`"
-        )
+    """Return the architecture, or None if `name` has its own: a file, a folder, a model on the Hub.
+
+    Raises UsageError for neither, or for both.
+    """
+    architecture = None if _is_path(name) else _spelling(name)
+    if architecture is None and not names_file(name) and not name.startswith(HUB):
+        raise unknown_name("backbone", name, model_configs(), listing="list them with `procap ls backbones`")
     if architecture is None and pretrained is not None:
-        raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
-    if architecture and (other := _differences(model_configs()[architecture])):
-        raise UsageError(
-            f"backbone '{architecture}' differs from CLIP in {', '.join(other)}: prompts go into plain ViT CLIPs, such "
-            f"as {EXAMPLES}"
-        )
+        raise UsageError(f"'{name}' has weights already: name an architecture beside '{pretrained}', or drop it")
     return architecture
 
 
 @functools.cache
 def model_configs() -> dict[str, dict[str, Any]]:
-    """Read the architectures that open_clip ships, without importing it, which takes seconds."""
+    """Read the configurations of `mini` and of the architectures that open_clip ships, without importing it."""
     package = importlib.util.find_spec("open_clip")
     folders = package.submodule_search_locations if package else None
     files = [file for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
-    return {file.stem: json.loads(file.read_text()) for file in sorted(files, key=lambda file: file.stem.lower())}
+    ordered = [Path(__file__).with_name("mini.json"), *sorted(files, key=lambda file: file.stem.lower())]
+    return {file.stem: json.loads(file.read_text()) for file in ordered}
 
 
-def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
-    """Convert an architecture of open_clip."""
-    vision, text = config["vision_cfg"], config["text_cfg"]
+def plain_towers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the towers ("image", "text") of an open_clip configuration that are CLIP's own transformers.
+
+    Methods can change these. Every other tower is computed by open_clip's own module.
+    """
+    settings = {"image": (config["vision_cfg"], PLAIN_VISION), "text": (config["text_cfg"], PLAIN_TEXT)}
+    return tuple(
+        tower
+        for tower, (values, plain) in settings.items()
+        # The stages of a ResNet, and the two sides of an image that is not square, are lists.
+        if all(key in plain and not isinstance(value, list) for key, value in values.items() if value)
+    )
+
+
+def check_towers(name: str, needed: Iterable[str], backbone: str, plain: Sequence[str]) -> None:
+    """Raise UsageError if the method `name` needs a plain tower that `backbone` does not have (`plain_towers`)."""
+    words = {"image": "a plain ViT as image tower", "text": "CLIP's own text tower"}
+    if missing := [words[tower] for tower in needed if tower not in plain]:
+        raise UsageError(
+            f"{name} needs {' and '.join(missing)}, which {backbone} does not have: `procap ls backbones` lists what "
+            "each backbone admits"
+        )
+
+
+def geometry_from_config(config: Mapping[str, Any], quick_gelu: bool) -> Geometry:
+    """Convert a configuration of open_clip; the sizes of a tower that is not plain are 0."""
+    plain, zeros = plain_towers(config), {"width": 0, "layers": 0, "heads": 0, "patch_size": 0, "mlp_ratio": 0}
+    vision = {**config["vision_cfg"], **(zeros if "image" not in plain else {})}
+    text = {**config["text_cfg"], **(zeros if "text" not in plain else {})}
+    size = vision["image_size"]
     return Geometry(
-        image_size=vision["image_size"],
+        image_size=size[0] if isinstance(size, list) else size,
         patch_size=vision["patch_size"],
         vision_width=vision["width"],
         vision_layers=vision["layers"],
@@ -84,30 +104,20 @@ def geometry_from_config(config: Mapping[str, Any]) -> Geometry:
         text_width=text["width"],
         text_layers=text["layers"],
         text_heads=text["heads"],
-        context_length=text["context_length"],
-        vocab_size=text["vocab_size"],
+        context_length=text.get("context_length", 77),
+        vocab_size=text.get("vocab_size", 49408),
         embed_dim=config["embed_dim"],
-        quick_gelu=config.get("quick_gelu", False),
+        quick_gelu=quick_gelu,
         vision_mlp=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
         text_mlp=int(text["width"] * text.get("mlp_ratio", 4.0)),
     )
 
 
-def _differences(config: Mapping[str, Any]) -> list[str]:
-    """List the settings in which an open_clip architecture is not two plain CLIP transformers."""
-    vision, text = config["vision_cfg"], config["text_cfg"]
-    plain_vision = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
-    plain_text = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
-    # CoCa's captioning tower; the stages of a ResNet.
-    odd = (config.keys() & {"multimodal_cfg"}) | {key for key in ("layers",) if isinstance(vision.get(key), list)}
-    return sorted(odd | (vision.keys() - plain_vision) | (text.keys() - plain_text))
-
-
-def _spelling(name: str, known: Iterable[str]) -> str | None:
-    """Return `name` as spelled in `known`, None if it is not among them."""
+def _spelling(name: str) -> str | None:
+    """Return an architecture as open_clip spells it, None for an unknown one."""
     # OpenAI writes ViT-L/14@336px, open_clip ViT-L-14-336.
     dashed = name.replace("/", "-").replace("@336px", "-336")
-    return {model.lower(): model for model in known}.get(dashed.lower())
+    return {model.lower(): model for model in model_configs()}.get(dashed.lower())
 
 
 def tag_spelling(tag: str) -> str:
@@ -116,7 +126,7 @@ def tag_spelling(tag: str) -> str:
 
 
 def names_file(text: str) -> bool:
-    """Whether `text` is a path by its form, or a file that exists."""
+    """Whether `text` is a path by its form, or a file or folder that exists."""
     return _is_path(text) or Path(text).exists()
 
 

@@ -1,4 +1,4 @@
-"""Read weights from a file: detect its format and geometry, and never execute anything in it.
+"""Read weights from a file: detect its format, and never execute anything in it.
 
 Takes safetensors, `torch.save` files of tensors and OpenAI's TorchScript archives; gives open_clip's CustomTextCLIP
 names.
@@ -8,15 +8,14 @@ Shapes: R stored vocabulary rows, V vocabulary, D text width.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from procap.errors import UserError
-from procap.geometry import Geometry
 from procap.weights.pickles import Inert, read_pickle
 
 OPENAI_KEYS = ("input_resolution", "context_length", "vocab_size")
@@ -26,19 +25,6 @@ DERIVED_KEYS = ("attn_mask", "text.attn_mask", *OPENAI_KEYS)
 
 VOCABULARY = 49408
 """The number of tokens that CLIP's tokenizer knows."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A state dict with CustomTextCLIP names.
-
-    quick_gelu: whether the model uses QuickGELU; None if the file does not determine it.
-    openai_format: OpenAI's own file, or one with its bookkeeping entries.
-    """
-
-    state: dict[str, Tensor]
-    quick_gelu: bool | None
-    openai_format: bool
 
 
 def check_file(path: Path) -> None:
@@ -77,48 +63,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     return dict(state), others
 
 
-def read_weights(path: Path) -> Weights:
-    """Read the weights of a CLIP. Raises UserError, one line, for a file that holds no state dict of tensors."""
-    state, metadata = read_tensors(path)
-    openai = any(key in state for key in OPENAI_KEYS)
-    declared = {"true": True, "false": False}.get(str(metadata.get("quick_gelu")).lower())
-    return Weights(_custom_text_names(state), True if openai else declared, openai)
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a CLIP: its state dict with CustomTextCLIP names, and what the file says of open_clip's configuration.
 
-
-def geometry_of(weights: Weights, quick_gelu: bool, path: Path) -> Geometry:
-    """Infer the geometry from the shapes; heads are 64 wide, as in every CLIP of OpenAI's release.
-
-    Raises UserError naming the first weight that a ViT CLIP has and this file lacks.
+    That is all of it as JSON in the metadata of safetensors, QuickGELU for files of OpenAI, and nothing for others.
+    Raises UserError, one line, for a file that holds no state dict of tensors.
     """
-    state = weights.state
-    try:
-        vision_width, _, patch_size, _ = state["visual.conv1.weight"].shape
-        text_width = state["text.ln_final.weight"].shape[0]
-        return Geometry(
-            image_size=patch_size * round((state["visual.positional_embedding"].shape[0] - 1) ** 0.5),
-            patch_size=patch_size,
-            vision_width=vision_width,
-            vision_layers=_layers(state, "visual."),
-            vision_heads=max(1, vision_width // 64),
-            text_width=text_width,
-            text_layers=_layers(state, "text."),
-            text_heads=max(1, text_width // 64),
-            context_length=state["text.positional_embedding"].shape[0],
-            vocab_size=state["text.token_embedding.weight"].shape[0],
-            embed_dim=state["visual.proj"].shape[1],
-            quick_gelu=quick_gelu,
-            vision_mlp=state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-            text_mlp=state["text.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        )
-    except KeyError as error:
-        raise UserError(f"{path} is no ViT CLIP checkpoint: it has no weight {error.args[0]!r}") from None
-    except (ValueError, IndexError):
-        raise UserError(f"{path} is no ViT CLIP checkpoint: its weights have unexpected dimensions") from None
-
-
-def _layers(state: dict[str, Tensor], tower: str) -> int:
-    prefix = f"{tower}transformer.resblocks."
-    return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
+    state, others = read_tensors(path)
+    is_openai = any(key in state for key in OPENAI_KEYS)
+    config = json.loads(others["config"]) if path.suffix == ".safetensors" and "config" in others else {}
+    return _custom_text_names(state), {"quick_gelu": True} if is_openai else config
 
 
 def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -129,8 +83,9 @@ def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     state = {("text." + name if name.startswith(TEXT_KEYS) else name): value for name, value in state.items()}
     for key in DERIVED_KEYS:
         state.pop(key, None)
-    if "logit_scale" in state and state["logit_scale"].numel() == 1:
-        state["logit_scale"] = state["logit_scale"].reshape(())
+    for key in ("logit_scale", "logit_bias"):
+        if key in state and state[key].numel() == 1:
+            state[key] = state[key].reshape(())
     table = "text.token_embedding.weight"
     if table in state and "token_rows" in state:
         state[table] = expand_vocabulary(state[table], state.pop("token_rows"))

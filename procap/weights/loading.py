@@ -1,4 +1,4 @@
-"""Find and load a frozen CLIP by its name and weights.
+"""Load a frozen CLIP by its name and weights; open_clip builds every model but `mini`.
 
 Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights come only by the name "random".
 """
@@ -6,28 +6,35 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD
+import torch
+from torch import Tensor, nn
+
+from procap.clip import CLIP, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
-from procap.geometry import Geometry
+from procap.towers import FrozenTower
 from procap.weights.architectures import (
-    SUFFIXES,
+    HUB,
     geometry_from_config,
     model_configs,
     named_architecture,
     names_file,
-    supported_architectures,
+    plain_towers,
     tag_spelling,
 )
-from procap.weights.files import check_file, geometry_of, read_weights
+from procap.weights.files import check_file, read_weights
 
 EMBEDDED = Path(__file__).with_name("mini.safetensors")
 """The weights of `mini`, a tiny ViT CLIP trained on generated images: only the vocabulary that its training used."""
+
+WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""The weights of a model in open_clip's format, in a folder or on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -36,187 +43,202 @@ class Source:
 
     pretrained: a tag, a path, "embedded" or "random".
     file: None for random weights.
-    geometry: that of the architecture, with the activation of the tag; None if the file alone decides.
+    model: what open_clip builds, an architecture or `local-dir:FOLDER`; "" for `mini` and files with a configuration.
+    settings: open_clip's of a tag: preprocessing and activation.
     """
 
     name: str
     pretrained: str
     file: Path | None
-    geometry: Geometry | None = None
-    mean: tuple[float, ...] = OPENAI_MEAN
-    std: tuple[float, ...] = OPENAI_STD
+    model: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_source(name: str, pretrained: str | None) -> Source:
-    """Find the weights that `load_clip` takes; reads none. UserError, or UsageError for an unknown name."""
-    if name.lower() == "mini":
-        if pretrained in (None, "embedded", "random"):
-            return Source("mini", pretrained or "embedded", None if pretrained == "random" else EMBEDDED)
-        if not names_file(str(pretrained)):
-            known = "known: embedded, random, or a file's path"
-            raise unknown_name("weights of mini", str(pretrained), ["embedded", "random"], listing=known)
-        return Source("mini", str(pretrained), Path(str(pretrained)).expanduser())
-    architecture = named_architecture(name, pretrained)
-    if architecture is None:
-        file = Path(name).expanduser()
-        return Source(file.stem, str(file), file)
-    geometry = geometry_from_config(model_configs()[architecture])
-    if pretrained == "random":
-        # Random weights replace those that a user would load, so they take their activation.
-        quick_gelu = geometry.quick_gelu or "openai" in _tags(architecture)
-        return Source(architecture, "random", None, replace(geometry, quick_gelu=quick_gelu))
-    if tag := _tag(architecture, pretrained):
-        from open_clip.pretrained import get_pretrained_cfg
+    """Find the weights that `load_clip` takes, without reading them; names in any spelling.
 
-        entry = get_pretrained_cfg(architecture, tag)
-        geometry = replace(geometry, quick_gelu=bool(entry.get("quick_gelu", False)))
-        return Source(architecture, tag, _find_file(architecture, tag, entry), geometry, entry["mean"], entry["std"])
+    Raises UsageError for an unknown name, UserError for weights that are not on this machine.
+    """
+    architecture = named_architecture(name, pretrained)
+    source = _architecture_source(architecture, pretrained) if architecture else _source_with_config(name)
+    if source.file:
+        check_file(source.file)
+    return source
+
+
+def _source_with_config(name: str) -> Source:
+    """Find a file, a folder or a model on the Hub, which have a configuration."""
+    path = Path(name).expanduser()
+    if name.startswith(HUB):
+        repository = name.removeprefix(HUB)
+        path = _hub_file(repository, "open_clip_config.json").parent
+        _hub_file(repository)
+    if not path.is_dir():
+        return Source(path.stem, str(path), path)
+    files = [path / file for file in WEIGHTS_FILES]
+    return Source(Path(name).name, name, next(filter(Path.is_file, files), files[0]), f"local-dir:{path}")
+
+
+def _architecture_source(architecture: str, pretrained: str | None) -> Source:
+    """Find the weights of an architecture."""
+    published, model = _published(architecture), "" if architecture == "mini" else architecture
+    default = next((tag for tag in published if tag in ("openai", "embedded")), None)
+    known = ", ".join([*published, "random, or a checkpoint's path"])
+    if pretrained is None and default is None:
+        raise UsageError(f"backbone '{architecture}' has no OpenAI weights: name one of {known}")
+    tag = tag_spelling(pretrained or str(default))
+    # Random weights and files are prepared for as the usual weights of their architecture.
+    usual = published.get(str(default)) or next(iter(published.values()), {})
+    if tag == "random":
+        return Source(architecture, tag, None, model, usual)
+    if tag in published:
+        settings = published[tag]
+        return Source(architecture, tag, _hub_file(settings["hf_hub"]) if model else EMBEDDED, model, settings)
+    if not names_file(str(pretrained)):
+        options = [*published, "random"]
+        raise unknown_name(f"weights of {architecture}", str(pretrained), options, listing=f"known: {known}")
+    # The name of the architecture, or the file, decides the activation.
     file = Path(str(pretrained)).expanduser()
-    return Source(architecture, str(file), file, geometry)
+    return Source(architecture, str(pretrained), file, model, {**usual, "quick_gelu": False})
+
+
+def _published(architecture: str) -> dict[str, dict[str, Any]]:
+    """Return open_clip's settings of the published weights of an architecture by their tags."""
+    if architecture == "mini":
+        return {"embedded": {}}
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
+    return {tag: get_pretrained_cfg(architecture, tag) for tag in list_pretrained_tags_by_model(architecture)}
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
     """Load a frozen CLIP, float32, on the CPU.
 
-    name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), or a checkpoint's path.
+    name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), a safetensors file with
+        its configuration, or a folder or "hf-hub:ORGANIZATION/MODEL" in open_clip's format.
     pretrained: a tag of that architecture (default "openai" if it exists), a checkpoint's path, or "random".
     seed: only for "random".
 
-    The activation follows the weights: OpenAI's need QuickGELU under either name of their architecture; elsewhere tag
-    and name must agree, and for a plain state dict the name alone decides.
+    A tower that is one of CLIP's own transformers runs in `procap.towers`, every other tower by open_clip's own module.
+    The activation is that of the tag, QuickGELU for OpenAI's files, and otherwise that of the name.
     Raises UsageError for names and files that do not fit each other, UserError for weights that are absent or broken.
     """
     source = find_source(name, pretrained)
-    file, geometry = source.file, source.geometry
-    if file is None:
-        return CLIP.random(geometry or load_clip("mini").geometry, seed, name=source.name, pretrained="random")
-    weights = read_weights(file)
-    quick_gelu = geometry.quick_gelu if geometry and not weights.openai_format else weights.quick_gelu
-    if quick_gelu is None:
-        raise UsageError(
-            f"{file} does not say which activation it was trained with: name the architecture beside the file, "
-            f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
-        )
-    if weights.quick_gelu not in (None, quick_gelu):
-        raise UsageError(f"{file} was trained with the other activation: name the backbone {_twin(source.name)}")
-    found = geometry_of(weights, quick_gelu, file)
-    geometry = replace(geometry, quick_gelu=quick_gelu) if geometry else found
-    # The shapes of weights do not tell the number of heads.
-    sizes = {key: (size, vars(geometry)[key]) for key, size in vars(found).items() if not key.endswith("_heads")}
-    differ = [f"{key} {size} instead of {wanted}" for key, (size, wanted) in sizes.items() if size != wanted]
-    if differ:
-        raise UsageError(f"{file} does not fit {source.name}: it has {', '.join(differ)}")
-    about = {"name": source.name, "pretrained": source.pretrained, "image_mean": source.mean, "image_std": source.std}
+    state, declared = read_weights(source.file) if source.file else ({}, {})
+    config = declared if "vision_cfg" in declared or source.name != "mini" else model_configs()["mini"]
+    if source.model:
+        import open_clip
+
+        config = open_clip.get_model_config(source.model)
+    if "vision_cfg" not in config:
+        raise UsageError(f"{source.file} has no configuration of its model: name the architecture beside it")
+    quick_gelu = any(each.get("quick_gelu") for each in (config, declared, source.settings))
+    geometry, plain = geometry_from_config(config, quick_gelu), plain_towers(config)
+    about: dict[str, Any] = {"name": source.name, "pretrained": source.pretrained}
     try:
-        return CLIP.from_state(weights.state, geometry, **about)
+        if source.model:
+            # Our own towers need nothing but shapes; a module that computes also has buffers, which no file holds.
+            model = _build(source, quick_gelu, seed, "meta" if len(plain) == 2 else "cpu")
+            about |= _about_model(model, source.model, config)
+            state = _fill(model, state) if state else model.state_dict()
+        if source.file is None and len(plain) == 2:
+            return CLIP.random(geometry, seed, **about)
+        frozen = tuple(f"{tower}." for tower in ("visual", "text") if tower in about)
+        plain_state = {name: weight for name, weight in state.items() if not name.startswith(frozen)}
+        return CLIP.from_state(plain_state, geometry, **about)
     except ValueError as error:
-        raise UserError(f"{file} does not fit {source.name}: it {error}") from None
+        raise UserError(f"{source.file} does not fit {source.name}: it {error}") from None
+
+
+def _build(source: Source, quick_gelu: bool, seed: int, device: str) -> nn.Module:
+    """Build a model with random weights; the global random state stays untouched."""
+    import open_clip
+
+    # open_clip logs that the weights are random.
+    logging.disable(logging.WARNING)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.default_generator.manual_seed(seed)
+            return open_clip.create_model(
+                source.model,
+                load_weights=False,
+                pretrained_text=False,
+                force_custom_text=True,
+                force_preprocess_cfg=dict(source.settings),
+                quick_gelu=quick_gelu,
+            ).eval()
+    except (RuntimeError, ImportError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"open_clip cannot build {source.name}: {reason}") from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _about_model(model: nn.Module, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `CLIP` takes from a model of open_clip: how it prepares images, and its towers that are not plain."""
+    images, plain = model.visual.preprocess_cfg, plain_towers(config)
+    about = {"image_mean": images["mean"], "image_std": images["std"], "interpolation": images["interpolation"]}
+    about["squash"] = images["resize_mode"] == "squash"
+    if "image" not in plain:
+        about["visual"] = FrozenTower(model.visual)
+    if "text" not in plain:
+        about["text"] = FrozenTower(model.text, name if config["text_cfg"].get("hf_tokenizer_name") else "")
+    return about
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Load `state` into a model that computes; returns it under the model's names. ValueError if it does not fit."""
+    from open_clip.convert import convert_state_dict
+
+    state, wanted = convert_state_dict(model, dict(state)), model.state_dict()
+    if problems := describe_differences(wanted, state):
+        raise ValueError("; ".join(problems))
+    if not model.logit_scale.is_meta:
+        model.load_state_dict(state)
+    return state
+
+
+def weights_digest(name: str, pretrained: str | None = None) -> str:
+    """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
+    file = find_source(name, pretrained).file
+    status = file.stat() if file else None
+    return _digest(name, pretrained, status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
 @functools.cache
-def weights_digest(name: str, pretrained: str | None = None) -> str:
-    """Return the digest of the CLIP that `load_clip` loads, computed once per process. Raises what `load_clip` does."""
+def _digest(name: str, pretrained: str | None, file_status: tuple[int, ...] | None) -> str:
     return load_clip(name, pretrained).digest()
 
 
-def weights_file(name: str, pretrained: str | None = None) -> Path | None:
-    """Return the file that `load_clip` would read, or None if it needs none beside the package.
-
-    Raises UserError if the weights are not on this machine, naming the places that were searched, UsageError for an
-    unknown name. Does not read the file.
-    """
-    file = find_source(name, pretrained).file
-    if file in (None, EMBEDDED):
-        return None
-    check_file(file)
-    return file
-
-
-def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
-    """List (name, weight tags, note) of everything that `load_clip` accepts by name."""
-    rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
-    for name in supported_architectures():
-        g = geometry_from_config(model_configs()[name])
-        note = f"{g.image_size} px, patch {g.patch_size}, widths {g.vision_width}/{g.text_width}"
-        rows.append((name, _tags(name), note + (", QuickGELU" if g.quick_gelu else "")))
+def list_backbones() -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """List (name, methods that it admits, note, weight tags) of everything that `load_clip` accepts by name."""
+    rows = []
+    for name, config in model_configs().items():
+        plain, vision, text = plain_towers(config), config["vision_cfg"], config["text_cfg"]
+        admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "zero-shot only"
+        model = f"patch {vision['patch_size']}" if "image" in plain else vision.get("timm_model_name", "ResNet")
+        widths = f"{vision.get('width', '-')}/{text.get('width', '-')}"
+        note = f"{vision['image_size']} px, {model}, widths {widths}" + ", QuickGELU" * config.get("quick_gelu", False)
+        rows.append((name, admitted, note, tuple(_published(name))))
     return rows
 
 
-def procap_home() -> Path:
-    """Return the cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
-    if home := os.environ.get("PROCAP_HOME"):
-        return Path(home).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
+def _hub_file(repository: str, file: str = "") -> Path:
+    """Return a file of the Hugging Face Hub, by default the weights, from its cache or downloaded.
 
-
-def _twin(architecture: str) -> str:
-    """Return open_clip's name of the same towers with the other activation."""
-    plain = architecture.removesuffix("-quickgelu")
-    return plain if plain != architecture else f"{plain}-quickgelu"
-
-
-def _tags(architecture: str) -> tuple[str, ...]:
-    """List the tags that fit: trained with this activation, on images resized by the shorter side and cropped."""
-    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
-
-    quick_gelu = bool(model_configs()[architecture].get("quick_gelu", False))
-    entries = {tag: get_pretrained_cfg(architecture, tag) for tag in list_pretrained_tags_by_model(architecture)}
-    return tuple(
-        tag
-        for tag, entry in entries.items()
-        # OpenAI's weights need QuickGELU, although they are usually named by the plain architecture.
-        if entry["resize_mode"] == "shortest" and (tag == "openai" or entry.get("quick_gelu", False) == quick_gelu)
-    )
-
-
-def _tag(architecture: str, pretrained: str | None) -> str | None:
-    """Return the tag that `pretrained` names, None if it is a path."""
-    tags = _tags(architecture)
-    if pretrained is None:
-        if "openai" in tags:
-            return "openai"
-        known = ", ".join([*tags, "a checkpoint's path", "or 'random'"])
-        raise UsageError(f"backbone '{architecture}' has no OpenAI weights: name {known}")
-    tag = tag_spelling(pretrained)
-    if tag in tags:
-        return tag
-    if names_file(pretrained):
-        return None
-    # Tags of the other activation, and of images squashed to a square, do not fit.
-    known = f"known: {', '.join(tags)}, random, or a checkpoint's path"
-    raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random"], listing=known)
-
-
-def _find_file(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
-    """Find a tag's file in the cache of this program, OpenAI's or Hugging Face's. UserError names the caches."""
-    folder = procap_home() / "weights"
-    candidates = [folder / f"{architecture}-{tag}{suffix}" for suffix in SUFFIXES]
-    if url := entry.get("url"):
-        candidates += [folder / Path(url).name, Path.home() / ".cache" / "clip" / Path(url).name]
-    for path in candidates:
-        if path.is_file():
-            return path
-    places = [f"{folder}/{architecture}-{tag}.safetensors (or .pt)"]
-    if hub := entry.get("hf_hub"):
-        if found := _hugging_face_file(hub):
-            return found
-        places.append(f"the Hugging Face cache ({hub.rstrip('/')})")
-    raise UserError(
-        f"weights '{tag}' of {architecture} are not on this machine; looked for {' and '.join(places)}: put the "
-        f"file there, name a local file with --pretrained PATH, or allow the download with HF_HUB_OFFLINE=0"
-    )
-
-
-def _hugging_face_file(hub: str) -> Path | None:
+    repository: may end in a slash, or in a slash and the file. Raises UserError if the file is absent.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
 
-    repository, file = os.path.split(hub)
+    repository, file = "/".join(repository.split("/")[:2]), file or "/".join(repository.split("/")[2:])
     online = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("0", "false", "no", "off")
-    for name in [file] if file else [HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME]:
+    for name in [file] if file else WEIGHTS_FILES:
         try:
             return Path(hf_hub_download(repository, name, local_files_only=not online))
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
             continue
-    return None
+    raise UserError(
+        f"{file or 'the weights'} of {repository} are not in the Hugging Face cache: allow the download with "
+        "HF_HUB_OFFLINE=0, or name an architecture and a local file with --pretrained PATH"
+    )

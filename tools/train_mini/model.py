@@ -6,6 +6,7 @@ Shapes: B images, N prompts, R used vocabulary rows, L sequence, D width, E join
 from __future__ import annotations
 
 import copy
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +176,8 @@ def save_weights(model: CLIP, words: Vocabulary, recipe: MiniRecipe, out: Path) 
     state = {name: value.detach().to(torch.float16).contiguous() for name, value in weights.items()}
     state["logit_scale"] = model.logit_scale.detach().clamp(max=math.log(100)).to(torch.float16)
     state["token_rows"] = torch.tensor(words.rows)
-    metadata = {
-        "format": "mini-clip", "quick_gelu": "true", "image_size": str(IMAGE), "patch_size": str(recipe.patch),
-        "seed": str(recipe.seed), "command": recipe.command(),
-    }  # fmt: skip
+    vision = {"image_size": IMAGE, "layers": DEPTH, "width": recipe.width, "patch_size": recipe.patch}
+    text = {"width": recipe.text_width, "heads": recipe.text_width // 64, "layers": DEPTH}
+    config = {"embed_dim": recipe.embed, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
+    metadata = {"config": json.dumps(config), "seed": str(recipe.seed), "command": recipe.command()}
     write_bytes(out, save(state, metadata))
