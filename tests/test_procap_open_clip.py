@@ -27,8 +27,8 @@ from runner.setup import clip_transform
 
 WITHOUT_TRANSFORMERS = [name for name, config in model_configs().items() if "hf_model_name" not in config["text_cfg"]]
 REPRESENTATIVE = [
-    "ViT-B-32-quickgelu", "ViT-M-16-alt", "RN50", "RN50x4", "ViT-B-16-SigLIP", "ViT-B-32-SigLIP2-256", "EVA02-B-16",
-    "PE-Core-B-16", "MobileCLIP2-S0", "ViT-L-14-CLIPA", "ViT-H-14-worldwide", "coca_ViT-B-32",
+    "ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-16-alt", "RN50", "ViT-B-32-SigLIP2-256", "EVA02-B-16", "PE-Core-T-16-384",
+    "MobileCLIP2-S0", "ViT-L-14-worldwide", "coca_ViT-B-32",
 ]  # fmt: skip
 DEPTHS = ({"depth": 1}, {"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {})
 """What makes a model of timm shallow: a ViT, ConvNeXt or Swin, FastViT, and one that takes none of these."""
@@ -47,16 +47,15 @@ def shallow(monkeypatch):
                 continue
         raise AssertionError(f"timm cannot build {name}")
 
-    def cut(name: str) -> dict[str, Any]:
+    def cut(name: str, words: int = 600) -> None:
         config = json.loads(json.dumps(model_configs()[name]))
         vision, text = config["vision_cfg"], config["text_cfg"]
         if "layers" in vision:
             vision["layers"] = [1, 1, 1, 1] if isinstance(vision["layers"], list) else 1
-        text |= {"layers": 1, "vocab_size": 600}
+        text |= {"layers": 1, "vocab_size": words}
         config["multimodal_cfg"] = {**config["multimodal_cfg"], "layers": 1} if "multimodal_cfg" in config else None
         config = {key: value for key, value in config.items() if value is not None}
         monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, name, config)
-        return config
 
     monkeypatch.setattr(timm, "create_model", create_shallow)
     return cut
@@ -100,12 +99,10 @@ def test_at_least_115_architectures_need_no_other_package():
 
 
 def test_a_resnet_takes_the_methods_that_leave_the_image_tower_alone(shallow, tiny_space):
-    shallow("RN50")
+    shallow("RN50", words=49408)
     clip = load_clip("RN50", "random", seed=1)
     assert clip.geometry.quick_gelu and clip.digest() == load_clip("RN50", "random", seed=1).digest()
     images, labels = torch.randn(2, 3, 224, 224, generator=seeded(3)), torch.tensor([0, 3])
-    # Ids of the tokenizer are larger than the small vocabulary.
-    clip.tokenize = lambda texts: torch.stack([torch.tensor([1, *range(2, 12), 599] + [0] * 65)] * len(texts))
     for name in METHODS:
         options = SHORT_OPTIONS.get(name, {}) | ({"block": 0} if name == "tcp" else {})
         if "image" in method_class(name).changes:
@@ -113,11 +110,12 @@ def test_a_resnet_takes_the_methods_that_leave_the_image_tower_alone(shallow, ti
                 build_method(name, clip, tiny_space, options, seeded())
             continue
         method = build_method(name, clip, tiny_space, options, seeded())
-        losses = [sum(each.loss(images, labels, ()).values()) for each in (method, with_plain_encoders(method))]
-        torch.testing.assert_close(*losses)
+        loss = sum(method.loss(images, labels, ()).values())
         if name != "zeroshot":
-            losses[0].backward()
+            loss.backward()
             assert all(parameter.grad is not None for parameter in method.parameters())
+        if name == "coop":
+            torch.testing.assert_close(loss, sum(with_plain_encoders(method).loss(images, labels, ()).values()))
 
 
 def test_a_method_that_a_backbone_does_not_admit_is_refused_before_anything_is_loaded(capsys):
@@ -136,7 +134,7 @@ def test_a_sigmoid_model_uses_its_scale_and_bias(shallow):
         text_features(clip, ["a photo of a cat."])
 
 
-@pytest.mark.parametrize("name", ["ViT-B-32-SigLIP2-256", "PE-Core-B-16", "MobileCLIP-S1", "RN50"])
+@pytest.mark.parametrize("name", ["ViT-B-32-SigLIP2-256", "PE-Core-T-16-384", "MobileCLIP2-S0"])
 def test_images_are_prepared_as_open_clip_does(name, shallow):
     shallow(name)
     tags = open_clip.list_pretrained_tags_by_model(name)

@@ -143,8 +143,9 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
             state = _fill(model, state) if state else model.state_dict()
         if source.file is None and len(plain) == 2:
             return CLIP.random(geometry, seed, **about)
-        frozen = tuple(f"{tower}." for tower in ("visual", "text") if tower in about)
-        plain_state = {name: weight for name, weight in state.items() if not name.startswith(frozen)}
+        # CoCa's decoder writes captions.
+        unused = ("text_decoder.", *[f"{tower}." for tower in ("visual", "text") if tower in about])
+        plain_state = {name: weight for name, weight in state.items() if not name.startswith(unused)}
         return CLIP.from_state(plain_state, geometry, **about)
     except ValueError as error:
         raise UserError(f"{source.file} does not fit {source.name}: it {error}") from None
@@ -161,6 +162,7 @@ def _build(source: Source, quick_gelu: bool, seed: int, device: str) -> nn.Modul
             torch.default_generator.manual_seed(seed)
             return open_clip.create_model(
                 source.model,
+                device=device,
                 load_weights=False,
                 pretrained_text=False,
                 force_custom_text=True,
