@@ -32,6 +32,8 @@ class CLIP(nn.Module):
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     """
 
+    logit_bias: Tensor | None
+
     def __init__(
         self,
         geometry: Geometry,

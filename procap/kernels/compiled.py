@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from procap.attention import Block
 from procap.clip import CLIP
 
 MAX_PROGRAMS = 64
@@ -22,8 +23,6 @@ def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
     """
     # The setting is documented, although its module has a private name.
     torch._dynamo.config.recompile_limit = max(MAX_PROGRAMS, torch._dynamo.config.recompile_limit)
-    towers = {"image": clip.visual, "text": clip.text}
-    for name in clip.plain_towers:
-        for block in towers[name].transformer.resblocks:
-            for part in ("before_attention", "after_attention"):
-                setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))
+    for block in (module for module in clip.modules() if isinstance(module, Block)):
+        for part in ("before_attention", "after_attention"):
+            setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.clip import CLIP, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
@@ -151,7 +151,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         raise UserError(f"{source.file} does not fit {source.name}: it {error}") from None
 
 
-def _build(source: Source, quick_gelu: bool, seed: int, device: str) -> nn.Module:
+def _build(source: Source, quick_gelu: bool, seed: int, device: str) -> Any:
     """Build a model with random weights; the global random state stays untouched."""
     import open_clip
 
@@ -176,7 +176,7 @@ def _build(source: Source, quick_gelu: bool, seed: int, device: str) -> nn.Modul
         logging.disable(logging.NOTSET)
 
 
-def _about_model(model: nn.Module, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _about_model(model: Any, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `CLIP` takes from a model of open_clip: how it prepares images, and its towers that are not plain."""
     images, plain = model.visual.preprocess_cfg, plain_towers(config)
     about = {"image_mean": images["mean"], "image_std": images["std"], "interpolation": images["interpolation"]}
@@ -188,12 +188,12 @@ def _about_model(model: nn.Module, name: str, config: Mapping[str, Any]) -> dict
     return about
 
 
-def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _fill(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Load `state` into a model that computes; returns it under the model's names. ValueError if it does not fit."""
     from open_clip.convert import convert_state_dict
 
-    state, wanted = convert_state_dict(model, dict(state)), model.state_dict()
-    if problems := describe_differences(wanted, state):
+    state = convert_state_dict(model, state)
+    if problems := describe_differences(model.state_dict(), state):
         raise ValueError("; ".join(problems))
     if not model.logit_scale.is_meta:
         model.load_state_dict(state)
