@@ -3,7 +3,7 @@
 import random
 
 from benchmarks.experiment.profiles import MINI
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from runner.config import Target
 from runner.environment import provenance

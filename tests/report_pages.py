@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from made_results import put_config, put_score
 
 from benchmarks.experiment.profiles import MINI
-from benchmarks.results.suite import write_plan
+from benchmarks.results.suite_results import write_plan
 from benchmarks.suites import load_suite
 from runner.run_collection import Collection, write_collection
 

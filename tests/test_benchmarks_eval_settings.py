@@ -15,7 +15,7 @@ from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.cli.run_suites import plan_suite
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results import load
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner import evaluate, progress, results, run_folders, setup, train

@@ -12,7 +12,7 @@ from benchmarks.cli.run_suites import plan_suite
 from benchmarks.cli.selection import selected_runs
 from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
 from benchmarks.experiment.suite import SuiteOptions
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.runtime.settings import flags_of_options, make_settings, run_config
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import merge_runs
@@ -115,7 +115,7 @@ def test_a_control_by_train_is_the_run_of_a_suite(tmp_path):
     [chosen] = selected_runs(choice, RecipeFlags(recipe="procap", option=["n_ctx=2"]))
     assert (planned.spec.config.options["n_ctx"], chosen.options["n_ctx"]) == (4, 2)
     notes = suite_notes(SuiteResults.read(suite, options, tmp_path))
-    assert "Rows of ProCAP's recipe are not comparable" in notes.lines[-1]
+    assert "each method in ProCAP's recipe" in notes.lines[-1]
 
 
 def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():

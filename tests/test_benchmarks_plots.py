@@ -10,13 +10,12 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from made_results import made, put_config, put_score
+from made_results import put_config, put_score
 
 from benchmarks.experiment.profiles import PROFILES
-from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from procap.methods import METHODS
 from runner.results import harmonic_mean
@@ -33,7 +32,7 @@ class Made:
     percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def figure(self, name: str) -> Any:
-        return self.done.suite.plots(self.done)[name]()
+        return style.draw_styled(self.done.suite.plots(self.done)[name])
 
     def values(self, variant: Any, dataset: str, half: str) -> list[float]:
         found = [self.percent.get((variant.name, str(variant.key), dataset, half, n)) for n in self.done.options.seeds]
@@ -76,7 +75,7 @@ def bars_of(figure: Any) -> dict[str, list[float]]:
         names = [label.get_text() for label in axes.get_xticklabels()]
         for bar in axes.containers:
             for patch in getattr(bar, "patches", ()):
-                if not math.isnan(patch.get_height()):
+                if patch.get_height():
                     place = round(patch.get_x() + patch.get_width() / 2)
                     found.setdefault(names[place], []).append(patch.get_height())
     return found
@@ -233,7 +232,8 @@ def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_p
 def test_dollars_in_a_name_are_no_formula(halves):
     name = r"a$\foo$b "
     runs = tuple(replace(run, variant=replace(run.variant, title=name + run.variant.name)) for run in halves.done.runs)
-    for figure in filter(None, (draw() for draw in halves.done.suite.plots(replace(halves.done, runs=runs)).values())):
+    plots = halves.done.suite.plots(replace(halves.done, runs=runs)).values()
+    for figure in filter(None, map(style.draw_styled, plots)):
         figure.draw_without_rendering()
         assert name + "ProCAP" in [text.get_text() for text in figure.legends[0].get_texts()]
 
@@ -258,35 +258,11 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
     own: Mapping[str, Any] = style.assign_looks({"MaPLe": "maple", "ProCAP": "procap"})
     assert own == {"MaPLe": style.LOOKS["maple"], "ProCAP": style.LOOKS["procap"]}
     assert own == style.assign_looks({"ProCAP": "procap", "MaPLe": "maple"})
-    # A grey printout has markers, dashes and hatches left.
+    # A grey printout has markers and dashes left.
     for one, other in itertools.permutations(style.LOOKS.values(), 2):
         assert (one.marker, one.dashes) != (other.marker, other.dashes)
-    assert len(set(style.assign_dataset_looks(map(str, range(56))).values())) == 56
     # Every method has a look of its own, in whatever plot it is.
     assert {*style.LOOKS} == {*METHODS}
-    assert len(set(style.LOOKS.values())) == len({(look.colour, look.hatch) for look in style.LOOKS.values()}) == 16
+    assert len(set(style.LOOKS.values())) == 16
     for method, look in style.LOOKS.items():
         assert style.assign_looks({"CoOp": "coop", "title": method})["title"] == look or method == "coop"
-
-
-def test_of_many_methods_ours_zero_shot_and_the_best_are_highlighted():
-    methods = {f"variant {i}": f"plug-in {i}" for i in range(13)} | {"zero-shot": "zeroshot", "ours": "procap"}
-    looks = style.assign_looks(methods, {f"variant {i}": 50.0 + i for i in range(12)})
-    highlighted = {title: look for title, look in looks.items() if look is not style.OTHER}
-    assert set(highlighted) == {"ours", "zero-shot", *(f"variant {i}" for i in (8, 9, 10, 11))}
-    assert len(set(highlighted.values())) == 6 and looks["ours"] == style.LOOKS["procap"]
-    few = style.assign_looks({f"variant {i}": f"plug-in {i}" for i in range(7)})
-    assert len(set(few.values()) - {style.OTHER}) == 7
-
-
-def test_methods_that_are_not_highlighted_share_one_entry_of_the_legend(tmp_path):
-    def variants(options: Any, method: str) -> list[Variant]:
-        return [Variant(method, f"{method} {number}", overrides={"lr": 0.001 * number}) for number in range(1, 9)]
-
-    suite = replace(load_suite("base-to-novel"), variants=variants)
-    done = made(tmp_path, suite, datasets=SETS, methods=("coop",), seeds=(1,), quick=True)
-    hms = {variant.name: done.halves(variant, "Average")[2].mean for variant in done.variants}
-    best = sorted(hms, key=lambda name: hms[name])[-6:]
-    for name in ("hm-bars", "hm-radar"):
-        *highlighted, last = [text.get_text() for text in suite.plots(done)[name]().legends[0].get_texts()]
-        assert last == "other methods" and {*highlighted} == {*best}

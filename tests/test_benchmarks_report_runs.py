@@ -137,7 +137,7 @@ def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tr
     for row in table.all("tr")[1:]:
         own = labels == digits.classnames.index(words_of(row.all("td")[0]))
         shares = [100 * (made[1]["coop", seed] == labels)[own].mean() for seed in (1, 2)]
-        assert words_of(row.all("td")[place]) == f"{np.mean(shares):.2f} ± {np.std(shares, ddof=1):.2f}"
+        assert words_of(row.all("td")[place]) == f"{np.mean(shares):.2f}"
         untrained = words_of(row.all("td")[heads.index("CLIP (zero-shot)")])
         assert untrained == f"{100 * (made[1]['zeroshot', 1] == labels)[own].mean():.2f}"
 
@@ -203,9 +203,6 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
         assert capsys.readouterr().out.strip() == str(root / place / "index.html")
     headings = {path.parent.name: Page(path.read_text()).root.all("h2")[0].text() for path in root.glob("*/index.html")}
     assert headings == {"report": "Sweep rates", "report-rates": "Sweep rates", f"report-{run.name}": "Selected runs"}
-    put_score(root, put_run(root, "coop", "tiles", overrides={"epochs": 1}), "tiles:base", 1, 2)
-    head = words_of(write(root, few_digits, tmp_path / "page", "--datasets", "tiles").all("header")[0])
-    assert "1 run made fewer than 20 steps, near the initial weights." in head
     for flags, why in (
         (["--methods", "tcp"], "no run below"),
         (["rates", "--seeds", "1"], "name suites or select"),
@@ -216,15 +213,12 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
         assert why in capsys.readouterr().err
 
 
-def test_of_many_test_sets_own_ones_and_then_those_of_low_accuracy_are_shown(tmp_path, monkeypatch):
+def test_of_many_test_sets_those_of_low_accuracy_are_shown(tmp_path, monkeypatch):
     for dataset, correct in {"tiles": 90, "petals": 50, "digits": 95}.items():
         put_score(tmp_path, put_run(tmp_path, "coop", dataset), f"{dataset}:base", correct, 100)
     monkeypatch.setattr("benchmarks.report.mistakes.MAX_TARGETS", 2)
-    monkeypatch.setattr("benchmarks.report.mistakes.kind_of_name", lambda name: "own" if name == "digits" else "")
-    shown, left = list_mistakes(title_runs(load(tmp_path))[0], None)
-    assert [mistakes.title.partition(",")[0] for mistakes in shown] == ["digits", "petals"] and left.startswith(
-        "2 of 3 test sets"
-    )
+    shown = list_mistakes(title_runs(load(tmp_path))[0], None)
+    assert [mistakes.title.partition(",")[0] for mistakes in shown] == ["petals", "tiles"]
 
 
 @pytest.mark.parametrize(("classes", "share"), [(2, 0.7), (30, 1.0), (1000, 0.7)])

@@ -13,7 +13,7 @@ from tiny_geometry import GEOMETRY
 from torch.nn.functional import normalize
 
 from benchmarks.qualitative import eigencam
-from benchmarks.qualitative.nearest_words import Words, first_text_tokens, text_means, vocabulary
+from benchmarks.qualitative.prompts import Words, first_text_tokens, text_means, vocabulary
 from procap import methods, reference, teacher
 from procap.clip import CLIP
 from procap.methods.prompts import deep_plans
@@ -181,9 +181,9 @@ def test_nearest_are_those_of_a_look_at_every_word(tiny_clip):
     for token, nearest in zip(tokens.double().numpy(), Words.of(tiny_clip).nearest(tokens, 4), strict=True):
         values = table[ids] @ token / np.linalg.norm(table[ids], axis=1) / np.linalg.norm(token)
         order = np.argsort(-values)[:4]
-        assert [near.token for near in nearest] == [ids[place] for place in order]
-        assert [near.word for near in nearest] == [vocabulary()[ids[place]] for place in order]
-        assert [near.value for near in nearest] == pytest.approx(values[order].tolist())
+        assert [near["token"] for near in nearest] == [ids[place] for place in order]
+        assert [near["word"] for near in nearest] == [vocabulary()[ids[place]] for place in order]
+        assert [near["value"] for near in nearest] == pytest.approx(values[order].tolist())
 
 
 def test_words_that_share_an_embedding_are_left_out():
@@ -232,13 +232,13 @@ def deep(clip: CLIP, count: int) -> Plan:
     return deep_plans(clip, vision, [drawn(count, 64)] * DEPTH)[0]
 
 
-def by_svd(patches: np.ndarray, class_token: np.ndarray) -> tuple[np.ndarray, float]:
-    """The map [N] and its share of one image, straight from the definition."""
+def by_svd(patches: np.ndarray, class_token: np.ndarray) -> np.ndarray:
+    """The map [N] of one image, straight from the definition."""
     centred = patches - patches.mean(axis=0)
-    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
     direction = directions[0] * np.sign((class_token - patches.mean(axis=0)) @ directions[0])
     places = centred @ direction
-    return (places - places.min()) / (places.max() - places.min()), sizes[0] ** 2 / (sizes**2).sum()
+    return (places - places.min()) / (places.max() - places.min())
 
 
 @pytest.mark.parametrize(("grid", "width"), [(2, 64), (7, 64), (8, 64), (9, 64), (14, 96)])
@@ -249,36 +249,35 @@ def test_maps_are_those_of_a_direct_svd(grid, width):
         spread = torch.linspace(3, 0.1, width)
         patches = drawn(3, grid * grid, width, seed=seed) * spread + 5 * drawn(width, seed=seed + 100)
         class_token = drawn(3, width, seed=seed + 200, scale=10)
-        found = eigencam.eigencam(patches, class_token)
-        assert found.maps.shape == (3, grid, grid)
+        maps = eigencam.eigencam(patches, class_token)
+        assert maps.shape == (3, grid, grid)
         for image in range(3):
-            expected, share = by_svd(patches[image].double().numpy(), class_token[image].double().numpy())
-            np.testing.assert_allclose(found.maps[image].flatten().numpy(), expected, atol=1e-9)
-            assert float(found.share[image]) == pytest.approx(share, rel=1e-9)
+            expected = by_svd(patches[image].double().numpy(), class_token[image].double().numpy())
+            np.testing.assert_allclose(maps[image].flatten().numpy(), expected, atol=1e-9)
 
 
 def test_high_is_the_side_of_the_class_token():
     patches = drawn(1, 16, 32)
     mean, towards = patches.mean(dim=1), drawn(1, 32, seed=1)
-    one, other = (eigencam.eigencam(patches, mean + side * towards).maps for side in (1, -1))
+    one, other = (eigencam.eigencam(patches, mean + side * towards) for side in (1, -1))
     torch.testing.assert_close(one, 1 - other)
     assert one.min() == 0 and one.max() == 1
 
 
 def test_a_map_that_is_given_decides_the_side():
     patches, class_token = drawn(4, 16, 32), drawn(4, 32, seed=1)
-    own = eigencam.eigencam(patches, class_token).maps
+    own = eigencam.eigencam(patches, class_token)
     for like in (own, own + 0.1 * drawn(4, 4, 4, seed=2)):
-        torch.testing.assert_close(eigencam.eigencam(patches, -class_token, like).maps, own)
-        torch.testing.assert_close(eigencam.eigencam(patches, class_token, 1 - like).maps, 1 - own)
-    torch.testing.assert_close(eigencam.eigencam(patches, class_token, torch.zeros(4, 4, 4)).maps, own)
+        torch.testing.assert_close(eigencam.eigencam(patches, -class_token, like), own)
+        torch.testing.assert_close(eigencam.eigencam(patches, class_token, 1 - like), 1 - own)
+    torch.testing.assert_close(eigencam.eigencam(patches, class_token, torch.zeros(4, 4, 4)), own)
 
 
 def test_maps_with_prompts_never_oppose_those_without(clip):
     images = drawn(8, 3, 48, 48)
-    plain = eigencam.image_maps(clip, images).maps.flatten(1)
+    plain = eigencam.image_maps(clip, images).flatten(1)
     for count in (2, 4):
-        found = eigencam.image_maps(clip, images, deep(clip, count)).maps.flatten(1)
+        found = eigencam.image_maps(clip, images, deep(clip, count)).flatten(1)
         assert all(np.corrcoef(a, b)[0, 1] > 0 for a, b in zip(found.numpy(), plain.numpy(), strict=True))
         assert not torch.allclose(found, plain, atol=1e-3)
 
@@ -324,5 +323,4 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optim
 
 def test_equal_patches_have_an_empty_map():
     patches = drawn(1, 1, 32, scale=100).expand(2, 9, 32)
-    found = eigencam.eigencam(patches, drawn(2, 32))
-    assert not found.maps.any() and not found.share.any()
+    assert not eigencam.eigencam(patches, drawn(2, 32)).any()

@@ -182,7 +182,7 @@ def table(report: dict[str, Any]) -> str:
         f"{images['count']:,} JPEGs of 500 x 375 pixels, {images['mean_bytes'] / 1000:.0f} kB on average; medians of "
         f"{report['rounds']} interleaved rounds; {describe_machine(report)}, Pillow {report['pillow']}.",
         f"    {report['command']}",
-        markdown_grid(HEADERS, [_line(row) for row in report["rows"]], left=2),
+        markdown_grid(HEADERS, [_line(row) for row in report["rows"]], left=range(2)),
         "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in\n"
         "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),\n"
         "  crops and normalises, as evaluation has to.\n"

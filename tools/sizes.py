@@ -116,7 +116,7 @@ def format_sizes(measured: Sequence[dict[str, Any]]) -> str:
             *(f"{seconds[mode]['median']:.2f}" for mode in MODES),
             f"{entry['ratio']:.2f}", f"{entry['counted']:.2f}", *megabytes,
         ])  # fmt: skip
-    return markdown_grid(headers, rows, left=1)
+    return markdown_grid(headers, rows, left=range(1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

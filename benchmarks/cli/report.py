@@ -74,7 +74,7 @@ def report(
     page = write_report(
         root,
         out,
-        wanted=() if runs else names or (),
+        names=() if runs else names or (),
         selected=selected,
         shown=results,
         data=data_root(data),

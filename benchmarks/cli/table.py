@@ -15,11 +15,10 @@ from benchmarks.console.output import note, quote, show, show_json
 from benchmarks.console.parse import parse_integers, parse_options
 from benchmarks.report.sections import read_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite, suite_paths
 from benchmarks.suites.planning import last_options
 from benchmarks.tables.check import check_table
-from benchmarks.tables.notes import note_other_content
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
@@ -71,7 +70,7 @@ def table(
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
     Every accuracy is computed from the integer counts of the result files. `procap table calibration` prints how well
-    the probabilities of all runs fit, and the classes with the lowest accuracies.
+    the probabilities of all runs fit.
     """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
@@ -79,7 +78,7 @@ def table(
     code = 0
     if suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data=""))
-        tables = _tables_of_runs(selection, results, data_root(suite_flags.data), calibration=bool(suite))
+        tables = _tables_of_runs(selection, results, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
@@ -104,7 +103,7 @@ def _refuse(what: str, *groups: object) -> None:
         raise UsageError(f"procap table {what} takes no {refused}, a suite does")
 
 
-def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *, calibration: bool) -> Sequence[Table]:
+def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
     root = open_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
@@ -115,23 +114,12 @@ def _tables_of_runs(selection: flags.SelectionFlags, results: str, data: Path, *
         raise UserError(
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
         )
-    notes = note_other_content(frame, data)
     # Runs without training, which count for all seeds, may be the only ones.
     trained = {*frame[frame["epochs"] > 0]["seed"]}
     missing = [str(seed) for seed in parse_integers(selection.seeds, "--seeds") if seed not in trained]
     if missing and selection.methods != "zeroshot":
-        notes = [
-            *notes,
-            f"No trained run of seed {', '.join(missing)} is finished and evaluated: see `procap ls runs`.",
-        ]
-    return _add_notes(tables, notes)
-
-
-def _add_notes(tables: Sequence[Table], notes: Sequence[str]) -> Sequence[Table]:
-    """Add notes on all tables to the last line below the last one, which has four lines at most."""
-    last = tables[-1]
-    line = " ".join([*last.notes[-1:], *notes])
-    return [*tables[:-1], replace(last, notes=[*last.notes[:-1], line])] if notes else tables
+        note(f"no trained run of seed {', '.join(missing)} is finished and evaluated: see `procap ls runs`")
+    return tables
 
 
 def _suite_tables(
@@ -161,7 +149,7 @@ def _suite_tables(
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     if not tables:
         raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
-    return _add_notes(tables, note_other_content(done.frame, data)), 1 if done.unreadable else 0
+    return tables, 1 if done.unreadable else 0
 
 
 def _sweep_tables(name: str, root: Path) -> Sequence[Table]:

@@ -11,7 +11,6 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
-from benchmarks.results.frame import FEW_STEPS
 from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
 from benchmarks.suites.planning import read_states
 from cluster.run import RunSpec
@@ -26,6 +25,9 @@ from runner.tracking.background import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
+
+FEW_STEPS = 20
+"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 
 
 @flags.command(

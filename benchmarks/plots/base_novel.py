@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.published import display_name
 from benchmarks.plots import style
-from benchmarks.plots.style import OTHER, Look, Plots, styled
-from benchmarks.results.suite import SuiteResults
+from benchmarks.plots.style import Look, Plots
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration import average_over_tests
 from runner.calibration import BINS
 from shards.names import join_first
@@ -34,78 +35,63 @@ def halves_plots(suite: SuiteResults) -> Plots:
     }
 
 
-def _assign_looks(suite: SuiteResults) -> dict[str, Look]:
-    """Assign a look to each variant; of many methods those of the highest average HM are highlighted."""
-    variants = suite.by_title
-    hms = {title: suite.halves(variant, AVERAGE)[2] for title, variant in variants.items()}
-    methods = {title: variant.method for title, variant in variants.items()}
-    return style.assign_looks(methods, {title: hm.mean for title, hm in hms.items() if hm})
-
-
 def stability_plots(suite: SuiteResults) -> Plots:
     """Return the bars of stability, whose errors are the deviations over seeds."""
     return {"hm-bars": partial(hm_bars, suite)}
 
 
-@styled
+def _assign_looks(suite: SuiteResults) -> dict[str, Look]:
+    return style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
+
+
+def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
+    """List HM of each title (columns) on each data set (rows): a Metric, or None if it is missing."""
+    import pandas as pd
+
+    titles = suite.by_title.items()
+    hms = {title: [suite.halves(variant, name)[2] for name in datasets] for title, variant in titles}
+    return pd.DataFrame(hms, list(map(display_name, datasets)), dtype=object)
+
+
 def hm_bars(suite: SuiteResults) -> Figure | None:
-    """Draw bars of HM per data set, with the deviation over seeds; other methods are dots."""
-    names = suite.datasets_and_average
-    rows = {title: [suite.halves(variant, name)[2] for name in names] for title, variant in suite.by_title.items()}
-    hms = {title: cells for title, cells in rows.items() if any(cells)}
-    if not hms:
+    """Draw bars of HM per data set, with the deviation over seeds."""
+    hms, looks = _list_hms(suite, suite.datasets_and_average), _assign_looks(suite)
+    gaps = join_first([title for title in hms if hms[title].isna().any()])
+    hms = hms.dropna(axis="columns", how="all")
+    if hms.empty:
         return None
-    looks = _assign_looks(suite)
-    bars = [title for title in hms if looks[title] is not OTHER]
-    slots = len(bars) + (len(bars) < len(hms))
+    means, deviations = (hms.map(lambda cell, name=name: getattr(cell, name, None)) for name in ("mean", "std"))
     figure, (axes,) = style.panels(1, 2.1, y="harmonic mean, %")
     # Wide enough for the bars and for the names below them.
-    width = max(0.34 * slots, 0.062 * max(len(display_name(name)) for name in names))
-    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + width * len(names))))
-    for title, cells in hms.items():
-        slot = bars.index(title) if title in bars else len(bars)
-        places = [index + (slot - (slots - 1) / 2) * 0.84 / slots for index in range(len(names))]
-        if title in bars:
-            mean = [cell.mean if cell else math.nan for cell in cells]
-            std = [cell.std if cell and cell.std else math.nan for cell in cells]
-            axes.bar(places, mean, 0.76 / slots, zorder=2, label=title, **looks[title].fill())
-            axes.errorbar(places, mean, std, fmt="none", ecolor=style.INK, elinewidth=0.8, zorder=3)
-        else:
-            style.draw_curve(axes, dict(zip(places, cells, strict=True)), OTHER, "", linestyle="none", markersize=4)
-    axes.set_xticks(range(len(names)), list(map(display_name, names)))
+    width = max(0.34 * len(hms.columns), 0.062 * max(map(len, hms.index)))
+    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + width * len(hms))))
+    colours = [looks[title].colour for title in hms]
+    errors = {"yerr": deviations.astype(float), "error_kw": {"elinewidth": 0.8, "ecolor": style.INK, "zorder": 3}}
+    means.astype(float).plot.bar(ax=axes, color=colours, rot=0, width=0.84, legend=False, zorder=2, **errors)
     axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(0, 100)
     style.grid(axes, "y")
-    shown = [cell for cells in hms.values() for cell in cells]
-    gaps = join_first([title for title, cells in rows.items() if not all(cells)])
+    cells = [cell for cell in hms.to_numpy().flat if cell]
     missing = gaps and f";\nresults of {gaps} are missing"
-    title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(shown)})"
-    style.heading(figure, f"{title}{missing}", shown)
+    title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(cells)})"
+    style.heading(figure, f"{title}{missing}", cells)
     style.legend(figure)
     return figure
 
 
-@styled
 def hm_radar(suite: SuiteResults) -> Figure | None:
     """Draw HM of every method on an axis per data set, with gaps where it is missing; None below three data sets."""
-    hms = {
-        title: {name: suite.halves(variant, name)[2] for name in suite.options.datasets}
-        for title, variant in suite.by_title.items()
-    }
-    datasets = [name for name in suite.options.datasets if any(means[name] for means in hms.values())]
-    if len(datasets) < 3:
+    hms, looks = _list_hms(suite, suite.options.datasets).dropna(how="all"), _assign_looks(suite)
+    if len(hms) < 3:
         return None
-    looks = _assign_looks(suite)
     figure, (panel,) = style.panels(1, 3.8, subplot_kw={"projection": "polar"})
     figure.set_figwidth(4.9)
     axes: Any = panel
-    angles = [2 * math.pi * i / len(datasets) for i in range(len(datasets))]
-    for title, means in hms.items():
-        values = [cell.mean if (cell := means[name]) else math.nan for name in datasets]
-        if not all(map(math.isnan, values)):
-            axes.plot([*angles, 0], [*values, values[0]], **looks[title].line(label=title, markersize=4))
-    cells = [cell for means in hms.values() for cell in means.values() if cell]
+    angles = [2 * math.pi * i / len(hms) for i in range(len(hms))]
+    for title in hms.dropna(axis="columns", how="all"):
+        values = [cell.mean if cell else math.nan for cell in hms[title]]
+        axes.plot([*angles, 0], [*values, values[0]], **looks[title].line(label=title, markersize=4))
+    cells = [cell for cell in hms.to_numpy().flat if cell]
     heights = [cell.mean for cell in cells]
     low = max(0, 10 * math.floor(min(heights) / 10 - 1))
     high = max(low + 10, 10 * math.ceil(max(heights) / 10))
@@ -114,8 +100,8 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     axes.set_yticks(range(low + step, high + 1, step))
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
-    axes.set_xticks(angles, list(map(display_name, datasets)))
-    axes.set_rlabel_position(180 / len(datasets))
+    axes.set_xticks(angles, list(hms.index))
+    axes.set_rlabel_position(180 / len(hms))
     axes.tick_params(axis="y", labelsize=6.5, labelcolor=style.FAINT)
     axes.tick_params(axis="x", pad=2, labelsize=8)
     # Centred labels would overlap the circle.
@@ -130,34 +116,32 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     return figure
 
 
-@styled
 def reliability(suite: SuiteResults) -> Figure | None:
-    """Draw base above novel classes for each highlighted method; None without evaluations that recorded calibration.
+    """Draw base above novel classes for each method; None without evaluations that recorded calibration.
 
     The bars of a panel pool the images of all data sets and seeds; its ECE is the mean over them, as in the table.
     """
     frame = suite.frame[suite.frame.nll.notna() & suite.frame.target_classes.isin(["base", "novel"])]
     frames = {title: frame[frame.number == suite.variants.index(variant)] for title, variant in suite.by_title.items()}
     looks = _assign_looks(suite)
-    recorded = {title: rows for title, rows in frames.items() if len(rows) and looks[title] is not OTHER}
-    titles = list(recorded)
+    titles = [title for title, rows in frames.items() if len(rows)]
     if not titles:
         return None
     halves, across = sorted(frame.target_classes.unique()), len(titles)
     figure, axes = style.panels(len(halves) * across, 1.35, "confidence", across=across, sharex=True, sharey=True)
-    figure.set_figwidth(min(style.PAGE, 0.8 + 1.22 * across))
+    figure.set_figwidth(0.8 + 1.22 * across)
     cells = []
     for number, panel in enumerate(axes):
         half, title = halves[number // across], titles[number % across]
-        rows = recorded[title][recorded[title].target_classes == half]
+        rows = frames[title][frames[title].target_classes == half]
         cells.append(ece := average_over_tests(rows, "ece"))
         words = f"ECE {ece.mean:.1f} %" if ece else "ECE -"
         panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")
         if not number % across:
             panel.set_ylabel(f"{half} classes:\naccuracy")
         _draw_bins(panel, rows, looks[title])
-    over = plural(len(suite.options.datasets), "data set")
-    style.heading(figure, f"Confidence against accuracy, {over} ({style.describe_seeds(cells, std=False)})", cells)
+    count = plural(len(suite.options.datasets), "data set")
+    style.heading(figure, f"Confidence against accuracy, {count} ({style.describe_seeds(cells, std=False)})", cells)
     style.legend(figure)
     return figure
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
-from benchmarks.plots.style import Look, Plots, styled
-from benchmarks.results.suite import SuiteResults
+from benchmarks.plots.style import Look, Plots
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.grid import accuracy_on, paper_weights, sensitivity_variants
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ def shots_plots(suite: SuiteResults) -> Plots:
     return {"few-shot": partial(few_shot_curves, suite)}
 
 
-@styled
 def few_shot_curves(suite: SuiteResults) -> Figure | None:
     """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal."""
     lines = {
@@ -42,8 +41,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     if not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
     methods = {title: next(iter(variants.values())).method for title, variants in lines.items()}
-    scores = {title: cell.mean for title in lines if (cell := cells.get((names[0], title, ticks[-1])))}
-    looks = style.assign_looks(methods, scores)
+    looks = style.assign_looks(methods)
     figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
@@ -78,15 +76,13 @@ def _plots_by_method(suite: SuiteResults, name: str, key: str, label: str, base:
     for variant in suite.variants:
         if variant.key.get(key):
             variants.setdefault(variant.method, {})[variant.key[key]] = variant
-    return {
-        f"{name}-{method}" if len(variants) > 1 else name: partial(
-            average_and_datasets, suite, dict(sorted(values.items())), label, base
-        )
-        for method, values in variants.items()
-    }
+    plots = {}
+    for method, by_value in variants.items():
+        plot_name = f"{name}-{method}" if len(variants) > 1 else name
+        plots[plot_name] = partial(average_and_datasets, suite, dict(sorted(by_value.items())), label, base)
+    return plots
 
 
-@styled
 def average_and_datasets(
     suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int | None
 ) -> Figure | None:
@@ -106,9 +102,9 @@ def average_and_datasets(
     looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", Look(style.INK, "o")))
     for half, (title, look) in enumerate(looks):
         style.draw_curve(left, {value: halves[half] for value, halves in averages.items()}, look, title)
-    dataset_looks = style.assign_dataset_looks(datasets)
-    for name, curve in hms.items():
-        style.draw_curve(right, curve, dataset_looks[name], display_name(name), linewidth=0.9, markersize=3.5)
+    for number, (name, curve) in enumerate(hms.items()):
+        look, title = style.make_look(number), display_name(name)
+        style.draw_curve(right, curve, look, title, linewidth=0.9, markersize=3.5)
     if len(datasets) > 1:
         style.draw_curve(right, means, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
     over = f"average over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
@@ -132,7 +128,6 @@ def sensitivity_plots(suite: SuiteResults) -> Plots:
     }
 
 
-@styled
 def weights_map(suite: SuiteResults) -> Figure | None:
     """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature."""
     import pandas as pd

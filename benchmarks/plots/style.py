@@ -1,21 +1,17 @@
 """Define the style of all plots: colours, markers, print sizes and file formats.
 
 Colours are those of Okabe and Ito and of Tol, which colour-blind readers can distinguish. A method has the same colour,
-marker, dashes and hatch in all plots, so that it is also recognizable on a grey printout. Sizes are those of a printed
-page.
+marker and dashes in all plots. Sizes are those of a printed page.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.experiment.titles import TITLES
 from benchmarks.results.metrics import Metric
@@ -35,8 +31,6 @@ MAKER = "ProCAP Bench"
 DPI = 200
 COLUMN, PAGE = 3.4, 6.9
 """Inches: one column of a two-column page, and its whole width."""
-MOST, HIGHLIGHTED = 7, 6
-"""Of more methods than MOST in one plot, only HIGHLIGHTED are not grey."""
 
 Dashes = str | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -44,42 +38,28 @@ DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1,
 Plots = Mapping[str, Callable[[], "Figure | None"]]
 """What draws each plot, by the name of its files; a plot without anything to show is None."""
 
-Draw = TypeVar("Draw", bound=Callable[..., Any])
 
-
-@dataclass(frozen=True)
-class Look:
-    """Colour, marker, dashes and hatch of one line or bar; the hatch distinguishes bars on a grey printout."""
+class Look(NamedTuple):
+    """Colour, marker and dashes of one line."""
 
     colour: str
     marker: str
     dashes: Dashes = "-"
-    hatch: str = ""
 
     def line(self, **more: Any) -> dict[str, Any]:
         """Return arguments of `Axes.plot`."""
-        shared = {"label": OTHER_LABEL, "linewidth": 0.6, "zorder": 1.5} if self is OTHER else {}
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **shared}
-
-    def fill(self, **more: Any) -> dict[str, Any]:
-        """Return arguments of `Axes.bar`."""
-        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, **more}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more}
 
 
-ENDS: Mapping[str, Look] = {
-    "zeroshot": Look("#7f7f7f", "o", DASHES[2], "xxx"),
-    "procap": Look("#d55e00", "o", DASHES[0]),
-}
+ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "o", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
 """The looks that stand out."""
 COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#8c6d31", "#0072b2", "#009e73", "#882255", "#b8a800", "#44aa99")
-HATCHES = ("", "///", "xxx", "...")
 
 
 def make_look(number: int) -> Look:
-    """Make one of 360 distinct looks; the first 36 have distinct bars, too."""
-    hatch = HATCHES[number // len(COLOURS) % len(HATCHES)]
+    """Make one of 360 distinct looks."""
     marker, dashes = MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
-    return Look(COLOURS[number % len(COLOURS)], marker, dashes, hatch)
+    return Look(COLOURS[number % len(COLOURS)], marker, dashes)
 
 
 LOOKS: Mapping[str, Look] = {
@@ -87,56 +67,35 @@ LOOKS: Mapping[str, Look] = {
     **ENDS,
 }
 """The look of each built-in method, by its place in TITLES."""
-OTHER, OTHER_LABEL = Look("#a3a9b5", "."), "other methods"
-"""The look of all methods that are not highlighted, and their shared entry of the legend."""
 BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Looks of base and novel accuracy in plots that draw them as separate lines."""
 
 
-def assign_looks(methods: Mapping[str, str], scores: Mapping[str, float] = MappingProxyType({})) -> dict[str, Look]:
+def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     """Assign a look to each title: that of its method for the first title, further ones to other titles and plug-ins.
 
-    A plug-in has the colour that its class gives. Of many titles ProCAP, zero-shot CLIP, plug-ins with a colour and
-    the highest `scores` are highlighted; the others get OTHER. methods: by title.
+    A plug-in has the colour that its class gives. methods: by title.
     """
-    colours = {method: title_and_colour(method)[1] for method in methods.values() if method not in LOOKS}
-
-    def rank(title: str) -> tuple[int, float]:
-        method = methods[title]
-        first = {"procap": 0, "zeroshot": 1}.get(method, 3 - bool(colours.get(method)))
-        return first, -scores.get(title, -math.inf)
-
-    highlighted = sorted(methods, key=rank)[: HIGHLIGHTED if len(methods) > MOST else MOST]
     looks: dict[str, Look] = {}
     further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS) + 1))
+    first_titles = {method: title for title, method in reversed([*methods.items()])}
     for title, method in methods.items():
-        if title not in highlighted:
-            looks[title] = OTHER
-        elif method in LOOKS and LOOKS[method] not in looks.values():
+        if first_titles[method] != title:
+            looks[title] = next(further)
+        elif method in LOOKS:
             looks[title] = LOOKS[method]
         else:
-            look = next(further)
-            is_first = method not in [methods[earlier] for earlier in looks]
-            looks[title] = replace(look, colour=colours[method]) if is_first and colours.get(method) else look
+            look, colour = next(further), title_and_colour(method)[1]
+            looks[title] = look._replace(colour=colour) if colour else look
     return looks
 
 
-def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
-    """Assign a look to each data set, for plots with a line per data set."""
-    return {name: replace(make_look(number), hatch="") for number, name in enumerate(datasets)}
+def draw_styled(draw: Callable[[], Figure | None]) -> Figure | None:
+    """Draw a plot in `procap.mplstyle`, whatever matplotlib's settings are."""
+    from matplotlib import style
 
-
-def styled(draw: Draw) -> Draw:
-    """Decorate a function that draws a figure: use `procap.mplstyle`, whatever matplotlib's settings are."""
-
-    @functools.wraps(draw)
-    def draw_styled(*args: Any, **more: Any) -> Any:
-        from matplotlib import style
-
-        with style.context(STYLE, after_reset=True):
-            return draw(*args, **more)
-
-    return draw_styled  # type: ignore[return-value]
+    with style.context(STYLE, after_reset=True):
+        return draw()
 
 
 def image_of(figure: Figure, form: str) -> bytes:
@@ -164,19 +123,17 @@ def save_plots(folder: Path, plots: Plots) -> list[Path]:
     """Write each plot that has data in all FORMATS; returns the files of the first one."""
     written = []
     for name, draw in plots.items():
-        figure = draw()
-        if figure is None:
-            continue
-        for form in FORMATS:
-            write_bytes(folder / f"{name}.{form}", image_of(figure, form))
-        written.append(folder / f"{name}.{FORMATS[0]}")
+        if figure := draw_styled(draw):
+            for form in FORMATS:
+                write_bytes(folder / f"{name}.{form}", image_of(figure, form))
+            written.append(folder / f"{name}.{FORMATS[0]}")
     return written
 
 
 def panels(
     count: int, height: float, x: str = "", y: str = "", across: int = 4, **subplots: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with `count` panels of `height` inches, at most `across` in a row; unused places stay empty.
+    """Make a figure with `count` panels of `height` inches, at most `across` in a row.
 
     x, y: labels of the axes, written below the last row and left of the first column.
     subplots: arguments of `Figure.subplots`.
@@ -209,7 +166,7 @@ def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, la
     mean = [cell.mean if cell else math.nan for cell in points.values()]
     std = [cell.std or 0.0 if cell else math.nan for cell in points.values()]
     axes.plot(list(points), mean, **look.line(**{"label": label, "zorder": 3, **style}))
-    if look is not OTHER and any(cell and cell.std for cell in points.values()):
+    if any(cell and cell.std for cell in points.values()):
         axes.errorbar(list(points), mean, std, fmt="none", ecolor=look.colour, elinewidth=0.8, zorder=3)
 
 
@@ -232,12 +189,9 @@ def legend(figure: Figure) -> None:
     entries = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if OTHER_LABEL in entries:
-        entries[OTHER_LABEL] = entries.pop(OTHER_LABEL)
-    # Inches of handles and letters. Columns are as wide as the widest entry, a single row is not.
-    widths = [0.58 + 0.056 * len(label) for label in entries]
-    fits = sum(widths) <= figure.get_figwidth()
-    columns = len(widths) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    # Inches of a handle and of letters.
+    width = max(0.58 + 0.056 * len(label) for label in entries)
+    columns = max(1, int(figure.get_figwidth() / width))
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 

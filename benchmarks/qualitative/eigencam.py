@@ -9,7 +9,6 @@ Shapes: B images, N patches of an image (grid x grid), D width.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,27 +17,21 @@ from procap.clip import CLIP
 from procap.plan import NO_CHANGE, Plan, TokenSequence
 from procap.weights.architectures import check_towers
 
-SIGN_RULE = (
-    "the map of the tower without prompts is turned so that the class token lies on the positive side of the patches' "
-    "mean; a map with prompts is turned so that it correlates positively with that one"
+CAM_RULE = (
+    "first principal component of the patches after the last block, without prompts and class token, each map from its "
+    "lowest value, 0, to its highest, 1; high without prompts is the side of the class token, with prompts the side "
+    "that correlates with the map without them"
 )
 
 
-class EigenCAM(NamedTuple):
-    """maps: [B, grid, grid], 0 to 1 in each image; share: [B], of the patches' variance that the component explains."""
-
-    maps: Tensor
-    share: Tensor
-
-
-def image_maps(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> EigenCAM:
-    """Compute EigenCAM of images [B, 3, H, W] under the prompts of `plan`, with the sign chosen by `SIGN_RULE`.
+def image_maps(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
+    """Compute EigenCAM maps [B, grid, grid] of images [B, 3, H, W] under the prompts of `plan`, by `CAM_RULE`.
 
     If each map took its sign from its own class token, two nearly equal maps could be shown with opposite signs.
     """
     with torch.inference_mode():
         plain = eigencam(*last_tokens(clip, images))
-        return eigencam(*last_tokens(clip, images, plan), plain.maps) if plan else plain
+        return eigencam(*last_tokens(clip, images, plan), plain) if plan else plain
 
 
 def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
@@ -64,8 +57,8 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     return sequence.x[:, kept[1:]], sequence.x[:, kept[0]]
 
 
-def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> EigenCAM:
-    """Project the patch tokens [B, N, D] of each image on their first principal component, as a map.
+def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> Tensor:
+    """Project the patch tokens [B, N, D] of each image on their first principal component, as a map [B, grid, grid].
 
     Tokens are centred per image, projected, and scaled to 0..1. The sign of a component is arbitrary: it is chosen so
     that the map correlates positively with `like` [B, grid, grid]. If there is no such map, or a flat one, the class
@@ -87,8 +80,6 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
     side = torch.where(side == 0, ((class_token - mean) * direction).sum(dim=1), side)
     scores = torch.where(side[:, None] < 0, -scores, scores)
     low, high = torch.aminmax(scores, dim=1, keepdim=True)
-    size = centred.square().sum(dim=(1, 2))
     # Centring equal tokens leaves only rounding errors (relative size 1e-16), whose direction is meaningless.
-    flat = size <= 1e-24 * tokens.square().sum(dim=(1, 2))
-    maps = torch.where(flat[:, None], 0, (scores - low) / (high - low))
-    return EigenCAM(maps.unflatten(1, (grid, grid)), torch.where(flat, 0, scores.square().sum(dim=1) / size))
+    flat = centred.square().sum(dim=(1, 2)) <= 1e-24 * tokens.square().sum(dim=(1, 2))
+    return torch.where(flat[:, None], 0, (scores - low) / (high - low)).unflatten(1, (grid, grid))

@@ -1,12 +1,12 @@
 """Make the qualitative pictures: predictions where methods disagree, attention maps, and learned prompts.
 
-Beside predictions.png, eigencam.png and prompts.png, pictures.json records every answer and number in them. With a
+Next to predictions.png, eigencam.png and prompts.png, pictures.json records each answer and number in them. With a
 single method there are only the prompts. Shapes: M methods, N images of the target, S image size.
 """
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,32 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.console.output import note
 from benchmarks.plots.style import save_plots
-from benchmarks.qualitative.eigencam import SIGN_RULE, image_maps
+from benchmarks.qualitative.eigencam import CAM_RULE, image_maps
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
-from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
-from benchmarks.results.suite import PICTURES, SuiteResults
-from procap.errors import UsageError
+from benchmarks.results.suite_results import PICTURES, SuiteResults
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
-from runner.environment import environment
 from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
 from runner.setup import clip_transform, label_space
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 
-CAM_RULE = (
-    "patches after the last block, prompts and class token left out, float32 for every method, each map from its own "
-    "lowest value, 0, to its own highest, 1"
+SELECTION_RULE = (
+    "the first images of the split, in its order, that some methods get right and others get wrong; as many of each "
+    "kind (which methods are right) as there are, one of each kind in turn; where there are none, the first images of "
+    "the split"
 )
 
 
 def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
     """Make the pictures of a suite: images of its first data set, prompts of its last, the first seed."""
-    began = time.perf_counter()
     first, last = results.options.datasets[0], results.options.datasets[-1]
     runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
     for run in results.runs:
@@ -59,27 +55,19 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
             "alt": f"Test images of {classes} with the answers of {titles}",
         }
         texts["eigencam"] = {
-            "caption": f"EigenCAM of the same images: first principal component of {CAM_RULE}; {SIGN_RULE}.",
+            "caption": f"EigenCAM of the same images: {CAM_RULE}.",
             "alt": f"The same test images, each with a map of where {titles} look",
         }
-    else:
-        note("only one method: pictures of predictions and attention are left out")
-    described = [read_prompts(title, run) for title, run in runs[last].items()]
-    record["prompts"] = record_prompts(described)
+    record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
     if record["prompts"]["random"]:
         plots["prompts"] = partial(draw_prompts, record["prompts"], last)
         texts["prompts"] = {
-            "caption": f"Learned text prompts of the first layer next to random ones; {record['prompts']['order']}.",
+            "caption": "Learned text prompts of the first layer next to random ones.",
             "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
             f"training: {', '.join(runs[last])}",
         }
     save_plots(results.folder, plots)
-    record |= {
-        "runs": results.paths,
-        "pictures": texts,
-        "seconds": time.perf_counter() - began,
-        "environment": environment(next(iter(runs[last].values())).clip.device),
-    }
+    record |= {"runs": results.paths, "pictures": texts}
     write_json(results.folder / PICTURES, record)
     return record
 
@@ -91,22 +79,20 @@ def compare(
 
     Returns that and the pixels [S, S, 3] of these images.
     """
-    if len(runs) < 2:
-        raise UsageError("pictures of where methods disagree need at least two methods")
     shards = open_dataset(runtime.data, target.dataset)
     selection = evaluation_split(shards, target.classes, target.split)
-    predicted = _load_predictions(runs, target, runtime, selection.images.labels)
-    count = predicted.shape[1]
+    results = [evaluate(run.config, target, runtime, trained=run).predicted or [] for run in runs.values()]
+    count = min(map(len, results)) if runtime.limit is None else min(runtime.limit, *map(len, results))
+    predicted = np.array([labels[:count] for labels in results])
     right = predicted == selection.images.labels[:count]
     plans = {}
     for title, run in runs.items():
         with autocast(run.config.precision, run.clip.device):
             plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
     as_seen = clip_transform(next(iter(runs.values())).clip)
-    chosen = select_images(right, images)
     names = [name.replace("_", " ") for name in selection.classnames]
-    groups, pixels, picks = list_kinds(right), [], []
-    for index in chosen:
+    pixels, picks = [], []
+    for index in select_images(right, images):
         image = selection.images.image(index)
         pixels.append(np.asarray(as_seen.crop(image)))
         maps = {
@@ -115,46 +101,34 @@ def compare(
         }
         picks.append(
             {
-                "place": index,
-                "position": int(selection.images.positions[index]),
+                "index": index,
                 "path": selection.images.paths[index],
-                "kind": describe_kind(groups[index], list(runs)),
                 "class": names[int(selection.images.labels[index])],
                 "answers": {title: names[labels[index]] for title, labels in zip(runs, predicted, strict=True)},
-                "right": dict(zip(runs, groups[index], strict=True)),
-                "eigencam": {
-                    title: {"share_of_variance": float(cam.share[0]), "map": cam.maps[0].tolist()}
-                    for title, cam in maps.items()
-                },
+                "right": dict(zip(runs, right[:, index].tolist(), strict=True)),
+                "eigencam": {title: cam[0].tolist() for title, cam in maps.items()},
             }
         )
     record = {
         "target": str(target),
         "images": {"seen": count, "of": len(selection.images)},
-        "methods": [
-            {
-                "title": title,
-                "method": run.config.method,
-                "run": run.config.path,
-                "checkpoint_sha256": run.training.checkpoint_sha256,
-                "correct": int(row.sum()),
-            }
-            for (title, run), row in zip(runs.items(), right, strict=True)
-        ],
-        "agreement": count_kinds(right, list(runs)),
-        "pick_rule": SELECTION_RULE,
         "picks": picks,
-        "eigencam": {"tokens": CAM_RULE, "sign": SIGN_RULE},
     }
     return record, pixels
 
 
-def _load_predictions(
-    runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, labels: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Load from the evaluations of the runs what each of them predicts for the images of `target` [M, N]."""
-    answers = []
-    for run in runs.values():
-        result = evaluate(run.config, target, runtime, trained=run)
-        answers.append(np.array(result.predicted)[: runtime.limit])
-    return np.stack([predicted[: min(map(len, answers))] for predicted in answers])
+def select_images(right: NDArray[np.bool_], count: int) -> list[int]:
+    """Select indices of at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`."""
+    kinds, seen = [tuple(column) for column in right.T.tolist()], Counter[tuple[bool, ...]]()
+    turns = {}
+    for index, kind in enumerate(kinds):
+        if len(set(kind)) > 1:
+            turns[index] = seen[kind]
+            seen[kind] += 1
+
+    def order(index: int) -> tuple[Any, ...]:
+        """Sort the kinds that fewest methods get right first, then by method."""
+        return sum(kinds[index]), [not is_right for is_right in kinds[index]], index
+
+    chosen = sorted(turns, key=lambda index: (turns[index], order(index)))[:count]
+    return sorted(chosen, key=order) or list(range(len(kinds)))[:count]

@@ -1,25 +1,100 @@
 """Describe learned text prompts: where they started, how far they moved, and which words are nearest to them.
 
-Shapes: P prompt tokens, D text width.
+Source: Zhou et al. 2022 (CoOp), section 4.2, "Interpreting the learned prompts", with cosines instead of distances:
+learned tokens differ in length, and CLIP normalises its rows.
+
+Shapes: V token ids, W words, P learned tokens, D text width.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from benchmarks.qualitative.nearest_words import WORD_RULE, Words, first_text_tokens, text_means
+from procap.clip import CLIP
 from procap.initialisation import normal
+from procap.methods.method import Method
+from procap.plan import INPUT
+from procap.tokenizer import simple_tokenizer
 from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
 
-WORDS = 5
 RANDOM_STD = 0.02
+WORD_RULE = (
+    "a word is a token of small letters (or letters without case) that ends a word; left out are fragments that words "
+    "only begin with, punctuation, digits, control tokens, and tokens whose embedding is also that of another token"
+)
+WORD_END = "</w>"
+
+
+class Words(NamedTuple):
+    """The words of a model: token ids [W], their text, and their embeddings [W, D] in float64 on the CPU."""
+
+    ids: Tensor
+    texts: tuple[str, ...]
+    embeddings: Tensor
+
+    @classmethod
+    def of(cls, clip: CLIP) -> Words:
+        """Collect the words of `clip` that `WORD_RULE` keeps."""
+        table = clip.text.token_embedding.weight.detach().cpu().float()
+        rows = [row.tobytes() for row in table.numpy()]
+        uses = Counter(rows)
+        chosen = {token: text for token, text in vocabulary().items() if token < len(rows) and uses[rows[token]] == 1}
+        ids = torch.tensor(list(chosen), dtype=torch.long)
+        return cls(ids, tuple(chosen.values()), table[ids].double())
+
+    def nearest(self, tokens: Tensor, count: int = 5) -> list[list[dict[str, Any]]]:
+        """Find word, token id and cosine of the `count` words nearest to each of `tokens` [P, D], nearest first."""
+        values = F.normalize(tokens.detach().cpu().double(), dim=-1) @ F.normalize(self.embeddings, dim=-1).T
+        best, order = (column[:, :count].tolist() for column in values.sort(dim=-1, descending=True, stable=True))
+        return [
+            [{"word": self.texts[i], "token": int(self.ids[i]), "value": value} for i, value in zip(*pair, strict=True)]
+            for pair in zip(order, best, strict=True)
+        ]
+
+
+@lru_cache(maxsize=1)
+def vocabulary() -> dict[int, str]:
+    """List token id and text of the words of CLIP's vocabulary, by the parts of `WORD_RULE` that need no weights."""
+    tokenizer = simple_tokenizer()
+    words = {}
+    for token, symbols in sorted(tokenizer.decoder.items()):
+        data = bytes(tokenizer.byte_decoder[symbol] for symbol in symbols.removesuffix(WORD_END))
+        # A token with incomplete characters (some of their bytes) is a fragment of a word.
+        text = data.decode("utf-8", errors="replace")
+        # The tokenizer lowers the case of prompts, so words of its table with capital letters never occur in one.
+        if symbols.endswith(WORD_END) and text.isalpha() and text == text.lower():
+            words[int(token)] = text
+    return words
+
+
+def first_text_tokens(method: Method) -> Tensor | None:
+    """Return the learned tokens [P, D] in the input of the text tower, before positions are added.
+
+    For ProCAP these are the means after the first level of cross-attention. None if nothing is learned there, if every
+    class has its own tokens, or if several operations act on the input.
+    """
+    with torch.no_grad():
+        _, plan = method.plans(method.prompts)
+    first = [op.tokens for op in plan.tokens if op.layer == INPUT]
+    return first[0].detach() if len(first) == 1 and first[0].dim() == 2 else None
+
+
+def text_means(method: Method) -> Tensor | None:
+    """Return the means [P, D] of a method's Gaussian text tokens before refinement; else `first_text_tokens`.
+
+    A method holds such means as `text_mu` [S, P, D], the first set first.
+    """
+    means = getattr(method, "text_mu", None)
+    return means[0].detach() if isinstance(means, Tensor) and means.dim() == 3 else first_text_tokens(method)
 
 
 def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
@@ -31,29 +106,24 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
     means, read = text_means(run.method), first_text_tokens(run.method)
     stages = []
     if means is not None and read is not None:
-        words = Words.of(run.clip)
-        if torch.equal(means, read):
-            stages.append(_describe_stage("learned tokens", means, text_means(start), words))
-        else:
-            stages.append(_describe_stage("learned means", means, text_means(start), words))
+        words, is_same = Words.of(run.clip), torch.equal(means, read)
+        stages.append(
+            _describe_stage("learned tokens" if is_same else "learned means", means, text_means(start), words)
+        )
+        if not is_same:
             stages.append(_describe_stage("after cross-attention", read, first_text_tokens(start), words))
     return {"title": title, "method": run.config.method, "run": run.config.path, "stages": stages}
 
 
 def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> dict[str, Any]:
-    """Describe tokens [P, D] at one place: values, the nearest words at the start and now, and how far they moved."""
+    """Describe tokens [P, D]: values, the nearest words at the start and now, and how far they moved."""
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
-    moved = ((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist()
-    started, nearest = words.nearest(start, 1), words.nearest(now, WORDS)
+    moved = (now - start).norm(dim=-1) / start.norm(dim=-1)
+    columns = now.tolist(), words.nearest(start, 1), moved.tolist(), words.nearest(now)
     tokens = [
-        {
-            "values": values,
-            "started": asdict(started[index][0]),
-            "moved": moved[index],
-            "cosine": [asdict(word) for word in nearest[index]],
-        }
-        for index, values in enumerate(now.tolist())
+        {"values": values, "started": started, "moved": distance, "cosine": nearest}
+        for values, [started], distance, nearest in zip(*columns, strict=True)
     ]
     return {"name": name, "tokens": tokens}
 
@@ -66,9 +136,4 @@ def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
         shape = (max(map(len, learned)), len(learned[0][0]["values"]))
         tokens = normal(shape, generator(1, "qualitative", "random prompts"), RANDOM_STD).double()
         random = {"std": RANDOM_STD, "tokens": tokens.tolist()}
-    return {
-        "word_rule": WORD_RULE,
-        "order": "dimensions in the order of the token embedding, the same in every panel",
-        "random": random,
-        "methods": list(methods),
-    }
+    return {"word_rule": WORD_RULE, "random": random, "methods": list(methods)}

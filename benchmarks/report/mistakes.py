@@ -6,7 +6,7 @@ All of it comes from result files; the pictures of the images are read from the 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +14,17 @@ import numpy as np
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.published import display_name
-from benchmarks.results.metrics import Metric, make_metric
+from benchmarks.results.metrics import Metric
 from benchmarks.tables.comparison import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
-from shards.resolve import kind_of_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_TARGETS, MAX_METHODS = 8, 6
-"""Test sets of one section, and methods of one table; use selection flags to see others."""
+"""Test sets of one section, and methods of one table."""
 MAX_MATRIX, MAX_PAIRS = 20, 20
 """Classes up to which confusions are a matrix, and rows of the table of pairs that there is for more classes."""
 MAX_IMAGES, IMAGES_OF_CLASS, PIXELS = 24, 2, 96
@@ -50,19 +49,15 @@ class Mistakes(NamedTuple):
     text: str
 
 
-def list_mistakes(frame: pd.DataFrame, data: Path | None) -> tuple[list[Mistakes], str]:
-    """Describe the mistakes on each of at most MAX_TARGETS test sets, and how to see those on others.
+def list_mistakes(frame: pd.DataFrame, data: Path | None) -> list[Mistakes]:
+    """Describe the mistakes on at most MAX_TARGETS test sets, the lowest mean accuracy first.
 
-    frame: results with titles in `title`. Of more test sets, user data sets and those of low accuracy come first.
+    frame: results with titles in `title`.
     """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
     groups = [rows for _, rows in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
-    left = ""
-    if len(groups) > MAX_TARGETS:
-        groups.sort(key=lambda rows: (kind_of_name(rows.target_dataset.iloc[0]) != "own", rows.accuracy.mean()))
-        chosen = f"{MAX_TARGETS} of {len(groups)} test sets, your data sets first, then the lowest mean accuracies"
-        left = f"{chosen}; for others: procap report --datasets NAME"
-    return [_describe_target(rows, data) for rows in groups[:MAX_TARGETS]], left
+    groups.sort(key=lambda rows: rows.accuracy.mean())
+    return [_describe_target(rows, data) for rows in groups[:MAX_TARGETS]]
 
 
 def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
@@ -72,13 +67,13 @@ def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
     by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     means = {title: float(rows.correct.sum() / rows.total.sum()) for title, rows in by_title.items()}
     compared = choose_compared(means, {title: rows.method.iloc[0] for title, rows in by_title.items()})
-    shown = {title: by_title[title] for title in list(dict.fromkeys([*compared, *by_title]))[:MAX_METHODS]}
+    titles = list(dict.fromkeys([*compared, *by_title]))[:MAX_METHODS]
     test_set, counts = _describe_test_set(frame, target), frame.per_class.iloc[0]
     names = [name.replace("_", " ") for name in counts.names or map(str, range(len(counts.total)))]
     name = f"{target.dataset}-{target.classes}"
-    tables = [_class_table(shown, names, test_set, name)]
+    tables = [_class_table({title: by_title[title] for title in titles}, names, test_set, name)]
     heading = f"{test_set}: {', '.join(f'{title} {100 * means[title]:.1f} %' for title in compared)}"
-    evaluations = frame[frame.title.isin(list(shown))]
+    evaluations = frame[frame.title.isin(titles)]
     if evaluations.wrong_images.isna().any():
         return Mistakes(heading, tables, (), "Some evaluations record no predictions of single images.")
     wrong = _list_wrong(evaluations)
@@ -100,8 +95,8 @@ def _describe_test_set(frame: pd.DataFrame, target: Target) -> str:
 
 
 def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
-    """Choose ProCAP or the last title, then zero-shot CLIP and the best of the others on average."""
-    reference = choose_reference({title: methods[title] for title in means})
+    """Choose ProCAP or the last title, then zero-shot CLIP and the best of the others. means, methods: by title."""
+    reference = choose_reference(methods)
     others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
     return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 
@@ -119,33 +114,22 @@ def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _class_table(titles: Mapping[str, pd.DataFrame], names: Sequence[str], test_set: str, name: str) -> Table:
-    """Make a row for each class, the one with the lowest accuracy of the first title first."""
-    accuracies = zip(*map(_average_classes, titles.values()), strict=True)
-    totals = [classes.total for rows in titles.values() for classes in rows.per_class]
-    rows = [
-        (cells[0].mean, Row((label,), (Metric(count), *cells)))
-        for label, count, cells in zip(names, np.max(totals, axis=0).tolist(), accuracies, strict=True)
-        if cells[0]
-    ]
-    rows.sort(key=lambda row: row[0])
-    columns = (Column("Images", "", 0), *(Column(title, "") for title in titles))
-    title, note = f"Accuracy by class: {test_set}", f"Accuracy in %, the lowest of {next(iter(titles))} first."
-    return Table(f"classes-{name}", title, ("Class",), columns, [row for _, row in rows], (note,))
+def _class_table(by_title: Mapping[str, pd.DataFrame], names: Sequence[str], test_set: str, name: str) -> Table:
+    """Make a row for each class that has images, the one with the lowest accuracy of the first title first."""
+    import pandas as pd
 
-
-def _average_classes(frame: pd.DataFrame) -> list[Metric | None]:
-    """Average the accuracy of each class over seeds; None where it has no images."""
-    rows = frame.sort_values("seed")
-    counts = [np.array([classes.correct, classes.total], float) for classes in rows.per_class]
-    columns = np.array([100 * correct / np.where(total, total, np.nan) for correct, total in counts]).T
-    # A method without training has one run, which counts for all seeds.
-    seeds, limited = tuple(map(int, rows.seed[rows.epochs > 0])), bool(rows.limited.all())
-    metrics = [make_metric(values.tolist(), seeds, limited) for values in columns]
-    return [
-        None if np.isnan(metric.mean) else metric if seeds else Metric(metric.mean, limited=limited)
-        for metric in metrics
-    ]
+    shares = []
+    for rows in by_title.values():
+        correct = np.sum([counts.correct for counts in rows.per_class], axis=0)
+        total = np.sum([counts.total for counts in rows.per_class], axis=0)
+        shares.append(100 * correct / np.where(total, total, np.nan))
+    images = np.max([counts.total for rows in by_title.values() for counts in rows.per_class], axis=0)
+    frame = pd.DataFrame([images, *shares], columns=names).T.dropna().sort_values(1, kind="stable")
+    rows = [Row((label,), tuple(map(Metric, cells))) for label, *cells in frame.itertuples()]
+    columns = (Column("Images", "", 0), *(Column(title, "") for title in by_title))
+    title = f"Accuracy by class: {test_set}"
+    note = f"Accuracy in % of the images of all seeds, the lowest of {next(iter(by_title))} first."
+    return Table(f"classes-{name}", title, ("Class",), columns, rows, (note,))
 
 
 def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
@@ -181,17 +165,17 @@ def _list_images(
     frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], target: Target, data: Path | None
 ) -> tuple[list[WrongImage], str]:
     """List images that most evaluations get wrong, and describe how they were chosen."""
-    images = wrong.groupby("position").agg(label=("label", "first"), times=("label", "size"))
-    if images.empty:
+    if wrong.empty:
         return [], "No image is classified wrongly."
+    images = wrong.groupby("position").agg(label=("label", "first"), times=("label", "size"))
     # The images of a class that are wrong most often, first those of the class with most mistakes.
     images["mistakes"] = images.groupby("label").times.transform("sum")
-    images["turn"] = images.groupby("label").times.rank(method="first", ascending=False)
-    order = images.sort_values(["turn", "mistakes"], ascending=[True, False], kind="stable")
-    chosen = order[order.turn <= IMAGES_OF_CLASS].head(MAX_IMAGES)
+    images["rank"] = images.groupby("label").times.rank(method="first", ascending=False)
+    order = images.sort_values(["rank", "mistakes"], ascending=[True, False], kind="stable")
+    chosen = order[order["rank"] <= IMAGES_OF_CLASS].head(MAX_IMAGES)
     counted = f"{plural(len(images), 'image')} of {frame.total.max():,}"
     try:
-        thumbnails = _read_images(data, target, frame.manifest.iloc[0], chosen.label.to_dict())
+        thumbnails = _read_images(data, target, frame.manifest.iloc[0], chosen.index)
     except (UserError, OSError) as error:
         return [], f"{counted} classified wrongly, not shown: {error}."
     titles = list(dict.fromkeys(frame.title))
@@ -200,8 +184,8 @@ def _list_images(
         answers = wrong[wrong.position == position]
         texts = []
         for label in answers.predicted.value_counts().index:
-            methods = [title for title in titles if title in set(answers.title[answers.predicted == label])]
-            texts.append(f"{', '.join(methods)}: {names[label]}" if len(titles) > 1 else names[label])
+            gave = set(answers.title[answers.predicted == label])
+            texts.append(f"{', '.join(title for title in titles if title in gave)}: {names[label]}")
         shown.append(WrongImage(path, names[images.label[position]], "; ".join(texts), jpeg))
     text = (
         f"{len(shown)} of {counted} that at least one of {plural(len(frame), 'evaluation')} ({', '.join(titles)}) "
@@ -212,9 +196,9 @@ def _list_images(
 
 
 def _read_images(
-    data: Path | None, target: Target, manifest: str, labels: Mapping[int, int]
+    data: Path | None, target: Target, manifest: str, positions: Iterable[int]
 ) -> dict[int, tuple[str, bytes]]:
-    """Read path and thumbnail of images by position in the target. labels: by position, compared with the data set's.
+    """Read path and thumbnail of images by position in the target.
 
     Raises UserError if the packed data set is not at hand, or another one.
     """
@@ -230,13 +214,10 @@ def _read_images(
     shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset))
     if shards.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
-    shards.check_sizes(target.split)
     split = shards.list_images(target.split)
     images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
     thumbnails = {}
-    for position, label in labels.items():
-        if images.labels[position] != label:
-            raise UserError(f"{target.dataset} in {data} has different images than were evaluated")
+    for position in positions:
         image: Any = images.image(position)
         image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
         file = io.BytesIO()

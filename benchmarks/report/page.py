@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import DPI, FORMATS, describe_seeds, image_of
-from benchmarks.results.suite import SuiteResults
+from benchmarks.plots.style import DPI, FORMATS, describe_seeds, draw_styled, image_of
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.render import SUFFIXES, mark_code, render, to_html
 from benchmarks.tables.table import Table, list_notes
 from procap.errors import UserError
@@ -28,12 +28,8 @@ FOLDED_FROM = 36
 """Rows from which a table is folded."""
 MAX_ROWS = 250
 """Rows of a table in the page; its files have all."""
-WIDE_FROM = 8
-"""Columns from which a table is set in smaller type."""
 PIXELS = 125
 """CSS pixels per printed inch of a picture: 1.3 times its size in print."""
-MAX_WIDTH = 1600
-"""Pixels of a recorded picture in the page; its file keeps the full size."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Picture:
 
 def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None:
     """Draw a plot, and describe it by its titles; None if it has nothing to show."""
-    figure = draw()
+    figure = draw_styled(draw)
     if figure is None:
         return None
     files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
@@ -63,7 +59,7 @@ def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None
 
 
 def load_picture(results: SuiteResults, name: str) -> Picture:
-    """Load a recorded picture of a suite, such as attention maps, at most MAX_WIDTH pixels wide in the page."""
+    """Load a recorded picture of a suite, such as attention maps."""
     from PIL import Image
 
     texts = results.pictures["pictures"][name]
@@ -71,13 +67,8 @@ def load_picture(results: SuiteResults, name: str) -> Picture:
     files = {
         form: _read_inside(results.results, path) for form, path in paths.items() if form == "png" or path.exists()
     }
-    shown = io.BytesIO()
     with Image.open(io.BytesIO(files["png"])) as image:
-        width = image.width / DPI
-        smaller = image.convert("RGB")
-        smaller.thumbnail((MAX_WIDTH, 100 * MAX_WIDTH), Image.Resampling.LANCZOS)
-        smaller.save(shown, "PNG", optimize=True)
-    return Picture(name, texts["caption"], texts["alt"], shown.getvalue(), files, width)
+        return Picture(name, texts["caption"], texts["alt"], files["png"], files, image.width / DPI)
 
 
 def _read_inside(folder: Path, file: Path) -> bytes:
@@ -94,21 +85,22 @@ class PageFiles:
         self.contents: dict[str, bytes] = {}
         self.names: set[str] = set()
         self.table_numbers, self.picture_numbers = itertools.count(1), itertools.count(1)
+        self.further_numbers = itertools.count(2)
 
     def _make_name(self, title: str) -> str:
         """Return `title` as an id and file name, unique in the page."""
-        plain = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-").lower() or "part"
-        tries = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
-        unique = next(name for name in tries if name not in self.names)
-        self.names.add(unique)
-        return unique
+        name = plain = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-").lower() or "part"
+        while name in self.names:
+            name = f"{plain}-{next(self.further_numbers)}"
+        self.names.add(name)
+        return name
 
     def table(self, table: Table) -> dict[str, Any]:
         """Add the files of a table; returns what the template shows."""
         name = self._make_name(table.name)
         for form, suffix in SUFFIXES.items():
             self.contents[f"tables/{name}.{suffix}"] = f"{render(replace(table, name=name), form)}\n".encode()
-        table, rows = table.without_details(), len(table.rows)
+        rows = len(table.rows)
         if rows > MAX_ROWS:
             note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
             table = replace(table, rows=table.rows[:MAX_ROWS], notes=(note, *table.notes))
@@ -119,9 +111,9 @@ class PageFiles:
             "seeds": seeds and f", {seeds}",
             "html": to_html(table, f"table-{name}-title"),
             "notes": list_notes(table),
-            "rows": len(table.rows),
-            "wide": len(table.labels) + len(table.columns) >= WIDE_FROM,
-            "long": len(table.rows) >= FOLDED_FROM,
+            "rows": rows,
+            "wide": table.is_wide,
+            "long": rows >= FOLDED_FROM,
             "latex": render(table, "latex"),
             "files": [(form, f"tables/{name}.{form}") for form in SUFFIXES.values()],
         }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,31 +14,25 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, count_states, read_runs, read_suites, read_sweeps
-from benchmarks.results.frame import FEW_STEPS, run_folders
-from benchmarks.suites import load_suite
-from benchmarks.tables.notes import note_code, note_other_content
-from benchmarks.tables.table import Table
+from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.failures import describe_failure
 from runner.run_collection import find_collections
-
-MAIN_SUITE = "base-to-novel"
-"""The suite whose classes and mistakes are shown; if it has no results, those of the first suite."""
 
 
 def write_report(
     results: Path,
     out: Path | None = None,
     *,
-    wanted: Sequence[str] = (),
+    names: Sequence[str] = (),
     selected: Callable[[RunConfig], bool] | None = None,
     shown: str = "",
     data: Path | None = None,
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced as a whole, anything else is a UsageError. wanted: suites and sweeps, by default all
+    An old report there is replaced as a whole, anything else is a UsageError. names: suites and sweeps, by default all
     and the runs that belong to none. selected: shows only these runs instead, whatever they belong to. shown: the
     results folder or URL as commands in the page name it. The rest: flags of `procap report`.
     """
@@ -51,19 +44,10 @@ def write_report(
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
     elif folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with --out")
-    report = build_report(results, wanted, selected, shown=shown or str(results), data=data)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f".{folder.name}."
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
-            fresh = Path(temporary) / "new"
-            fresh.mkdir()
-            write_page(report, fresh)
-            if folder.exists():
-                os.replace(folder, Path(temporary) / "old")
-            os.replace(fresh, folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
+    report = build_report(results, names, selected, shown=shown or str(results), data=data)
+    if folder.exists():
+        shutil.rmtree(folder)
+    write_page(report, folder)
     for name, what in report["problems"]:
         note(f"{name}: {what}")
     if not report["complete"]:
@@ -73,7 +57,7 @@ def write_report(
 
 def build_report(
     results: Path,
-    wanted: Sequence[str] = (),
+    names: Sequence[str] = (),
     selected: Callable[[RunConfig], bool] | None = None,
     *,
     shown: str,
@@ -81,51 +65,42 @@ def build_report(
 ) -> dict[str, Any]:
     """Collect what the template of the page shows, see `write_report`.
 
-    sections: one for each suite, sweep, and the other runs. problems: what could not be read or made. caveats: what a
-    reader has to know before any number.
+    sections: one for each suite, sweep, and the other runs. problems: what could not be read or made.
     """
-    sections, problems = _read_sections(results, data, wanted, selected)
+    sections, problems = _read_sections(results, data, names, selected)
     if not sections and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
-    finished = not any(section.unfinished or section.status for section in sections)
-    leads = [section for section in sections if section.suite and len(section.frame)]
-    lead = min(leads, key=lambda section: section.name != MAIN_SUITE, default=None)
+    finished = not any(section.unfinished for section in sections)
+    # Without names, classes and mistakes are shown of the first suite, and of the runs that belong to none.
+    lead = next((section for section in sections if section.suite and len(section.frame)), None)
     parts = []
     for section in sections:
-        is_sweep = section.suite is None and section.name != "runs"
-        detailed = not is_sweep and (bool(wanted) or section is lead or section.suite is None)
-        parts.append(_make_part(section, shown, data, problems, detailed=detailed))
+        is_detailed = section is lead or section.name == "runs" or bool(section.suite and names)
+        parts.append(_make_part(section, shown, data, problems, detailed=is_detailed))
     return {
         "state": _describe_state(sections),
         "shown": shown,
         "sections": parts,
         "problems": problems,
         "complete": finished and not problems,
-        "caveats": list_caveats(sections, data),
     }
 
 
 def _read_sections(
-    results: Path, data: Path | None, wanted: Sequence[str], selected: Callable[[RunConfig], bool] | None
+    results: Path, data: Path | None, names: Sequence[str], selected: Callable[[RunConfig], bool] | None
 ) -> tuple[list[Section], list[Problem]]:
     """Read suites, sweeps and other runs below `results`, or the part of them that was chosen."""
     if selected:
         runs = read_runs(results, selected, "Selected runs")
         return ([runs] if runs else []), []
-    names = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"}
-    suite_words = [word for word in wanted if word not in names]
-    for word in suite_words:
-        # An unknown name is an error before anything is read.
-        load_suite(word)
-    sections: list[Section] = []
-    problems: list[Problem] = []
-    if suite_words or not wanted:
-        sections, problems = read_suites(results, data, suite_words)
-    if not wanted or names & set(wanted):
-        sweeps, unreadable = read_sweeps(results, [word for word in wanted if word in names])
-        sections, problems = sections + sweeps, problems + unreadable
-    if wanted:
+    sweeps = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"} & {*names}
+    suites = [name for name in names if name not in sweeps]
+    sections, problems = read_suites(results, data, suites) if suites or not names else ([], [])
+    if sweeps or not names:
+        more_sections, more_problems = read_sweeps(results, sorted(sweeps))
+        sections, problems = sections + more_sections, problems + more_problems
+    if names:
         return sections, problems
     members = {path for section in sections for path in section.paths}
     other_sets = {config.dataset for _, config in run_folders(results) if config.path not in members}
@@ -147,27 +122,6 @@ def _describe_state(sections: Sequence[Section]) -> str:
     return f"All {runs} are finished."
 
 
-def list_caveats(sections: Sequence[Section], data: Path | None) -> list[str]:
-    """List what a reader has to know before any number, each sentence once."""
-    import pandas as pd
-
-    suites = [section.suite for section in sections if section.suite]
-    caveats = []
-    if any(suite.options.quick for suite in suites):
-        caveats.append("Quick schedules: the order of methods may differ after full training.")
-    caveats += [f"Not comparable with published numbers: {suite.why_incomparable}." for suite in suites]
-    frames = [section.frame for section in sections if len(section.frame)]
-    if frames:
-        frame = pd.concat(frames).drop_duplicates(["path", "target", "evaluation"])
-        caveats += [*note_code(frame), *note_other_content(frame, data)]
-        if limited := int(frame.limited.sum()):
-            caveats.append(f"{plural(limited, 'evaluation')} used the first images of a test set only, marked †.")
-        few = frame[(frame.steps > 0) & (frame.steps < FEW_STEPS)].path.nunique()
-        if few:
-            caveats.append(f"{plural(few, 'run')} made fewer than {FEW_STEPS} steps, near the initial weights.")
-    return [caveat for caveat in dict.fromkeys(caveats) if not caveat.endswith(": .")]
-
-
 def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], Any], otherwise: Any) -> Any:
     """Make a part of the page; an error becomes a problem, so that the others are still shown."""
     try:
@@ -182,25 +136,17 @@ def _make_part(
 ) -> dict[str, Any]:
     """Make what the page shows of a section. detailed: with classes and mistakes."""
     attempt = partial(_attempt, problems, section.name)
-    tables: Sequence[Table] = attempt("its tables", section.make_tables, [])
-    mistakes: tuple[list[Mistakes], str] = ([], "")
+    mistakes: list[Mistakes] = []
     if detailed and len(section.frame):
         mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data), mistakes)
     ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.suite else [])]
     return {
-        "name": section.name,
-        "heading": section.heading,
-        "text": section.text,
-        "ui": shlex.join(ui) if section.paths else "",
-        "facts": section.facts,
-        "tables": [table for table in tables if not table.compares],
-        "pictures": _make_pictures(section, attempt),
-        "comparisons": [table for table in tables if table.compares],
+        **vars(section),
+        "ui": shlex.join(ui),
         "state": section.state,
-        "status": section.status,
-        "unfinished": section.unfinished,
-        "mistakes": mistakes[0],
-        "mistakes_left": mistakes[1],
+        "tables": attempt("its tables", section.make_tables, []),
+        "pictures": _make_pictures(section, attempt),
+        "mistakes": mistakes,
     }
 
 
@@ -209,9 +155,8 @@ def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Pictur
     suite = section.suite
     if suite is None:
         return []
-    plots: Plots = {}
-    if suite.suite.plots and len(suite.frame):
-        plots = attempt("its plots", partial(suite.suite.plots, suite), {})
+    draw_all = suite.suite.plots if len(suite.frame) else None
+    plots: Plots = attempt("its plots", partial(draw_all, suite), {}) if draw_all else {}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     for name in suite.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, suite, name), None))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import order_in, title_method
+from benchmarks.experiment.titles import order_in
 from benchmarks.results.frame import make_frame, make_records, run_folders
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_installed_suite, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
@@ -47,8 +47,7 @@ class UnfinishedRun(NamedTuple):
 class Section:
     """A part of the report: a suite, a sweep, or runs of neither.
 
-    text: what it is. frame: its results, with a column `title`. suite: of a suite. facts: how it was run, as terms and
-    values. status: how its last command ended, unless it finished.
+    text: what it is. frame: its results, with a column `title`. suite: of a suite.
     """
 
     name: str
@@ -56,11 +55,9 @@ class Section:
     frame: pd.DataFrame
     paths: Sequence[str]
     make_tables: Callable[[], Sequence[Table]]
+    unfinished: Sequence[UnfinishedRun]
     text: str = ""
     suite: SuiteResults | None = None
-    facts: Sequence[tuple[str, str]] = ()
-    unfinished: Sequence[UnfinishedRun] = field(default=())
-    status: str = ""
 
     @property
     def state(self) -> str:
@@ -79,21 +76,23 @@ def count_states(unfinished: Iterable[UnfinishedRun]) -> str:
 
 
 def read_suites(
-    results: Path, data: Path | None = None, wanted: Sequence[str] = ()
+    results: Path, data: Path | None = None, words: Sequence[str] = ()
 ) -> tuple[list[Section], list[Problem]]:
-    """Read the suites that were started below `results`, or those `wanted`, in the order of the paper; and problems."""
-    chosen = {load_suite(word).name: word for word in wanted}
+    """Read the suites that were started below `results`, in the order of the paper, and list what cannot be read.
+
+    words: names or files of the suites to read; empty: all.
+    """
+    chosen = {load_suite(word).name: word for word in words}
+    folders = {folder.name: folder for folder in find_collections(results) if folder.parent.name == "suite"}
     sections: list[Section] = []
-    problems: list[Problem] = []
-    for folder in sorted(find_collections(results), key=lambda folder: order_in(folder.name, SUITES)):
-        name = folder.name
-        if folder.parent.name != "suite" or (chosen and name not in chosen):
-            continue
-        try:
-            sections.append(_read_suite(folder, chosen.pop(name, None), results, data))
-        except UserError as error:
-            problems.append((name, str(error)))
-    return sections, [*problems, *((name, "was not started here") for name in chosen)]
+    problems = [(name, "was not started here") for name in chosen if name not in folders]
+    for name in sorted(folders, key=lambda name: order_in(name, SUITES)):
+        if not chosen or name in chosen:
+            try:
+                sections.append(_read_suite(folders[name], chosen.get(name), results, data))
+            except UserError as error:
+                problems.append((name, str(error)))
+    return sections, problems
 
 
 def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None) -> Section:
@@ -104,42 +103,23 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     except UserError as error:
         raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
     done = SuiteResults.read(suite, last_options(suite, results, data), results)
-    missing: dict[str, list[str]] = {}
+    open_targets: dict[str, list[str]] = {}
     for path, target in done.missing:
-        missing.setdefault(path, []).append(target)
+        open_targets.setdefault(path, []).append(target)
+    unfinished = (
+        read_unfinished(results, path, collection, done.unreadable, targets) for path, targets in open_targets.items()
+    )
     titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
-    options = done.options
-    facts = {
-        "Profile": f"{options.profile.name}{', quick' * options.quick}",
-        "Data sets": ", ".join(options.datasets),
-        "Methods": ", ".join(title_method(name) for name in options.methods),
-        "Rows": ", ".join(done.by_title),
-        "Seeds": ", ".join(map(str, options.seeds)),
-    }
     return Section(
         suite.name,
         suite.name,
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
         lambda: suite.tables(done),
+        _sort(unfinished),
         text=suite.heading,
         suite=done,
-        facts=[*((name, value) for name, value in facts.items() if value), *list_dates(done.frame)],
-        unfinished=_sort(
-            read_unfinished(results, path, collection, done.unreadable, targets) for path, targets in missing.items()
-        ),
-        status=_describe_status(collection),
     )
-
-
-def _describe_status(collection: Collection) -> str:
-    return "" if collection.status == "finished" else f"Its last command is recorded as {collection.status}."
-
-
-def list_dates(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the first and the last day of the results as a fact."""
-    days = sorted({moment[:10] for moment in frame.written})
-    return [("Dates", " to ".join(dict.fromkeys((days[0], days[-1]))))] if days else []
 
 
 def read_unfinished(
@@ -168,9 +148,9 @@ def _sort(unfinished: Iterable[UnfinishedRun]) -> list[UnfinishedRun]:
     return sorted(unfinished, key=lambda run: STATES.index(run.state))
 
 
-def read_runs(results: Path, wanted: Callable[[RunConfig], bool], heading: str) -> Section | None:
-    """Read the runs below `results` that are `wanted`; None if there are none."""
-    folders = [entry for entry in run_folders(results) if wanted(entry[1])]
+def read_runs(results: Path, selected: Callable[[RunConfig], bool], heading: str) -> Section | None:
+    """Read the runs below `results` that are `selected`; None if there are none."""
+    folders = [(folder, config) for folder, config in run_folders(results) if selected(config)]
     if not folders:
         return None
     frame, unfinished = _read_results(folders, results)
@@ -179,8 +159,7 @@ def read_runs(results: Path, wanted: Callable[[RunConfig], bool], heading: str) 
         return [*run_tables(frame), *calibration_of_runs(frame)] if len(frame) else []
 
     titled = title_runs(frame)[0] if len(frame) else frame
-    paths = [config.path for _, config in folders]
-    return Section("runs", heading, titled, paths, make_tables, facts=list_dates(frame), unfinished=unfinished)
+    return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 
 def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[UnfinishedRun]]:
@@ -199,13 +178,13 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
     return make_frame(records), _sort(unfinished)
 
 
-def read_sweeps(results: Path, wanted: Sequence[str] = ()) -> tuple[list[Section], list[Problem]]:
-    """Read the sweeps below `results`, or those `wanted`, and list what cannot be read."""
+def read_sweeps(results: Path, names: Sequence[str] = ()) -> tuple[list[Section], list[Problem]]:
+    """Read the sweeps below `results`, or those of these `names`, and list what cannot be read."""
     sections, problems = [], []
     folders = [folder for folder in find_collections(results) if folder.parent.name == "sweep"]
     runs = {config.path: (folder, config) for folder, config in run_folders(results)} if folders else {}
     for folder in folders:
-        if wanted and folder.name not in wanted:
+        if names and folder.name not in names:
             continue
         try:
             sections.append(_read_sweep(folder, results, runs))
@@ -236,7 +215,5 @@ def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder,
         frame,
         [config.path for _, config in folders],
         lambda: [sweep_table(settings, configurations, other_code)],
-        facts=list_dates(frame),
-        unfinished=[run for run in unfinished if run.path not in ended],
-        status=_describe_status(collection),
+        [run for run in unfinished if run.path not in ended],
     )

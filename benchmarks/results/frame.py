@@ -68,13 +68,16 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     weights than the run has now.
     """
     root = open_results(results)
-    wanted = None
+    runs = None
     if suite is not None:
         collection = read_collection(root / COLLECTIONS / "suite" / suite)
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
-        wanted = set(collection.runs)
-    return drop_repeated(read_frame(root, lambda config: wanted is None or config.path in wanted, evaluation))
+        runs = collection.runs
+    frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation)
+    # Runs without training that differ only in seed or shots have the same results.
+    columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
+    return frame[~columns.duplicated() | (frame.epochs > 0)]
 
 
 def open_results(results: str | Path, *, weights: bool = False) -> Path:
@@ -95,12 +98,12 @@ def open_results(results: str | Path, *, weights: bool = False) -> Path:
 
 
 def read_frame(
-    results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
+    results: Path, selected: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
     """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
     records: list[dict[str, Any]] = []
     for folder, config in run_folders(results):
-        if wanted(config) and (training := folder.train()):
+        if selected(config) and (training := folder.train()):
             records += make_records(folder, config, training, folder.evaluations())
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
@@ -172,8 +175,6 @@ def make_records(
         }
 
 
-FEW_STEPS = 20
-"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
@@ -198,11 +199,12 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def check_contents(frame: pd.DataFrame) -> None:
-    """Raise UserError if results on different contents of one data set would be in one table."""
+    """Raise UserError if results on different images of a data set, or weights of a backbone, would be in one table."""
     runs: dict[str, dict[str, str]] = {}
-    for path, contents in zip(frame.path, frame.contents, strict=True):
-        for name, digest in contents.items():
-            runs.setdefault(name, {}).setdefault(digest, path)
+    for row in frame.itertuples():
+        weights = f"the weights of {row.backbone}{f' ({row.pretrained})' if row.pretrained else ''}"
+        for name, digest in {**row.contents, weights: row.backbone_digest}.items():
+            runs.setdefault(name, {}).setdefault(digest, row.path)
     for name, examples in runs.items():
         if len(examples) > 1:
             listed = " and ".join(f"{digest} (such as {path})" for digest, path in examples.items())
@@ -210,27 +212,6 @@ def check_contents(frame: pd.DataFrame) -> None:
                 f"results on different contents of {name} do not compare: {listed}; select runs of one content, or "
                 "repeat the others with --force"
             )
-
-
-def leave_out_other_weights(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Leave out results whose weights differ from those of most runs of their backbone, with the reason by run."""
-    runs = frame.drop_duplicates("path")
-    names = runs.backbone + " " + runs.pretrained.fillna("")
-    # The most frequent digest; of equally frequent ones the first.
-    usual = runs.groupby(names, sort=False).backbone_digest.agg(lambda digests: digests.value_counts().index[0])
-    expected = (frame.backbone + " " + frame.pretrained.fillna("")).map(usual)
-    is_other = frame.backbone_digest.to_numpy() != expected.to_numpy()
-    reasons = {
-        str(row.path): f"its weights of {row.backbone} are {row.backbone_digest}, those of most runs {digest}"
-        for row, digest in zip(frame[is_other].itertuples(), expected[is_other], strict=True)
-    }
-    return frame[~is_other], reasons
-
-
-def drop_repeated(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep one of several runs without training that differ only in seed or shots: their results are the same."""
-    columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
-    return frame[~columns.duplicated() | (frame.epochs > 0)]
 
 
 def is_of_other_code(method: str, sources: Iterable[str]) -> bool:

@@ -50,8 +50,13 @@ def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
 
 def average(metrics: Sequence[Metric | None]) -> Metric | None:
     """Average over data sets, seed by seed; None if one is missing or they differ in seeds or limits."""
-    there = [metric for metric in metrics if metric is not None]
-    if len(there) < len(metrics) or len({(metric.seeds, metric.limited) for metric in there}) != 1:
+    present = [metric for metric in metrics if metric is not None]
+    if len(present) < len(metrics) or len({(metric.seeds, metric.limited) for metric in present}) != 1:
         return None
-    values = [fmean(column) for column in zip(*(metric.values for metric in there), strict=True)]
-    return make_metric(values, there[0].seeds, there[0].limited, fmean(metric.mean for metric in there))
+    values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
+    return make_metric(values, present[0].seeds, present[0].limited, fmean(metric.mean for metric in present))
+
+
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Format seeds: `seed 1`, `seeds 1, 2`."""
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

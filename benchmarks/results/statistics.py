@@ -7,13 +7,13 @@ Shapes: n differences, N test images, K combinations of right and wrong seeds, R
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results.frame import dataset_order, is_half
+from benchmarks.results.metrics import format_seeds
 from procap.errors import unknown_name
 from runner.results import harmonic_mean
 from shards.rng import stream_seed
@@ -33,33 +33,29 @@ TASK = ["dataset", "task"]
 PAIR = [*TASK, "seed"]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Compare variant A with variant B (whose title is `b`), in percentage points.
+class Comparison(NamedTuple):
+    """Compare variant A with variant B, in percentage points.
 
-    tasks: `a` and `b` of each task averaged over seeds, with its `seeds`, number of test `images`, and `limited`.
-    means: of A and B over tasks, None without a common task. seeds: of every task, empty if they differ; then there is
-    no `std`. interval: 95 %, under other test images; None if both variants gave the same answers. p: two-sided, of a
-    permutation test over tasks, uncorrected; None without a common task. left_out: what was not compared.
+    tasks: `a` and `b` of each task averaged over seeds, and its `seeds`. seeds: of every task, empty if they differ;
+    then there is no `std`. interval: 95 %, under other test images; None if both variants gave the same answers. p:
+    two-sided, of a permutation test over tasks, uncorrected. left_out: what was not compared.
     """
 
-    b: str
-    measure: Measure
     tasks: pd.DataFrame
-    means: tuple[float, float] | None
     seeds: tuple[int, ...]
     std: float | None
     interval: tuple[float, float] | None
-    p: float | None
+    p: float
     left_out: tuple[str, ...]
 
     @property
-    def difference(self) -> float | None:
-        return self.means[0] - self.means[1] if self.means else None
+    def difference(self) -> float:
+        return float(self.tasks.a.mean() - self.tasks.b.mean())
 
-    @property
-    def limited(self) -> bool:
-        return bool(self.tasks.limited.any())
+
+def measure_of(variants: Mapping[str, pd.DataFrame]) -> Measure:
+    """Return the harmonic mean if any variant has results on base or novel classes, else accuracy."""
+    return "hm" if any(is_half(frame).any() for frame in variants.values()) else "accuracy"
 
 
 def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int = DRAWS) -> Comparison:
@@ -67,27 +63,18 @@ def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int 
     for title in (a, b):
         if title not in variants:
             raise unknown_name("row", title, variants)
-    # The harmonic mean if any variant has results on base or novel classes.
-    measure: Measure = "hm" if any(is_half(frame).any() for frame in variants.values()) else "accuracy"
-    paired, left_out = pair_results(variants, a, b, measure)
+    paired, left_out = pair_results(variants, a, b)
     pairs = _average(paired, PAIR)
-    by_task = paired.drop_duplicates([*TASK, "part"]).groupby(TASK, sort=False)
-    tasks = _average(paired, TASK).assign(
-        seeds=pairs.reset_index().groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(map(int, seeds))),
-        images=by_task.total_a.sum(),
-        limited=by_task.limited.any(),
-    )
+    seeds_by_task = pairs.reset_index().groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(map(int, seeds)))
+    tasks = _average(paired, TASK).assign(seeds=seeds_by_task)
     seeds = tasks.seeds.iloc[0] if len(set(tasks.seeds)) == 1 else ()
     return Comparison(
-        b=b,
-        measure=measure,
         tasks=tasks,
-        means=(float(tasks.a.mean()), float(tasks.b.mean())) if len(tasks) else None,
         seeds=seeds,
         std=float((pairs.a - pairs.b).groupby("seed").mean().std(ddof=1)) if len(seeds) > 1 else None,
         interval=bootstrap_interval(paired, draws) if len(paired) else None,
-        p=sign_flip_p(tasks.a - tasks.b) if len(tasks) else None,
-        left_out=tuple(dict.fromkeys(left_out)),
+        p=sign_flip_p(tasks.a - tasks.b),
+        left_out=left_out,
     )
 
 
@@ -108,16 +95,12 @@ def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return merged.rename(columns={"accuracy_a": "a", "accuracy_b": "b"})
 
 
-def round_differences(differences: Sequence[float] | pd.Series) -> Floats:
-    """Round differences [n], so that equal accuracies compare as equal in spite of floating-point noise."""
-    return np.round(np.asarray(differences, float), 9) + 0.0
-
-
 def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
     """Compute the two-sided p of the mean of paired differences by flipping signs, exact up to EXACT that are not 0."""
     from scipy.stats import permutation_test
 
-    values = round_differences(differences)
+    # Round, so that equal accuracies compare as equal in spite of floating-point noise.
+    values = np.round(np.asarray(differences, float), 9) + 0.0
     values = values[values != 0]
     if len(values) < 2:
         return 1.0
@@ -138,13 +121,11 @@ def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
     return float(test.pvalue)
 
 
-def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Apply Holm's correction to the p values that are not None, in the same order."""
-    ordered = sorted((value, index) for index, value in enumerate(values) if value is not None)
-    corrected: list[float | None] = [None] * len(values)
-    highest = 0.0
-    for passed, (value, index) in enumerate(ordered):
-        corrected[index] = highest = max(highest, min(1.0, (len(ordered) - passed) * value))
+def holm(values: Sequence[float]) -> list[float]:
+    """Apply Holm's correction to p values, in the same order."""
+    corrected, highest = [0.0] * len(values), 0.0
+    for passed, index in enumerate(np.argsort(values, kind="stable")):
+        corrected[index] = highest = max(highest, min(1.0, (len(values) - passed) * values[index]))
     return corrected
 
 
@@ -178,54 +159,40 @@ def resample_accuracy(a: Bools, b: Bools, draws: int, generator: np.random.Gener
     return 100.0 * (counts @ right) / total
 
 
-def pair_results(
-    variants: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure
-) -> tuple[pd.DataFrame, list[str]]:
+def pair_results(variants: Mapping[str, pd.DataFrame], a: str, b: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Merge the results of `a` and `b` on the same test images, and describe what is left out.
 
     Returns one row per task, seed and part (base and novel classes, or the target's classes), sorted, with columns of
     the frame that end in `_a` and `_b`. If any variant has targets on different data sets than the one trained on,
-    the latter is left out, as in the paper's averages. Limited results count only if there is no unlimited result.
+    the latter is left out, as in the paper's averages. Limited results are left out.
     """
+    measure = measure_of(variants)
     away = measure == "accuracy" and any(_is_away(rows).any() for rows in variants.values())
     first, second = (_select(variants[title], measure, away=away) for title in (a, b))
     paired = first.join(second, how="inner", lsuffix="_a", rsuffix="_b").reset_index()
-    unpaired = [rows.reset_index()[~rows.index.isin(other.index)] for rows, other in ((first, second), (second, first))]
     paired["order"] = [dataset_order(task) for task in paired.task]
     paired = paired.sort_values(["order", *PAIR, "part"], kind="stable", ignore_index=True)
-    kept = paired
     if measure == "hm":
-        kept = kept[kept.groupby(PAIR).part.transform("size") == 2]
-    # Base and novel classes of one seed count together, and all seeds of a task have the same images.
-    of_pair = kept.groupby(PAIR, sort=False)
-    kept = kept.assign(limited=of_pair.limited_a.transform("any"), tested=of_pair.tested.transform("|".join))
-    seeds = kept.groupby([*TASK, "tested"]).seed.transform("size") - len(kept) * kept.limited
-    usual = seeds.groupby([kept.dataset, kept.task]).transform("idxmax")
-    is_usual = kept.tested.to_numpy() == kept.tested.loc[usual].to_numpy()
-    kept = kept[is_usual & (~kept.limited | kept.limited.all())]
-    left_out = [*unpaired, paired.drop(kept.index)]
-    return kept, [
-        f"{task}, {format_seeds(sorted(set(map(int, rows.seed))))}, is left out: {a} and {b} have no equal test images."
-        for frame in left_out
-        for task, rows in frame.groupby("task", sort=False)
-    ]
+        paired = paired[paired.groupby(PAIR).part.transform("size") == 2]
+    compared = set(zip(paired.dataset, paired.task, paired.seed, strict=True))
+    seeds: dict[str, set[int]] = {}
+    for dataset, task, seed, *_ in (*first.index, *second.index):
+        if (dataset, task, seed) not in compared:
+            seeds.setdefault(task, set()).add(seed)
+    sentences = (f"{task}, {format_seeds(sorted(left))}, is left out" for task, left in seeds.items())
+    return paired, tuple(f"{sentence}: {a} and {b} have no equal test images." for sentence in sentences)
 
 
 def _select(rows: pd.DataFrame, measure: Measure, *, away: bool) -> pd.DataFrame:
     """Select the results of one variant that count, indexed by task, seed, part and test images."""
+    rows = rows[~rows.limited]
     task = rows.target_dataset.where(rows.target_classes == "all", rows.target_dataset + ":" + rows.target_classes)
     rows = rows.assign(task=task, part=rows.target_classes)
-    rows["tested"] = rows.manifest + "/" + rows.images.astype(str) + "/" + rows.total.astype(str)
     if measure == "hm":
         rows = rows[is_half(rows)].assign(task=rows.dataset)
     else:
         rows = rows[_is_away(rows) if away else rows.split == "test"]
-    return rows.set_index([*PAIR, "part", "tested"])[["accuracy", "total", "limited", "correct_images"]]
-
-
-def format_seeds(seeds: Sequence[int]) -> str:
-    """Format seeds: `seed 1`, `seeds 1, 2`."""
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return rows.set_index([*PAIR, "part", "manifest"])[["accuracy", "correct_images"]]
 
 
 def _is_away(frame: pd.DataFrame) -> pd.Series:

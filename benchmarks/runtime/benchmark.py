@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
-from benchmarks.results.runtime import SCHEMA, load_runtime_reports
 from benchmarks.runtime.settings import Settings, flags_of_options, make_settings
+from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from runner.environment import environment, resolve_device
 
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.suite_results import SuiteResults
     from runner.config import RuntimeConfig
 
 
@@ -85,7 +85,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
     """Write the measurements; returns the tables as Markdown."""
-    from benchmarks.tables.runtime import write_report
+    from benchmarks.tables.speed import write_report
     from runner.remote_results import RemoteResults
 
     # Only the same measurement replaces another in its folder.

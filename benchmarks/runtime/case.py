@@ -17,7 +17,6 @@ from torch import Tensor
 
 from benchmarks.console.output import note
 from benchmarks.experiment.titles import title_method
-from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns, timed
 from benchmarks.runtime.settings import Settings, run_config
@@ -119,7 +118,7 @@ class Case:
         return {
             "dataset": self.data.name,
             "method": self.config.method,
-            "title": METHOD_TITLES.get(self.config.method) or title_method(self.config.method),
+            "title": "MaPLe-style" if self.config.method == "maple" else title_method(self.config.method),
             "mode": self.mode,
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),

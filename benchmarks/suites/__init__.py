@@ -30,8 +30,8 @@ SUITES: dict[str, str] = {
     "prompt-length": "benchmarks.suites.prompt_length:SUITE",
     "sensitivity": "benchmarks.suites.sensitivity:SUITE",
     "duration": "benchmarks.suites.duration:SUITE",
-    "runtime": "benchmarks.runtime.suite:SUITE",
-    "qualitative": "benchmarks.qualitative.suite:SUITE",
+    "runtime": "benchmarks.runtime.experiment:SUITE",
+    "qualitative": "benchmarks.qualitative.experiment:SUITE",
 }
 """The experiments of the paper in its order, as `module:attribute`, so that each is imported only when it is used."""
 

@@ -16,7 +16,7 @@ from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.metrics import average
-from benchmarks.results.suite import SuiteResults, write_plan
+from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
 from runner.config import RuntimeConfig, Target

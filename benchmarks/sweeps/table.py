@@ -71,7 +71,7 @@ def sweep_table(
     for change in dict.fromkeys(other_code.values()):
         runs = plural([*other_code.values()].count(change), "run")
         notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
-    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), notes, wide=True)
+    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), notes)
 
 
 def format_configuration(configuration: Configuration) -> str:

@@ -25,36 +25,30 @@ MEASURES: Mapping[str, Column] = {
 """The columns of the table, by the column of the frame that they average."""
 IMAGES = ("base classes", "novel classes", "all classes", "other data sets")
 """What was tested, in the order of the table."""
-RULE = (
-    "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 bins of equal width, or of equally "
-    "many images (equal mass). Brier: 0 to 2."
-)
+RULE = "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 equal bins. Brier: 0 to 2."
 
 
 def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite: str = "") -> list[Table]:
-    """Make the table of results by title, parts of the frame; none without calibration. suite: its name, if any."""
-    results = {title: frame for title, frame in variants.items() if frame.nll.notna().any()}
-    if not results:
-        return []
-    name, labels = f"{suite}-calibration" if suite else "calibration", ("Test images", "Method")
-    columns, rows, lines = tuple(MEASURES.values()), _calibration_rows(results), notes.lines
-    shared = [f"{RULE} {lines[0]}".strip() if notes.setting else RULE, *lines[bool(notes.setting) :]]
-    return [Table(name, "Calibration", labels, columns, rows, shared, notes.details, wide=True)]
+    """Make a row for each title and group of test images; no table without calibration.
 
-
-def _calibration_rows(variants: Mapping[str, pd.DataFrame]) -> list[Row]:
-    """Make a row for each title and group of test images; rows of the same data sets and targets are a group."""
+    variants: parts of the frame by title. Rows of the same data sets and targets are compared. suite: its name, if any.
+    """
     groups: dict[tuple[bool, int, str, tuple[str, ...]], list[Row]] = {}
     for title, frame in variants.items():
+        if frame.nll.isna().all():
+            continue
         images = (frame.target_classes + " classes").where(frame.target_dataset == frame.dataset, IMAGES[-1])
         for (classes, tested, split), results in frame.groupby([frame.classes, images, frame.split]):
             tests = tuple(sorted({*(results.dataset + " " + results.target)}))
-            sets = f", {plural(len(tests), 'data set')}" if tested != IMAGES[-1] else f", {len(tests)}"
-            words = f"{tested}{sets} (trained on {classes}{', ' + split if split != 'test' else ''})"
+            count = plural(len(tests), "data set") if tested != IMAGES[-1] else str(len(tests))
+            words = f"{tested}, {count} (trained on {classes}{', ' + split if split != 'test' else ''})"
             cells = tuple(average_over_tests(results, column) for column in MEASURES)
-            row = Row((words, title), cells, group=repr(tests))
-            groups.setdefault((classes != "base", order_in(tested, IMAGES)[0], words, tests), []).append(row)
-    return [row for group in sorted(groups) for row in groups[group]]
+            group = (classes != "base", order_in(tested, IMAGES)[0], words, tests)
+            groups.setdefault(group, []).append(Row((words, title), cells, group=repr(tests)))
+    rows = [row for group in sorted(groups) for row in groups[group]]
+    name, labels, lines = f"{suite}-calibration".strip("-"), ("Test images", "Method"), list(notes.lines)
+    lines[:1] = [" ".join([RULE, *lines[:1]])]
+    return [Table(name, "Calibration", labels, [*MEASURES.values()], rows, lines, notes.details)] if rows else []
 
 
 def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:

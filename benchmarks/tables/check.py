@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
-from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.rows import REPRODUCED
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.table import Column, Row, Table, format_number
 from procap.errors import UserError
 from shards.names import join_first
 
 OK, OUTSIDE = "ok", "OUTSIDE"
-COLUMNS = tuple(Column(title, "") for title in ("Ours", "Published", "Difference", "Verdict"))
 
 
 def check_table(suite: SuiteResults, tolerance: float) -> tuple[Table, bool]:
@@ -31,21 +29,20 @@ def check_table(suite: SuiteResults, tolerance: float) -> tuple[Table, bool]:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 if isinstance(cell, Metric) and cell.published is not None and cell.delta is not None:
                     verdict = OK if abs(cell.delta) <= tolerance + 0.005 else OUTSIDE
-                    labels = ", ".join(row.labels).removesuffix(REPRODUCED), column.title
                     # Texts, because a metric would add columns for its published number and difference in CSV.
                     texts = format_number(cell.published, 2), format_number(cell.delta, 2, "+"), verdict
                     cells = (Metric(cell.mean, cell.std), *texts)
-                    rows.append((abs(cell.delta), Row(labels, cells, average=row.average)))
+                    rows.append((abs(cell.delta), Row((", ".join(row.labels), column.title), cells)))
     if not rows:
         raise UserError(f"{suite.name}: nothing to check, no result here has a published number")
     rows.sort(key=lambda row: -row[0])
     agreeing = sum(row.cells[-1] == OK for _, row in rows)
-    counted = f"{agreeing} of {plural(len(rows), 'published number')} agree within {tolerance:g} points."
-    notes = [counted]
+    notes = [f"{agreeing} of {plural(len(rows), 'published number')} agree within {tolerance:g} points."]
     incomplete = [f"{path} on {target}" for path, target in suite.missing]
     incomplete += [f"{path} (--limit)" for path in suite.frame[suite.frame.limited].path.unique()]
     if incomplete:
         notes.append(f"MISSING, not compared: {join_first(incomplete)}.")
-    title = f"{suite.suite.heading}: ours and published"
-    table = Table(f"{suite.name}-check", title, ("Row", "Metric"), COLUMNS, [row for _, row in rows], notes)
+    columns = [Column(title, "") for title in ("Ours", "Published", "Difference", "Verdict")]
+    title, labels = f"{suite.suite.heading}: ours and published", ("Row", "Metric")
+    table = Table(f"{suite.name}-check", title, labels, columns, [row for _, row in rows], notes)
     return table, agreeing == len(rows) and not incomplete

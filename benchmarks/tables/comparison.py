@@ -1,4 +1,4 @@
-"""Make the table of paired comparisons: how much better one row is than every other, and whether that may be chance."""
+"""Make the table of paired comparisons: how much better one row is than each other, and whether that may be chance."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from benchmarks.console.output import plural
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric
-from benchmarks.results.statistics import DRAWS, Comparison, Measure, compare, holm
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.table import Column, Row, Table
-from procap.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NAMES: Mapping[Measure, str] = {"hm": "mean of HMs", "accuracy": "accuracy"}
 
 
 def comparison_tables(
     suite: SuiteResults, variants: Mapping[str, Variant] | None = None, reference: str | None = None
 ) -> list[Table]:
-    """Make one table called <suite>-comparison; none if fewer than two rows have results.
+    """Make one table called <suite>-comparison; none if fewer than two rows have comparable results.
 
     variants: by title; None: all. reference: the title that the others are compared with; None: see
     `choose_reference`, among unchanged variants if there are any.
@@ -34,7 +31,8 @@ def comparison_tables(
         unchanged = {title: variant for title, variant in titled.items() if not variant.changed} or titled
         reference = choose_reference({title: variant.method for title, variant in unchanged.items()})
     results = {title: suite.rows(variant) for title, variant in titled.items()}
-    return [comparison_table(results, reference=reference, name=f"{suite.name}-comparison")]
+    table = comparison_table(results, reference, f"{suite.name}-comparison")
+    return [table] if table.rows else []
 
 
 def choose_reference(methods: Mapping[str, str]) -> str:
@@ -43,42 +41,30 @@ def choose_reference(methods: Mapping[str, str]) -> str:
 
 
 def comparison_table(
-    variants: Mapping[str, pd.DataFrame], *, reference: str | None = None, name: str = "comparison", draws: int = DRAWS
+    variants: Mapping[str, pd.DataFrame], reference: str, name: str = "comparison", *, draws: int = DRAWS
 ) -> Table:
-    """Make a row for each variant, a part of the frame by title, but the reference (None: see `choose_reference`)."""
-    if len(variants) < 2:
-        raise UserError("a comparison needs results of two methods, or of two settings of one")
-    if reference is None:
-        reference = choose_reference({title: str(frame.method.iloc[0]) for title, frame in variants.items()})
-    comparisons = [compare(variants, reference, title, draws=draws) for title in variants if title != reference]
-    corrected = holm([comparison.p for comparison in comparisons])
-    measure = comparisons[0].measure
-    tasks = "data sets" if measure == "hm" else "targets"
-    titles = (f"{NAMES[measure]} of {reference}", NAMES[measure], "Difference", "95 % interval", "p", "p (Holm)")
-    notes = [
+    """Make a row for each variant that has results of the same images as the reference.
+
+    variants: parts of the frame by title. Limited results are not compared.
+    """
+    by_title = {title: compare(variants, reference, title, draws=draws) for title in variants if title != reference}
+    comparisons = {title: comparison for title, comparison in by_title.items() if len(comparison.tasks)}
+    corrected = holm([comparison.p for comparison in comparisons.values()])
+    tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
+    rows = []
+    for (title, comparison), corrected_p in zip(comparisons.items(), corrected, strict=True):
+        ours, theirs = (Metric(float(comparison.tasks[side].mean()), seeds=comparison.seeds) for side in "ab")
+        difference = Metric(comparison.difference, comparison.std, comparison.seeds)
+        interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
+        cells = (ours, theirs, difference, interval, f"{comparison.p:.2g}", f"{corrected_p:.2g}")
+        rows.append(Row((title, str(len(comparison.tasks))), cells))
+    note = (
         f"Difference: {reference} minus the row, in points, on the test images of both; ± over seeds. Interval: "
         f"bootstrap over test images, {draws:,} draws. p: permutation test over {tasks}, Holm's correction for "
         f"{plural(len(comparisons), 'comparison')}."
-    ]
-    notes += ["† --limit: evaluated on the first images only."] if any(row.limited for row in comparisons) else []
-    return Table(
-        name=name,
-        title=f"{reference} compared with every other row, {NAMES[measure]}",
-        labels=("Against", tasks.capitalize()),
-        columns=tuple(Column(title, "") for title in titles),
-        rows=[_row(comparison, p) for comparison, p in zip(comparisons, corrected, strict=True)],
-        notes=notes,
-        details=list(dict.fromkeys(sentence for comparison in comparisons for sentence in comparison.left_out)),
-        wide=True,
-        compares=True,
     )
-
-
-def _row(comparison: Comparison, corrected: float | None) -> Row:
-    labels = (comparison.b, str(len(comparison.tasks)))
-    if comparison.means is None or comparison.difference is None:
-        return Row(labels, (None,) * 6)
-    a, b = (Metric(mean, None, comparison.seeds, limited=comparison.limited) for mean in comparison.means)
-    difference = Metric(comparison.difference, comparison.std, comparison.seeds, limited=comparison.limited)
-    interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
-    return Row(labels, (a, b, difference, interval, f"{comparison.p:.2g}", f"{corrected:.2g}"))
+    left_out = list(dict.fromkeys(sentence for comparison in by_title.values() for sentence in comparison.left_out))
+    titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
+    columns = [Column(title, "") for title in titles]
+    heading = f"{reference} compared with every other row, {measure}"
+    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note], left_out)

@@ -1,90 +1,70 @@
-"""Make the tables of the qualitative suite: agreement of methods on images, and words nearest to learned prompts."""
+"""Make the tables of the qualitative suite: words nearest to learned prompts, and accuracies of the pictured runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.experiment.published import PROMPT_PICTURE, display_name
+from benchmarks.experiment.published import PROMPT_PICTURE
+from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
-from benchmarks.results.runtime import explain_broken_report
-from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import mark_reproduced, published_group, published_row
+from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.rows import suite_table
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
-@explain_broken_report()
 def qualitative_tables(suite: SuiteResults) -> list[Table]:
     """Make the tables from the data saved with the pictures; without them if none were made of these runs."""
     record = suite.pictures
-    tables = [*_words(record, suite.name), *_agreement(record, suite.name)] if "prompts" in record else []
-    return [*tables, *_accuracies(suite)]
+    tables = _word_table(record, suite.name) if record else []
+    return tables if suite.frame.empty else [*tables, _accuracy_table(suite)]
 
 
-def _accuracies(suite: SuiteResults) -> list[Table]:
+def _accuracy_table(suite: SuiteResults) -> Table:
     """Make the accuracies of the pictured runs, with those in the caption of the figure of prompts."""
-    if suite.frame.empty:
-        return []
-    rows: list[Row] = []
-    for dataset in suite.options.datasets:
-        name = display_name(dataset)
-        for method, number in (PROMPT_PICTURE.get(dataset, {}) if suite.in_paper else {}).items():
-            title = {"maple": "trained baseline"}.get(method, title_method(method))
-            rows.append(published_row((name, f"{title} (published)"), [number], group=published_group(suite, name)))
-        for variant in suite.variants:
-            [target] = suite.suite.targets(suite.options, dataset)
-            metric, printed = suite.metric(variant, dataset, target), PROMPT_PICTURE.get(dataset, {})
-            cells = (suite.with_published(variant, [dataset], metric, printed.get(variant.method)),)
-            rows.append(Row((name, mark_reproduced(variant.name, cells)), cells, group=name))
     classes = suite.suite.trained_classes(suite.options)
-    title = f"Accuracy of the pictured runs on {classes} classes"
-    columns = (Column(f"{classes.capitalize()} classes"),)
-    notes = suite_notes(suite)
-    labels = ("Data set", "Method")
-    return [Table(f"{suite.name}-accuracy", title, labels, columns, rows, notes.lines, notes.details)]
+
+    def printed(dataset: str) -> Iterator[tuple[list[str], list[float]]]:
+        for method, number in PROMPT_PICTURE.get(dataset, {}).items():
+            title = {"maple": "trained baseline"}.get(method, title_method(method))
+            yield [f"{title} (published)"], [number]
+
+    def cells(variant: Variant, dataset: str) -> list[Cell]:
+        [target] = suite.suite.targets(suite.options, dataset)
+        number = PROMPT_PICTURE.get(dataset, {}).get(variant.method)
+        return [suite.with_published(suite.metric(variant, dataset, target), number)]
+
+    return suite_table(
+        suite,
+        f"{suite.name}-accuracy",
+        f"Accuracy of the pictured runs on {classes} classes",
+        ["Data set", "Method"],
+        [Column(f"{classes.capitalize()} classes")],
+        cells,
+        datasets=suite.options.datasets,
+        printed=printed,
+    )
 
 
-def _words(record: dict[str, Any], name: str) -> list[Table]:
-    """Make a row for every learned token of every method."""
-    prompts = record["prompts"]
-    rows = []
+def _word_table(record: dict[str, Any], name: str) -> list[Table]:
+    """Make a row for each learned token of each method."""
+    prompts, rows = record["prompts"], []
     for method in prompts["methods"]:
         for stage in method["stages"]:
             for number, token in enumerate(stage["tokens"], 1):
-                words = ([token["started"]], token["cosine"])
-                first, *nearest = (
-                    ", ".join(f"{entry['word']} ({entry['value']:.2f})" for entry in entries) for entries in words
+                first, nearest = (
+                    ", ".join(f"{entry['word']} ({entry['value']:.2f})" for entry in entries)
+                    for entries in ([token["started"]], token["cosine"])
                 )
-                cells: tuple[Cell, ...] = (first, Metric(100 * token["moved"]), *nearest)
-                group = f"{method['title']} {stage['name']}"
-                rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
-    titles = ("Nearest at the start", "Moved, %", "Nearest")
-    columns = [Column(title, "", digits) for title, digits in zip(titles, (2, 1, 2), strict=True)]
+                cells = (first, Metric(100 * token["moved"]), nearest)
+                rows.append(Row((method["title"], stage["name"], str(number)), cells))
+    columns = [Column("Nearest at the start", ""), Column("Moved, %", "", 1), Column("Nearest", "")]
     runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
-    notes = (
+    notes = [
         f"Words: {prompts['word_rule']}.",
         "In brackets the cosine. Moved is the length of what training added to a token, over its length at the start.",
         f"Runs: {runs}.",
-    )
+    ]
     title = "Words of the vocabulary nearest to learned text prompts of the first layer"
-    labels = ("Method", "Tokens", "No.")
-    return [Table(name, title, labels, columns, rows, notes, wide=True)] if rows else []
-
-
-def _agreement(record: dict[str, Any], name: str) -> list[Table]:
-    """Count the images of the test split by which methods were right; no table for a single method."""
-    if "agreement" not in record:
-        return []
-    seen, of = record["images"]["seen"], record["images"]["of"]
-    rows = tuple(
-        Row((group,), (Metric(count), Metric(100 * count / seen, limited=seen < of)))
-        for group, count in record["agreement"].items()
-    )
-    columns = (Column("Images", "", digits=0), Column("Share, %", "", digits=1))
-    # Same rule as for the pictures: prefer images on which methods disagree.
-    some = any(count for group, count in record["agreement"].items() if group.startswith("only"))
-    shown = "some where the methods disagree" if some else "the first, as no method is right where another is wrong"
-    note = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
-    title = "Where the methods are right"
-    return [Table(f"{name}-agreement", title, ("Right",), columns, rows, (note,))] if seen else []
+    return [Table(name, title, ("Method", "Tokens", "No."), columns, rows, notes)] if rows else []

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from html import escape
 from itertools import compress
 from pathlib import Path
@@ -39,11 +39,9 @@ LATEX = {
     "↓": r"$\downarrow$",
     "†": r"$^\dagger$",
     "±": r"$\pm$",
-    "≈": r"$\approx$",
     "β": r"$\beta$",
     "λ": r"$\lambda$",
     "τ": r"$\tau$",
-    "Δ": r"$\Delta$",
 }
 
 
@@ -62,46 +60,29 @@ def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
     return list(files)
 
 
-def markdown_grid(
-    headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int, is_text: Sequence[bool] = ()
-) -> str:
-    """Render cells as a Markdown table, padded to be readable as source.
-
-    left: number of columns of text, which come first. is_text: whether each column has text, if that is not enough.
-    """
-    is_text = is_text or [index < left for index in range(len(headers))]
+def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """Render cells as a Markdown table, padded to be readable as source. left: indices of left-aligned columns."""
     widths = [max(3, *map(len, column)) for column in zip(headers, *body, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(cells, widths, is_text, strict=True)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_text, strict=True)]
-    return "\n".join([line(headers), f"| {' | '.join(rule)} |", *map(line, body)])
+    rule = ["-" * width if index in left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    lines = []
+    for cells in (headers, rule, *body):
+        padded = [f"{cell:{'<' if index in left else '>'}{widths[index]}}" for index, cell in enumerate(cells)]
+        lines.append(f"| {' | '.join(padded)} |")
+    return "\n".join(lines)
 
 
 def to_markdown(table: Table) -> str:
     """Render a title, the table, and its notes as a list."""
-    table = table.without_details()
     marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
     body = format_rows(table, marked, "*{}*", _escape_markdown)
-    grid = markdown_grid(headers, body, left=len(table.labels), is_text=list_text_columns(table))
+    grid = markdown_grid(headers, body, [index for index, is_text in enumerate(table.text_columns) if is_text])
     notes = "\n".join(f"- {_escape_markdown(note)}" for note in list_notes(table))
     return "\n\n".join(filter(None, [f"**{_escape_markdown(table.title)}**", grid, notes]))
 
 
-def list_text_columns(table: Table) -> list[bool]:
-    """Return whether each column, the labels first, has text, which is aligned to the left."""
-    return [True] * len(table.labels) + [table.has_text(index) for index in range(len(table.columns))]
-
-
 def to_latex(table: Table) -> str:
     """Render a booktabs table, or a longtable if it has more than PAGE rows, with a caption and without notes."""
-    table = table.without_details()
     marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
     body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
@@ -114,8 +95,8 @@ def to_latex(table: Table) -> str:
     is_long = len(table.rows) > PAGE
     text = _style(table, body, [*map(escape_latex, list_headers(table))]).to_latex(
         hrules=True,
-        environment="longtable" if is_long else "table*" if table.wide else "table",
-        column_format="@{}" + "".join("l" if is_text else "r" for is_text in list_text_columns(table)) + "@{}",
+        environment="longtable" if is_long else "table*" if table.is_wide else "table",
+        column_format="@{}" + "".join("l" if is_text else "r" for is_text in table.text_columns) + "@{}",
         position_float=None if is_long else "centering",
         caption=escape_latex(f"{table.title.rstrip('.')}. {describe_marks(table)}".strip()),
     )
@@ -129,10 +110,9 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     """
     import pandas as pd
 
-    table = table.without_details()
     marked: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
     body = format_rows(table, marked, "<em>{}</em>", escape)
-    is_text, classes = list_text_columns(table), []
+    is_text, classes = table.text_columns, []
     for number, (row, cells) in enumerate(zip(table.rows, body, strict=True)):
         previous = table.rows[max(0, number - 1)]
         starts_group = row.group != previous.group or row.average > previous.average
@@ -186,26 +166,22 @@ def to_csv(table: Table) -> str:
 
     Columns that are empty in all rows are left out.
     """
-    header = [*table.labels, "source", "average"]
-    numeric = [any(table.metric(row, index) for row in range(len(table.rows))) for index in range(len(table.columns))]
-    for column, is_numeric in zip(table.columns, numeric, strict=True):
-        parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
-        header += [column.title + part for part in parts]
-    lines = []
+    parts = ("", " std", " n", " published", " delta", " limited")
+    lines = [[*table.labels, "source", "average", *(column.title + part for column in table.columns for part in parts)]]
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
-        for cell, is_numeric in zip(row.cells, numeric, strict=True):
+        for cell in row.cells:
             if isinstance(cell, Metric):
                 numbers = (cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta)
                 cells += ["" if number is None else str(round(number, 6)) for number in numbers]
                 cells.append(str(cell.limited).lower())
             else:
-                cells += [cell or "", *([""] * 5 if is_numeric else [])]
+                cells += [cell or "", *[""] * (len(parts) - 1)]
         lines.append(cells)
-    used = [index < len(table.labels) or any(line[index] for line in lines) for index in range(len(header))]
+    used = [index < len(table.labels) or any(column[1:]) for index, column in enumerate(zip(*lines, strict=True))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows(map(csv_text, compress(line, used)) for line in [header, *lines])
+    writer.writerows(map(csv_text, compress(line, used)) for line in lines)
     return file.getvalue().rstrip("\n")
 
 
@@ -229,11 +205,9 @@ def to_dict(table: Table) -> dict[str, Any]:
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}
         rows.append({**fields, "labels": list(row.labels), "cells": cells})
-    columns = [
-        {"title": column.title, "better": column.better or None, "digits": column.digits} for column in table.columns
-    ]
-    lists = {"labels": list(table.labels), "columns": columns, "rows": rows, "notes": list(table.notes)}
-    lists["details"] = list(table.details)
+    columns = [{**vars(column), "better": column.better or None} for column in table.columns]
+    lists = {"labels": list(table.labels), "columns": columns, "rows": rows}
+    lists |= {"notes": list(table.notes), "details": list(table.details)}
     return {"name": table.name, "title": table.title, **lists}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, product
+from itertools import product
 from typing import Literal
 
 from benchmarks.results.metrics import Metric
@@ -15,16 +15,17 @@ Mark = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
 PLAIN: Mapping[Mark | None, str] = {"best": "{}", "second": "{}", None: "{}"}
+WIDE = 5
+"""A table with more columns than this spans both columns of a paper."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of cells. better: which end is the better one, empty for none. detail: shown in CSV and JSON only."""
+    """A column of cells. better: which end is the better one, empty for none."""
 
     title: str
     better: Literal["high", "low", ""] = "high"
     digits: int = 2
-    detail: bool = False
 
 
 Cell = Metric | str | None
@@ -33,25 +34,21 @@ Cell = Metric | str | None
 
 @dataclass(frozen=True)
 class Row:
-    """A row of labels and cells.
-
-    group: rows of one group are compared. average: it averages the rows above it. compares: whether it may be compared.
-    """
+    """A row of labels and cells. group: rows of one group are compared. average: it averages the rows above it."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
     source: Source = "ours"
     group: str = ""
     average: bool = False
-    compares: bool = True
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows. wide: it spans both columns of a paper. compares: its rows compare rows of another table.
+    """A table of rows.
 
-    notes: at most four lines, printed below it. details: further ones, in CSV and JSON. matrix: it counts true classes
-    by predicted ones; cells of a page are shaded by their share of the row.
+    notes: at most four lines, printed below it. details: further ones, in JSON. matrix: it counts true classes by
+    predicted ones; cells of a page are shaded by their share of the row.
     """
 
     name: str
@@ -61,8 +58,6 @@ class Table:
     rows: Sequence[Row]
     notes: Sequence[str] = ()
     details: Sequence[str] = ()
-    wide: bool = False
-    compares: bool = False
     matrix: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +67,10 @@ class Table:
     @property
     def groups(self) -> list[str]:
         return list(dict.fromkeys(row.group for row in self.rows))
+
+    @property
+    def is_wide(self) -> bool:
+        return len(self.labels) + len(self.columns) > WIDE
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -87,21 +86,11 @@ class Table:
         """Whether the table has both published rows and ours, which must be distinguishable."""
         return len({row.source for row in self.rows}) > 1
 
-    def without_details(self) -> Table:
-        """Return the table as Markdown, LaTeX and HTML show it."""
-        return self._with_columns([not column.detail for column in self.columns])
-
-    def without_empty_columns(self) -> Table:
-        """Return the table without columns that have no cell."""
-        cells = zip(*(row.cells for row in self.rows), strict=True)
-        return self._with_columns([any(cell is not None for cell in column) for column in cells])
-
-    def _with_columns(self, mask: Sequence[bool]) -> Table:
-        rows = [replace(row, cells=tuple(compress(row.cells, mask))) for row in self.rows]
-        return replace(self, columns=list(compress(self.columns, mask)), rows=rows)
-
-    def has_text(self, column: int) -> bool:
-        return any(isinstance(row.cells[column], str) for row in self.rows)
+    @property
+    def text_columns(self) -> list[bool]:
+        """Whether each column, the labels first, has text, which is aligned to the left."""
+        columns = zip(*(row.cells for row in self.rows), strict=True) if self.rows else [()] * len(self.columns)
+        return [True] * len(self.labels) + [any(isinstance(cell, str) for cell in column) for column in columns]
 
     def metric(self, row: int, column: int) -> Metric | None:
         cell = self.rows[row].cells[column]
@@ -110,12 +99,10 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results are left out. There is no mark where results of ours have different seeds or do not compare, as
-        the best of the comparable ones would be read as the best of the group. Numbers that are equal as printed share
-        a mark.
+        Limited results are left out. There is no mark where results of ours have different seeds, as the best of the
+        comparable ones would be read as the best of the group. Numbers that are equal as printed share a mark.
         """
         marks: dict[tuple[int, int], Mark] = {}
-        incomparable = {row.group for row in self.rows if not row.compares}
         for group, (index, column) in product(self.groups, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
@@ -125,7 +112,7 @@ class Table:
                     printed[number] = round(metric.mean, column.digits)
                     seeds |= {metric.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
-            if column.better and len(order) > 1 and len(seeds) <= 1 and group not in incomparable:
+            if column.better and len(order) > 1 and len(seeds) <= 1:
                 ranks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
                 marks |= {(number, index): ranks[value] for number, value in printed.items() if value in ranks}
         return marks
@@ -160,10 +147,8 @@ def format_rows(
 
 def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", escape: Callable[[str], str] = str) -> str:
     """Format a cell of a column: 82.28 ± 0.18 (n=3) (+1.02) †; `template` is put around the mean."""
-    if cell is None:
-        return MISSING
-    if isinstance(cell, str):
-        return escape(cell)
+    if not isinstance(cell, Metric):
+        return MISSING if cell is None else escape(cell)
     digits = table.columns[index].digits
     text = template.format(format_number(cell.mean, digits))
     if cell.std is not None:
@@ -187,8 +172,8 @@ def list_headers(table: Table) -> list[str]:
 
 def list_notes(table: Table) -> list[str]:
     """List the notes below a table; the first begins with what the marks mean."""
-    legend, notes = describe_marks(table), list(table.notes)
-    return [f"{legend} {notes[0]}", *notes[1:]] if legend and notes else [legend] if legend else notes
+    first = " ".join(filter(None, [describe_marks(table), *table.notes[:1]]))
+    return [first, *table.notes[1:]] if first else []
 
 
 def describe_marks(table: Table) -> str:

@@ -27,7 +27,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, halves
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table, format_number
 from procap.methods.procap import ProCAPOptions
@@ -136,14 +136,14 @@ def readings_tables(suite: SuiteResults) -> list[Table]:
     )
     columns, title = tuple(Column(name, "") for name in MEASURES), suite.suite.heading
     return [
-        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval), wide=True),
+        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval).lines),
         Table(
             f"{suite.name}-accuracy",
             f"{title}: means over {over}",
             ("Reading",),
             tuple(map(Column, MEASURES)),
             numbers,
-            suite_notes(suite, rule, "HM: mean of the data sets' HMs."),
+            suite_notes(suite, rule, "HM: mean of the data sets' HMs.").lines,
         ),
     ]
 

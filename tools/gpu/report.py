@@ -36,7 +36,7 @@ def _plain(parts: dict[str, Any]) -> str:
     numbers = {part: {k: v for k, v in found.items() if isinstance(v, int | float)} for part, found in parts.items()}
     names = list(dict.fromkeys(name for found in numbers.values() for name in found))
     rows = [[part, *[_number(found.get(name)) for name in names]] for part, found in numbers.items()]
-    return markdown_grid(["part", *names], rows, left=1)
+    return markdown_grid(["part", *names], rows, left=range(1))
 
 
 def _sizes(parts: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def _sizes(parts: dict[str, Any]) -> str:
             found["peaks"]["fast"] / 1e9, found["peaks"]["reference"] / 1e9, found["starts"]["fast"],
         )  # fmt: skip
         rows.append([part, *map(_number, numbers)])
-    return markdown_grid(headers, rows, left=1)
+    return markdown_grid(headers, rows, left=range(1))
 
 
 def _training(parts: dict[str, Any]) -> str:
@@ -65,7 +65,7 @@ def _training(parts: dict[str, Any]) -> str:
         for found in parts.values()
         for row in found["rows"]
     ]  # fmt: skip
-    return markdown_grid(headers, rows, left=1)
+    return markdown_grid(headers, rows, left=range(1))
 
 
 def _refinement(parts: dict[str, Any]) -> str:
@@ -76,7 +76,7 @@ def _refinement(parts: dict[str, Any]) -> str:
         for row in found["forms"]:
             numbers = (row["forward_us"], row["step_us"], found["step_bytes"] / row["step_us"] / 1e6, row["kernels"])
             rows.append([part, row["form"], *map(_number, numbers), f"{row['difference']:.1e}"])
-    return markdown_grid(headers, rows, left=2)
+    return markdown_grid(headers, rows, left=range(2))
 
 
 def _profiles(parts: dict[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _profiles(parts: dict[str, Any]) -> str:
     for part, found in parts.items():
         rows = [[name, _number(count), _number(ms)] for name, count, ms in found["kernels"]]
         head = f"{part}: {found['step_ms']:.2f} ms per step, of which the device is busy {found['busy_ms']:.2f} ms"
-        sections.append(f"{head}\n\n{markdown_grid(('kernel', 'calls', 'ms'), rows, left=1)}")
+        sections.append(f"{head}\n\n{markdown_grid(('kernel', 'calls', 'ms'), rows, left=range(1))}")
     return "\n\n".join(sections)
 
 

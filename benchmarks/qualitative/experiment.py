@@ -16,7 +16,7 @@ baseline" and 98.43 of ProCAP. The classes of the figures of Flowers102 are not 
 from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
-from benchmarks.results.suite import SuiteResults
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.qualitative import qualitative_tables
 from runner.config import RuntimeConfig, Target
 

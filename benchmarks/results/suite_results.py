@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
@@ -15,15 +17,13 @@ from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Va
 from benchmarks.results.frame import (
     check_contents,
     is_of_other_code,
-    leave_out_other_weights,
     make_frame,
     make_records,
     metric_over_seeds,
 )
 from benchmarks.results.metrics import Halves, Metric, average, harmonic
-from cluster.run import RunSpec
 from procap.errors import UserError
-from runner.config import RunConfig, Target
+from runner.config import Target
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 BACKBONE = "ViT-B-16"
 """The backbone of every published number, with its default weights, which are OpenAI's."""
+RUNS = TypeAdapter(tuple[SuiteRun, ...])
 PLAN = "plan.json"
 """The last planned runs of a suite: planning them again imports the methods, and with them torch."""
 PICTURES = "pictures.json"
@@ -47,9 +48,8 @@ PICTURES = "pictures.json"
 class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    frame: columns of `benchmarks.results.load`, and for a planned suite `number`, the variant's place in `variants`. A
-    result of a method without training has one row for each seed. unreadable: why results are left out, by run, such as
-    files that cannot be read; they are missing.
+    frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result of a method
+    without training has one row for each seed. unreadable: why files of a run cannot be read; its results are missing.
     """
 
     suite: Suite
@@ -68,24 +68,19 @@ class SuiteResults:
         unreadable: dict[str, str] = {}
         for run in runs:
             folder, config = RunFolder(results / run.path), run.spec.config
-            for target in run.spec.targets:
-                try:
-                    settings = options.eval_settings.for_run(config)
-                    training, result = folder.train(), folder.evaluation(Target.parse_unchecked(target), settings)
-                    if training is None or result is None:
-                        continue
-                    [record] = make_records(folder, config, training, [result])
-                except UserError as error:
-                    unreadable[run.path] = str(error)
-                    continue
-                record |= {"dataset": run.dataset, "number": variants.index(run.variant)}
-                # A method without training has one run, whose result counts for all seeds.
-                seeds = [config.seed] if config.recipe.epochs else options.seeds
-                records += [{**record, "seed": seed} for seed in seeds]
+            # A method without training has one run, whose result counts for all seeds.
+            seeds = [config.seed] if config.recipe.epochs else options.seeds
+            try:
+                training, settings = folder.train(), options.eval_settings.for_run(config)
+                targets = map(Target.parse_unchecked, run.spec.targets)
+                evaluations = [result for target in targets if (result := folder.evaluation(target, settings))]
+                for record in make_records(folder, config, training, evaluations) if training else ():
+                    record |= {"dataset": run.dataset, "number": variants.index(run.variant)}
+                    records += [{**record, "seed": seed} for seed in seeds]
+            except UserError as error:
+                unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
-        frame, other_weights = leave_out_other_weights(frame)
-        unreadable |= other_weights
         return cls(suite, options, runs, frame, results, unreadable)
 
     @cached_property
@@ -133,21 +128,10 @@ class SuiteResults:
         existing = set(zip(self.frame.path, self.frame.target, strict=True))
         return [evaluation for evaluation in self.planned if evaluation not in existing]
 
-    @cached_property
-    def unpublished_sets(self) -> dict[str, str]:
-        """What data sets without published numbers are, such as "own data"; empty unless others have some."""
-        origins = {name: kind_of_name(name) for name in self.options.datasets} if self.in_paper else {}
-        return {name: f"{origin} data" for name, origin in origins.items() if origin != "published"}
-
-    @cached_property
-    def origins(self) -> set[str]:
-        """Whose images the data sets have, as `kind_of_name` has it."""
-        return set(map(kind_of_name, self.options.datasets))
-
     @property
     def in_paper(self) -> bool:
         """Whether the suite ran on published data sets, so that published rows are in the same tables."""
-        return "published" in self.origins
+        return "published" in map(kind_of_name, self.options.datasets)
 
     @property
     def covers_paper(self) -> bool:
@@ -158,13 +142,11 @@ class SuiteResults:
     def why_incomparable(self) -> str:
         """The reason why no result is comparable with published numbers; empty if they are."""
         if not self.in_paper:
-            return f"they use {' and '.join(sorted(self.origins))} data sets"
+            return f"they use {' and '.join(sorted({*map(kind_of_name, self.options.datasets)}))} data sets"
         backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in self.runs}
-        others = sorted(
-            f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)}
-        )
-        if others:
-            return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
+        if different := backbones - {(BACKBONE, None)}:
+            names = sorted(f"{name} with {weights or 'default'} weights" for name, weights in different)
+            return f"the backbone is {', '.join(names)}, not {BACKBONE} with OpenAI's weights"
         chosen = self.options
         changes = [f"{name} {value}" for name, value in chosen.overrides.items()]
         for method, options in chosen.options.items():
@@ -172,33 +154,18 @@ class SuiteResults:
             named = {name: value for name, value in options.items() if name != "sentences" or value == "templates"}
             changes += [f"{method}.{name} {value}" for name, value in named.items()]
         changes += ["the short schedules of --quick"] if chosen.quick else []
+        changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
         if chosen.classes not in ("", self.suite.classes):
             changes.append(f"{chosen.classes} classes instead of {self.suite.classes}")
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
         if chosen.eval_settings.samples:
             changes.append("samples of Gaussian tokens, of which the paper's inference has the means")
-        return f"they were run otherwise than published: {', '.join(changes)}" if changes else ""
+        return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""
 
-    def is_control(self, variant: Variant) -> bool:
-        """Whether a method runs in ProCAP's recipe by choice, while its published numbers come from its own recipe."""
-        chosen = self.in_paper and self.options.recipe == "procap" and not variant.recipe
-        return chosen and variant.method not in ("procap", "zeroshot")
-
-    @property
-    def has_controls(self) -> bool:
-        return any(map(self.is_control, self.variants))
-
-    def is_comparable(self, variant: Variant, datasets: Iterable[str]) -> bool:
-        """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
-        unpublished = self.unpublished_sets.keys() & set(datasets)
-        return not (self.why_incomparable or self.is_control(variant) or unpublished)
-
-    def with_published(
-        self, variant: Variant, datasets: Iterable[str], metric: Metric | None, published: float | None
-    ) -> Metric | None:
+    def with_published(self, metric: Metric | None, published: float | None) -> Metric | None:
         """Attach the published number to a result if they are comparable; limited results get none."""
-        if metric is None or metric.limited or not self.is_comparable(variant, datasets):
+        if metric is None or metric.limited or self.why_incomparable:
             return metric
         return replace(metric, published=published)
 
@@ -209,7 +176,6 @@ class SuiteResults:
         for variant, name in zip(self.variants, names, strict=True):
             words = [f"{key} {value}" for key, value in variant.key.items() if key != column]
             parts = [name, *words] if names.count(name) > 1 else [name]
-            parts += ["ProCAP's recipe"] if self.is_control(variant) else []
             parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
             groups.setdefault(", ".join(parts), []).append(variant)
         return groups
@@ -221,8 +187,8 @@ class SuiteResults:
 
     def rows(self, variant: Variant, dataset: str = "") -> pd.DataFrame:
         """Return the rows of one variant, optionally of one training data set."""
-        wanted = self.frame.number == self.variants.index(variant)
-        return self.frame[wanted & (self.frame.dataset == dataset) if dataset else wanted]
+        selected = self.frame.number == self.variants.index(variant)
+        return self.frame[selected & (self.frame.dataset == dataset) if dataset else selected]
 
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str], Metric]:
@@ -252,36 +218,17 @@ class SuiteResults:
         return average([self.halves(variant, dataset)[2] for dataset in self.options.datasets])
 
 
-def write_plan(folder: Path, options: SuiteOptions, runs: Iterable[SuiteRun]) -> None:
+def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) -> None:
     """Write the planned runs of a suite with these options to the suite's folder."""
-    documents = [
-        {
-            "variant": asdict(run.variant),
-            "dataset": run.dataset,
-            "seed": run.seed,
-            "config": run.spec.config.model_dump(mode="json"),
-            "targets": run.spec.targets,
-        }
-        for run in runs
-    ]
-    write_json(folder / PLAN, {"options": options.to_json(), "runs": documents})
+    write_json(folder / PLAN, {"options": options.to_json(), "runs": RUNS.dump_python(tuple(runs), mode="json")})
 
 
 def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
     """Read the planned runs of a suite with these options; empty if others or none were planned last."""
     try:
         document = json.loads(read_file(folder / PLAN))
-        if document["options"] != options.to_json():
-            return ()
-        return tuple(
-            SuiteRun(
-                Variant(**run["variant"]),
-                run["dataset"],
-                run["seed"],
-                RunSpec(config=RunConfig.model_validate_json(json.dumps(run["config"])), targets=tuple(run["targets"])),
-            )
-            for run in document["runs"]
-        )
+        is_current = document["options"] == options.to_json()
+        return RUNS.validate_json(json.dumps(document["runs"])) if is_current else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ()
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from benchmarks.experiment.suite import Suite
 from benchmarks.runtime.benchmark import measure_suite
 from benchmarks.runtime.settings import CLASS_CHOICES
-from benchmarks.tables.runtime import runtime_tables
+from benchmarks.tables.speed import runtime_tables
 
 SUITE = Suite(
     name="runtime",

@@ -1,0 +1,157 @@
+"""Make the table of the runtime benchmark: of one measurement, and of the suite with the paper's rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.console.output import plural
+from benchmarks.experiment import published
+from benchmarks.experiment.published import display_name
+from benchmarks.results.metrics import Metric
+from benchmarks.results.suite_results import BACKBONE, SuiteResults
+from benchmarks.tables.render import render, write_tables
+from benchmarks.tables.rows import published_title
+from benchmarks.tables.table import Column, Row, Table
+from runner.results import write_bytes
+from shards.files import read_file
+
+SCHEMA = 4
+"""Version of `runtime.json`; reports of another version are ignored and measured again."""
+BUSY = 0.25
+"""Load of other programs on each core above which a warning is written under the table."""
+COLUMNS = (
+    Column("training s", "low", digits=1),
+    Column("FPS encoder", digits=1),
+    Column("FPS end to end", digits=1),
+    Column("Accuracy"),
+    Column("MB train", "low", digits=0),
+    Column("MB eval", "low", digits=0),
+)
+
+Report = dict[str, Any]
+"""A `runtime.json`, see `benchmarks.runtime`."""
+
+
+def load_runtime_reports(results: Path) -> Iterator[tuple[Path, Report]]:
+    """Load each report of this version below `results`, with its file; other files are left out."""
+    for file in sorted((results / "runtime").glob("*/runtime.json")):
+        try:
+            report = json.loads(read_file(file))
+        except (OSError, ValueError):
+            continue
+        if isinstance(report, dict) and report.get("schema") == SCHEMA:
+            yield file, report
+
+
+def write_report(report: Report, folder: Path) -> str:
+    """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
+    datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
+    rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
+    table = _make_table("runtime", rows, list_notes(report), report)
+    write_tables([table], folder)
+    document = json.dumps(report, ensure_ascii=False, allow_nan=False, indent=1)
+    write_bytes(folder / "runtime.json", f"{document}\n".encode())
+    return render(table, "md")
+
+
+def runtime_tables(suite: SuiteResults) -> list[Table]:
+    """Make the table of the newest measurement; none if these methods were not measured on these data sets."""
+    report = find_newest(suite)
+    if report is None:
+        return []
+    reason, notes = "", list_notes(report)
+    if suite.in_paper and (reason := suite.why_incomparable or why_unlike(report)):
+        notes.append(f"Not comparable with published numbers: {reason}.")
+    rows: list[Row] = []
+    for dataset in suite.options.datasets:
+        printed = [row for row in published.runtime() if row.dataset == dataset and suite.in_paper]
+        rows += map(_published_row, printed)
+        is_comparable = not reason and report["settings"]["pretrained"] is None
+        rows += _measured_rows(report, dataset, {row.key: row.accuracy for row in printed if is_comparable})
+    return [_make_table(suite.name, rows, notes, report)]
+
+
+def _make_table(name: str, rows: list[Row], notes: list[str], report: Report) -> Table:
+    """Make the table, without columns that have no number, such as memory on a CPU."""
+    used = [any(cells) for cells in zip(*(row.cells for row in rows), strict=True)]
+    rows = [replace(row, cells=tuple(compress(row.cells, used))) for row in rows]
+    title, labels = "Training time and speed of inference", ("Data set", "Method", "Mode")
+    return Table(name, title, labels, [*compress(COLUMNS, used)], rows, notes, describe_measurement(report))
+
+
+def find_newest(suite: SuiteResults) -> Report | None:
+    """Return the newest measurement of the suite's data sets, methods, backbone, classes and options."""
+    from procap.weights.architectures import canonical_name
+
+    backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
+    expected = backbone, suite.suite.trained_classes(suite.options), dict(suite.options.options)
+    reports = []
+    for _, report in load_runtime_reports(suite.results):
+        datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
+        settings = report["backbone"]["name"], report["settings"]["classes"], report["settings"].get("options", {})
+        if settings == expected and datasets >= {*suite.options.datasets} and methods >= {*suite.options.methods}:
+            reports.append(report)
+    return max(reports, key=lambda report: report["written"], default=None)
+
+
+def why_unlike(report: Report) -> str:
+    """Explain why the measurement differs from the work that the paper measured; empty if it does not."""
+    backbone = report["backbone"]["name"]
+    return "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
+
+
+def _published_row(row: Any) -> Row:
+    """Make a published row; it comes from another machine, so none of its cells is marked the best."""
+    name, cells = display_name(row.dataset), (row.train_seconds, None, row.images_per_second, row.accuracy, None, None)
+    labels = (name, published_title(row.method), "-")
+    return Row(labels, tuple(map(_metric, cells)), "published", f"{name} {row.method}")
+
+
+def _measured_rows(report: Report, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
+    """Make the rows of one data set, by mode. printed: published accuracies by method."""
+    name, rows = display_name(dataset), [row for row in report["rows"] if row["dataset"] == dataset]
+    modes = list(dict.fromkeys((row["mode"], row["precision"]) for row in rows))
+    for row in sorted(rows, key=lambda row: modes.index((row["mode"], row["precision"]))):
+        cells = (
+            _metric(row["train_seconds"]),
+            _metric(row["encoder_fps"]["median"]),
+            _metric(row["end_to_end_fps"]["median"]),
+            _metric(row["accuracy"], published=(printed or {}).get(row["method"])),
+            *(_metric(row["peak_bytes"][part], 1e-6) for part in ("train", "eval")),
+        )
+        yield Row((name, row["title"], f"{row['mode']}, {row['precision']}"), cells, group=name)
+
+
+def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:
+    return None if number is None else Metric(factor * number, published=published)
+
+
+def list_notes(report: Report) -> list[str]:
+    """List what was measured where, and what limits the numbers."""
+    settings, machine = report["settings"], report["environment"]
+    device = machine["gpu"] or f"{machine['cpu']['name']}, {plural(machine['cpu']['threads'], 'thread')}"
+    weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
+    notes = [
+        f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {device}; "
+        f"{settings['epochs']} epochs of ProCAP's recipe, 16 shots of {settings['classes']} classes, batches of "
+        f"{settings['batch']} and {settings['test_batch']}. reference: as public code works; fast: the same numbers."
+    ]
+    before, _ = report["load_average"]
+    if before > BUSY * machine["cpu"]["cores"]:
+        notes.append(f"THE MACHINE WAS BUSY before this began (load {before}): these numbers are not to be quoted.")
+    return notes
+
+
+def describe_measurement(report: Report) -> list[str]:
+    """Describe how it was measured, for JSON."""
+    return [
+        "FPS encoder: batches on the device; end to end: all test images, with class features and decoding. Medians of "
+        "rounds, without warm-up. MB: most memory of tensors alive at once, beyond weights and data.",
+        "Published: one A100, mixed precision, ViT-B/16, the authors' code.",
+        *dict.fromkeys(f"No accuracy: {row['accuracy_note']}." for row in report["rows"] if row["accuracy_note"]),
+    ]
