@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
@@ -141,7 +141,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     low, high = values.min(axis=None), values.max(axis=None)
     figure, (axes,) = style.panels(1, 0.36 * len(lambdas) + 0.4, "weight of KL, β", "weight of InfoNCE, λ")
     figure.set_figwidth(max(style.COLUMN, 0.52 * len(betas) + 1.1))
-    image = axes.imshow(values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), origin="lower", aspect="auto")
+    axes.imshow(values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), origin="lower", aspect="auto")
     for row, column in product(range(len(lambdas)), range(len(betas))):
         value = values.iloc[row, column]
         text = axes.text(column, row, "–" if math.isnan(value) else f"{value:.2f}", ha="center", va="center")
@@ -155,8 +155,6 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     axes.set_yticks(range(len(lambdas)), [f"{value:g}" for value in lambdas])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar: Any = figure.colorbar(image, ax=axes, pad=0.02, aspect=14, label="harmonic mean, %")
-    bar.outline.set_visible(False)
     datasets = suite.options.datasets
     over = f"mean over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
     seeds = style.describe_seeds(cells.values(), std=False)

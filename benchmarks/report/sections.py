@@ -19,10 +19,9 @@ from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings
 from procap.errors import UserError
-from procap.methods import describe_change
 from runner.config import RunConfig
 from runner.results import read_document
-from runner.run_collection import Collection, find_collections, read_collection
+from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class UnfinishedRun(NamedTuple):
 class Section:
     """A part of the report: a suite, a sweep, or runs of neither.
 
-    text: what it is. frame: its results, with a column `title`. suite: of a suite.
+    frame: its results, with a column `title`. suite: of a suite.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Section:
     paths: Sequence[str]
     make_tables: Callable[[], Sequence[Table]]
     unfinished: Sequence[UnfinishedRun]
-    text: str = ""
     suite: SuiteResults | None = None
 
     @property
@@ -106,39 +104,33 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     open_targets: dict[str, list[str]] = {}
     for path, target in done.missing:
         open_targets.setdefault(path, []).append(target)
-    unfinished = (
-        read_unfinished(results, path, collection, done.unreadable, targets) for path, targets in open_targets.items()
-    )
+    errors = collection.failed, done.unreadable
+    unfinished = (read_unfinished(results, path, *errors, targets) for path, targets in open_targets.items())
     titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
     return Section(
         suite.name,
-        suite.name,
+        suite.heading,
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
         lambda: suite.tables(done),
         _sort(unfinished),
-        text=suite.heading,
-        suite=done,
+        done,
     )
 
 
 def read_unfinished(
-    results: Path,
-    path: str,
-    collection: Collection | None,
-    unreadable: Mapping[str, str],
-    targets: Sequence[str] = (),
+    results: Path, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
 ) -> UnfinishedRun:
-    """Read the state of an unfinished run. unreadable: errors by run. targets: those that are not evaluated."""
-    folder, failure = RunFolder(results / path), collection.failed.get(path, "") if collection else ""
+    """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
+    folder, failure = RunFolder(results / path), failed.get(path, "")
     try:
-        if path in unreadable:
-            return UnfinishedRun(path, "broken", unreadable[path])
-        if folder.train():
-            return UnfinishedRun(path, "not evaluated", ", ".join(filter(None, [*targets, failure])))
-        progress = folder.progress()
+        training, progress = folder.train(), folder.progress()
     except UserError as error:
         return UnfinishedRun(path, "broken", str(error))
+    if path in unreadable:
+        return UnfinishedRun(path, "broken", unreadable[path])
+    if training:
+        return UnfinishedRun(path, "not evaluated", ", ".join(filter(None, [*targets, failure])))
     if failure or (progress and progress.status == "failed"):
         return UnfinishedRun(path, "failed", failure or (progress.reason if progress else ""))
     return UnfinishedRun(path, "unfinished" if progress else "not started")
@@ -174,7 +166,7 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
             unreadable[config.path] = str(error)
         records += evaluations
         if not evaluations:
-            unfinished.append(read_unfinished(results, config.path, None, unreadable))
+            unfinished.append(read_unfinished(results, config.path, {}, unreadable))
     return make_frame(records), _sort(unfinished)
 
 
@@ -202,11 +194,6 @@ def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder,
     configurations = list(record.load().values())
     folders = [runs[path] for path in collection.runs if path in runs]
     frame, unfinished = _read_results(folders, results)
-    trained = ((config, run_folder.train()) for run_folder, config in folders if config.path in set(frame.path))
-    changes = {
-        config.path: describe_change(config.method, training.method_source) for config, training in trained if training
-    }
-    other_code = {path: change for path, change in changes.items() if change}
     # Runs that a scheduler has stopped early are not unfinished.
     ended = {path for entry in configurations if entry.state in ("finished", "stopped") for path in entry.runs}
     return Section(
@@ -214,6 +201,6 @@ def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder,
         f"Sweep {settings.name}",
         frame,
         [config.path for _, config in folders],
-        lambda: [sweep_table(settings, configurations, other_code)],
+        lambda: [sweep_table(settings, configurations)],
         [run for run in unfinished if run.path not in ended],
     )

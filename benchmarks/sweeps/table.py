@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
@@ -48,30 +46,20 @@ def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) 
     return list(best.values())
 
 
-def sweep_table(
-    settings: SweepSettings,
-    configurations: Sequence[Configuration],
-    other_code: Mapping[str, str] = MappingProxyType({}),
-) -> Table:
-    """Make a row for each configuration, the best first. other_code: how it differs from what is installed, by run."""
+def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:
+    """Make a row for each configuration, the best first."""
     rows, ranked = [], rank(settings, configurations)
     places = [_place(configuration) for configuration in ranked]
     for configuration, place in zip(ranked, places, strict=True):
         seeds = tuple(sorted(map(int, configuration.by_seed)))
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
         values = [_format_value(configuration.values.get(field)) for field in settings.domains]
-        state = STATES[configuration.state] + (" (other code)" if other_code.keys() & {*configuration.runs} else "")
         epochs = f"{configuration.epoch} of {configuration.epochs}"
-        rows.append(Row((str(places.index(place) + 1),), (*values, score, epochs, state)))
+        rows.append(Row((str(places.index(place) + 1),), (*values, score, epochs, STATES[configuration.state])))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
-    notes = [
-        f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
-    ]
-    for change in dict.fromkeys(other_code.values()):
-        runs = plural([*other_code.values()].count(change), "run")
-        notes.append(f"OTHER CODE trained {runs}, which do not compare: {change}.")
-    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), notes)
+    note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
+    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), [note])
 
 
 def format_configuration(configuration: Configuration) -> str:
