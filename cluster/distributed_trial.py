@@ -14,9 +14,8 @@ from dataclasses import replace
 from queue import Empty
 from typing import Any
 
-from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
-from cluster.ray_cluster import Resources
-from cluster.run import Halving, StoragePaths, TrialReport
+from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
+from cluster.run import TrialReport
 from runner.distributed.process_group import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
@@ -41,20 +40,14 @@ class Rank:
         return node, address, int(self._port.getsockname()[1])
 
     def execute(
-        self,
-        config: Mapping[str, Any],
-        runs_of: RunsOf,
-        paths: StoragePaths,
-        environment: Mapping[str, str],
-        queue: Any,
-        halving: Halving | None,
+        self, config: Mapping[str, Any], work: TrialWork, environment: Mapping[str, str], queue: Any
     ) -> TrialReport:
         """Execute the trial as the rank set by `environment`; rank 0 puts its reports into `queue`."""
         library_defaults()
         os.environ.update(environment)
 
         def execute() -> TrialReport:
-            runtime, ranks = paths.local_runtime(), ranks_from_environment()
+            runtime, ranks = work.paths.local_runtime(), ranks_from_environment()
             device = resolve_device(runtime.device)
             # Ray sets CUDA_VISIBLE_DEVICES, so an actor's only GPU is always number 0.
             device = resolve_device("cuda:0") if device.type == "cuda" else own_device(device, ranks)
@@ -62,21 +55,13 @@ class Rank:
             self._port.close()
             with init_process_group(ranks, device, runtime.timeout) as group:
                 runtime = replace(runtime, device=str(device))
-                runs = runs_of(config, runtime)
-                return RunExecutor(runs, runtime, queue.put, group, halving).execute()
+                return RunExecutor(work.runs_of(config, runtime), runtime, queue.put, group, work.halving).execute()
 
         return attempt(execute)
 
 
-def execute_in_group(
-    config: Mapping[str, Any],
-    runs_of: RunsOf,
-    paths: StoragePaths,
-    resources: Resources,
-    report_to: ReportTo,
-    halving: Halving | None,
-) -> TrialReport:
-    """Execute a trial with `resources.processes` processes; raises RayError if one of them was lost."""
+def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo) -> TrialReport:
+    """Execute a trial with `work.resources.processes` processes; raises RayError if one of them was lost."""
     import ray
     from ray.util import get_current_placement_group
     from ray.util.queue import Queue
@@ -87,21 +72,19 @@ def execute_in_group(
     actors: list[Any] = [
         ray.remote(Rank)
         .options(
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
+            num_cpus=work.resources.cpus,
+            num_gpus=work.resources.gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=number),
         )
         .remote()
-        for number in range(resources.processes)
+        for number in range(work.resources.processes)
     ]
     queue = Queue(actor_options={"num_cpus": 0})
     try:
         locations = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
         environments = rank_environments(locations)
         order = sorted(range(len(actors)), key=lambda index: int(environments[index]["RANK"]))
-        refs = [
-            actors[index].execute.remote(config, runs_of, paths, environments[index], queue, halving) for index in order
-        ]
+        refs = [actors[index].execute.remote(config, work, environments[index], queue) for index in order]
         pending = refs
         while pending:
             ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)

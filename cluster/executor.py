@@ -6,11 +6,13 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from cluster.run import Halving, RunSpec, TrialReport, find_accuracies, score, score_at
+from cluster.ray_cluster import Capacity, Resources
+from cluster.run import Halving, RunSpec, StoragePaths, TrialReport, find_accuracies, score, score_at
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
@@ -29,6 +31,22 @@ HELD_SECONDS = 2.0
 ReportTo = Callable[[TrialReport], object]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
+
+
+@dataclass(frozen=True)
+class TrialWork:
+    """How the trials of a command are executed. halving: train the runs of a trial in step."""
+
+    runs_of: RunsOf
+    paths: StoragePaths
+    resources: Resources
+    halving: Halving | None = None
+
+    @classmethod
+    def on(cls, capacity: Capacity, paths: StoragePaths, runs_of: RunsOf, halving: Halving | None = None) -> TrialWork:
+        """Return the work with the resources and the device of `capacity`."""
+        device = capacity.device(paths.runtime.device)
+        return cls(runs_of, replace(paths, runtime=replace(paths.runtime, device=device)), capacity.resources, halving)
 
 
 class RunExecutor:

@@ -106,26 +106,27 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
 
 def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
     """Execute `runs` in their order; the listener identifies each by its index, `config["number"]`."""
-    # This imports torch, which a wrong flag need not wait for.
+    # These import torch, which a wrong flag need not wait for.
+    from cluster.executor import TrialWork
     from cluster.tune_runner import execute_trial, run_trials
 
     def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
         return [runs[config["number"]]]
 
+    work = TrialWork.on(capacity, paths, runs_of)
     if capacity.ray:
         from ray.tune.search import grid_search
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
         space = {"number": grid_search(list(range(len(runs))))}
         generator = BasicVariantGenerator(max_concurrent=capacity.max_concurrent)
-        run_trials(space, runs_of, paths, capacity, listener, search_alg=generator)
+        run_trials(space, work, capacity, listener, search_alg=generator)
         return
-    paths = paths.with_device(capacity.device(paths.runtime.device))
     for number in range(len(runs)):
         config, trial = {"number": number}, f"{number}"
         listener.started(trial, config)
         report_to = partial(listener.reported, trial, config)
-        listener.ended(trial, config, execute_trial(config, runs_of, paths, capacity.resources, report_to))
+        listener.ended(trial, config, execute_trial(config, work, report_to))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:

@@ -1,54 +1,44 @@
-"""Check every node before the first run: it needs the program, data and results folder of the driver."""
+"""Check every node before the first run: it needs the version, the data and the results folder of the driver."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import os
-import platform
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from cluster.ray_cluster import nodes
 from cluster.run import StoragePaths
 from procap.errors import UserError
-from procap.methods import METHODS, method_source
 from shards.remote import RemoteFolder
 
-PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
 TRAINING_SPLITS = ("train", "val")
 """Splits that training reads, if the data set has them; a node that only trains needs no test split."""
 VISIBLE_SECONDS = 5.0
 """How long a file of another machine may take to appear on a network disk."""
 
-Facts = dict[str, str]
-"""Versions and digests by what they describe; equal on the driver and on every usable node."""
-
 
 @dataclass(frozen=True)
 class Requirements:
-    """What runs need on a node. datasets: splits by name. mark: a file that the driver writes into `results`."""
+    """What runs need on a node, as it is on the driver.
+
+    datasets: splits by name. digests: of the data sets. mark: a file that the driver writes into `results`.
+    """
 
     data: str
     results: str
     datasets: Mapping[str, Sequence[str]]
-    plugins: Sequence[str]
+    digests: Mapping[str, str]
+    version: str
     mark: str
 
 
 def check_nodes(
-    paths: StoragePaths,
-    datasets: Mapping[str, Collection[str]],
-    methods: Iterable[str] = (),
-    *,
-    autoscale: bool = False,
-    timeout: float = 60.0,
+    paths: StoragePaths, datasets: Mapping[str, Collection[str]], *, autoscale: bool = False, timeout: float = 60.0
 ) -> None:
     """Check all nodes that can execute runs, at the same time; generated data sets are packed here first.
 
@@ -66,14 +56,15 @@ def check_nodes(
         raise UserError("no node of the cluster has CPUs or GPUs; see `ray status`")
     pack_missing(datasets, data_root(paths.data))
     splits = {name: sorted(names) for name, names in datasets.items()}
-    plugins = sorted({*methods} - {*METHODS})
-    requirements = Requirements(paths.data, paths.results, splits, plugins, f".preflight-{uuid.uuid4().hex}")
-    expected, results = collect_facts(requirements), RemoteFolder(paths.results)
-    results.write(requirements.mark, requirements.mark.encode())
+    digests = {name: read_digest(paths.data, name, names) for name, names in splits.items()}
+    mark = f".preflight-{uuid.uuid4().hex}"
+    requirements = Requirements(paths.data, paths.results, splits, digests, version("procap-bench"), mark)
+    results = RemoteFolder(paths.results)
+    results.write(mark, mark.encode())
     try:
         remote_check = ray.remote(num_cpus=0, max_retries=0)(check_node)
         strategies = [NodeAffinitySchedulingStrategy(node.identifier, soft=False) for node in workers]
-        tasks = [remote_check.options(scheduling_strategy=each).remote(requirements, expected) for each in strategies]
+        tasks = [remote_check.options(scheduling_strategy=strategy).remote(requirements) for strategy in strategies]
         if tasks:
             ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
         problems = {node: _read_answer(task, timeout) for node, task in zip(workers, tasks, strict=True)}
@@ -82,7 +73,7 @@ def check_nodes(
             os.chdir(os.environ["PWD"])
     finally:
         with suppress(Exception):
-            results.delete(requirements.mark)
+            results.delete(mark)
     # Nodes that died meanwhile are left out.
     alive = {node.identifier for node in nodes()}
     lines = [f"{node}: {'; '.join(why)}" for node, why in problems.items() if why and node.identifier in alive]
@@ -91,7 +82,7 @@ def check_nodes(
 
 
 def _read_answer(task: Any, timeout: float) -> list[str]:
-    """Return the problems that `check_node` found, or why it gave no answer."""
+    """Return the problems that `check_node` reported, or why it gave no answer."""
     import ray
 
     try:
@@ -105,50 +96,25 @@ def _read_answer(task: Any, timeout: float) -> list[str]:
         return [f"the check did not run: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"]
 
 
-def collect_facts(requirements: Requirements) -> Facts:
-    """Collect the versions and digests of this machine. Raises UserError for data that is missing or cut short."""
-    facts = {"python": platform.python_version(), "torch": version("torch").partition("+")[0]}
-    facts["program"] = f"{version('procap-bench')} with the code {_digest_program()}"
-    for name in requirements.plugins:
-        source = method_source(name)
-        facts[f"method {name}"] = source.digest if source else "not installed"
-    for name, splits in requirements.datasets.items():
-        facts[f"data set {name}"] = _digest_dataset(requirements.data, name, splits)
-    return facts
-
-
-def check_node(requirements: Requirements, expected: Facts) -> list[str]:
-    """Compare this node with the driver, whose facts are `expected`; returns its problems."""
+def check_node(requirements: Requirements) -> list[str]:
+    """Compare this node with the driver; returns its problems."""
+    problems, installed = [], version("procap-bench")
+    if installed != requirements.version:
+        problems.append(f"procap-bench is {installed}, on the driver {requirements.version}: use `procap submit`")
     try:
-        facts = collect_facts(requirements)
-        # A data set without a digest is generated on this node before its first run.
-        differing = [what for what, value in expected.items() if facts[what] not in (value, "")]
-        problems = [f"{what} is {facts[what]}, on the driver {expected[what]}" for what in differing]
-        if facts["program"] != expected["program"]:
-            problems += [f"{name} is imported from {_folder_of(name)}" for name in PACKAGES]
-            problems.append("install the same version, or use `procap submit`")
+        for name, splits in requirements.datasets.items():
+            digest, expected = read_digest(requirements.data, name, splits), requirements.digests[name]
+            # A data set without a digest is generated on this node before its first run.
+            if digest not in (expected, ""):
+                problems.append(f"data set {name} is {digest}, on the driver {expected}")
         _check_results(requirements)
-    # The driver may lack the class of an exception of this node.
+    # The driver may not have the class of an exception of this node.
     except Exception as error:
-        return [f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"]
+        problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
     return problems
 
 
-def _folder_of(package: str) -> Path:
-    return Path(importlib.import_module(package).__path__[0])
-
-
-def _digest_program() -> str:
-    """Compute a digest of the Python files that the wheel contains, by name and content."""
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        folder = _folder_of(package)
-        for name in sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.py")):
-            digest.update(f"{package}/{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _digest_dataset(data: str, name: str, splits: Sequence[str]) -> str:
+def read_digest(data: str, name: str, splits: Sequence[str]) -> str:
     """Return the digest of a packed data set whose shards have the right sizes; "" if runs generate it first."""
     from shards.catalogue import CATALOGUE
     from shards.default_paths import data_root

@@ -133,9 +133,6 @@ class StoragePaths:
         """
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
-    def with_device(self, device: str) -> StoragePaths:
-        return replace(self, runtime=replace(self.runtime, device=device))
-
     def local_runtime(self) -> RuntimeConfig:
         """Return the runtime for this machine, with its own cache and mirrors."""
         results, store = results_root(self.results, cache_home())

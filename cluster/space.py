@@ -24,7 +24,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "randint": ("low, high) with whole low < high", lambda low, high: low < high and low % 1 == high % 1 == 0),
 }
 """The arguments of each distribution. The upper bound of `randint` is exclusive, as in Ray Tune."""
-RUN_FIELDS = ("method", "dataset", "shots", "backbone", "pretrained", "precision", "recipe")
+RUN_FIELDS = ("shots", "backbone", "pretrained", "precision", "recipe")
 DIGITS = 4
 """Significant digits of drawn numbers, so that people can read and repeat them."""
 
@@ -53,7 +53,7 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
-    """Return the full name of a field: `recipe.lr` for `lr`, `options.n_ctx` for `n_ctx`, `dataset`.
+    """Return the full name of a field: `recipe.lr` for `lr`, `options.n_ctx` for `n_ctx`, `shots`.
 
     Raises UsageError with the nearest names for an unknown field, or one that not each of `methods` has.
     """

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from cluster.executor import TrialWork
 from cluster.ray_cluster import Capacity
 from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
 from cluster.space import to_tune
@@ -21,7 +22,7 @@ from cluster.sweep_record import (
     SweepFolder,
     SweepSettings,
     key_of,
-    longest,
+    longest_training,
     make_runs,
     runs_of_trial,
     seed_of,
@@ -41,7 +42,7 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
         self.settings, self.runtime, self.folder = settings, runtime, folder
-        self.configurations = {key: self._recheck(stored) for key, stored in folder.load().items()}
+        self.configurations = {stored.key: self._recheck(stored) for stored in folder.resume(settings)}
         self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
@@ -55,12 +56,11 @@ class Sweep:
             return stored.model_copy(update={"failures": {}})
         if stored.state != "finished" or not stored.runs:
             return stored
-        try:
+        with suppress(UserError):
             runs = make_runs(self.settings, stored.values, self.runtime.data)
-            is_there = all(final_score(run, self.runtime) is not None for run in runs)
-        except UserError:
-            is_there = False
-        return stored if is_there else stored.model_copy(update={"state": "running", "scores": {}})
+            if all(final_score(run, self.runtime) is not None for run in runs):
+                return stored
+        return stored.model_copy(update={"state": "running", "scores": {}})
 
     @property
     def is_complete(self) -> bool:
@@ -72,8 +72,11 @@ class Sweep:
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
         return sum(configuration.state in counted for configuration in self.configurations.values())
 
-    def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener | None = None) -> None:
-        """Execute what is left until it is done or the time is up, with Ray connected. listener: calls this sweep's."""
+    def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
+        """Execute what is left until it is done or the time is up, with Ray connected.
+
+        listener: passes its calls on to this sweep.
+        """
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -87,12 +90,11 @@ class Sweep:
                 time_attr="epoch",
                 metric=SCORE,
                 mode="max",
-                max_t=longest(settings, self.runtime.data),
+                max_t=longest_training(settings, self.runtime.data),
                 **halving._asdict(),
             )
-        runs_of = partial(runs_of_trial, settings)
-        tune_config["time_budget_s"] = seconds
-        run_trials(space, runs_of, paths, capacity, listener or self, halving=halving, **tune_config)
+        work = TrialWork.on(capacity, paths, partial(runs_of_trial, settings), halving)
+        run_trials(space, work, capacity, listener, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Make the search space for Tune and the search's part of `TuneConfig`."""
@@ -121,18 +123,17 @@ class Sweep:
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        configurations = self.configurations.values()
-        scored = [each for each in configurations if each.score is not None and each.state != "running"]
-        unfinished = [each.values for each in configurations if each not in scored]
+        scored = [configuration for configuration in self.configurations.values() if configuration.score is not None]
+        unfinished = [stored.values for stored in self.configurations.values() if stored not in scored]
         # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
         seed = stream_seed(self.settings.search_seed, "tpe", len(scored)) % 2**32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             # The constant liar keeps concurrent trials from choosing nearly the same point.
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        domains, mode = OptunaSearch.convert_search_space(dict(space)), "max"
+        domains = OptunaSearch.convert_search_space(dict(space))
         points = unfinished or None
-        searcher = OptunaSearch(domains, metric=SCORE, mode=mode, points_to_evaluate=points, sampler=sampler)
+        searcher = OptunaSearch(domains, metric=SCORE, mode="max", points_to_evaluate=points, sampler=sampler)
         for configuration in scored:
             assert configuration.score is not None
             searcher.add_evaluated_point(dict(configuration.values), configuration.score)
@@ -148,13 +149,12 @@ class Sweep:
             with suppress(UserError):
                 runs = make_runs(self.settings, values, self.runtime.data)
             self.configurations[key] = Configuration(
-                number=before.number if before else len(self.configurations),
                 values=values,
                 runs=tuple(dict.fromkeys(run.path for run in runs)),
                 curve=before.curve if before else {},
                 epochs=max((run.config.recipe.epochs for run in runs), default=0),
             )
-            self.folder.save(self.configurations.values())
+            self.folder.save(self.settings, self.configurations.values())
         return self.configurations[key]
 
     def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> Configuration:
@@ -167,6 +167,7 @@ class Sweep:
         """Return the configuration of the trial, and whether all its runs have ended with this one."""
         key = self._running.pop(trial)
         before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
+        state: State = "running"
         error = report.why if report.state == "failed" else ""
         try:
             scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime), report)
@@ -179,21 +180,20 @@ class Sweep:
         elif report.state == "done":
             failures = dict.fromkeys(missing, NO_RESULTS)
         scores, failures = {**before.scores, **scores}, {**before.failures, **failures}
-        self._update(key, scores=scores, failures=failures)
-        outcome: dict[str, Any] = {}
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             if before.curve and time.monotonic() < self._deadline:
-                outcome = {"state": "stopped"}
+                state = "stopped"
         elif failures:
             if self.settings.one_trial or all(path in {**scores, **failures} for path in before.runs):
-                outcome = {"state": "failed"}
+                state = "failed"
         elif before.state == "running" and all(path in scores for path in before.runs):
-            outcome = {"state": "finished"}
-        if outcome:
-            self._update(key, **outcome)
+            state = "finished"
+        is_settled = state != "running"
+        self._update(key, scores=scores, failures=failures, state=state if is_settled else before.state)
+        if is_settled:
             self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
-        return self.configurations[key], bool(outcome)
+        return self.configurations[key], is_settled
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
@@ -209,4 +209,4 @@ class Sweep:
 
     def _update(self, key: str, **changes: Any) -> None:
         self.configurations[key] = self.configurations[key].model_copy(update=changes)
-        self.folder.save(self.configurations.values())
+        self.folder.save(self.settings, self.configurations.values())

@@ -1,7 +1,4 @@
-"""Store the settings and configurations of a sweep, and build the runs of a configuration.
-
-<results>/sweeps/<name>/sweep.json  configurations.json  summary.json  .lock
-"""
+"""Store the settings and configurations of a sweep in one file, and build the runs of a configuration."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from cluster.run import RunSpec, validation_targets
 from cluster.space import Domain, Values, round_value, value_between
@@ -29,8 +26,6 @@ from shards.files import file_lock
 
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
-MOST_CHECKED = 1000
-"""How many configurations are checked before a sweep starts."""
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
 """Settings that may change when a sweep is continued."""
 SEED = "seed"
@@ -46,13 +41,12 @@ METRICS: Mapping[Metric, str] = {
 
 
 class SweepSettings(FrozenModel):
-    """`sweep.json`: what is searched, how, and how far."""
+    """What is searched, how, and how far."""
 
-    schema_version: Literal[2] = Field(default=2, validation_alias="schema", serialization_alias="schema")
     name: str = Field(pattern=COLLECTION_NAME)
-    space: dict[str, Domain] = Field(description="domain of each field; empty: methods, data sets and seeds only")
+    space: dict[str, Domain] = Field(description="domain of each field; empty: methods and seeds only")
     methods: tuple[str, ...] = Field(description="one configuration each")
-    datasets: tuple[str, ...] = Field(description="averaged over, unless `dataset` is a field of the space")
+    datasets: tuple[str, ...] = Field(description="averaged over")
     seeds: tuple[int, ...] = Field(description="averaged over")
     metric: Metric = "val"
     search: Search = "grid"
@@ -82,11 +76,6 @@ class SweepSettings(FrozenModel):
         return self.search == "tpe" or self.scheduler == "asha"
 
     @property
-    def varies_data(self) -> bool:
-        """Whether data sets are varied; scores on different data sets are not comparable."""
-        return "dataset" in self.space
-
-    @property
     def size(self) -> int | None:
         """Number of configurations, None without a limit."""
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
@@ -102,7 +91,6 @@ class Configuration(FrozenModel):
     A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
     """
 
-    number: Count = Field(description="in order of their start, from 0")
     values: Values
     runs: tuple[RunPath, ...] = ()
     state: State = "running"
@@ -110,13 +98,6 @@ class Configuration(FrozenModel):
     curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: Count = Field(default=0, description="of its runs in all")
     failures: dict[str, MaskedText] = Field(default_factory=dict, description="the error of each run that failed")
-
-    @field_validator("values")
-    @classmethod
-    def _check_values(cls, values: Values) -> Values:
-        """Refuse NaN and infinity, which have no key."""
-        key_of(values)
-        return values
 
     @property
     def score(self) -> float | None:
@@ -148,10 +129,11 @@ class Configuration(FrozenModel):
         return stdev(scores) if len(scores) > 1 else None
 
 
-class Configurations(FrozenModel):
-    """`configurations.json`."""
+class SweepRecord(FrozenModel):
+    """`<results>/sweeps/<name>/sweep.json`: the settings, and the configurations in order of their start."""
 
-    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    schema_version: Literal[3] = Field(default=3, validation_alias="schema", serialization_alias="schema")
+    settings: SweepSettings
     configurations: list[Configuration] = Field(default_factory=list)
 
 
@@ -161,7 +143,7 @@ def seed_of(path: str) -> str:
 
 
 def key_of(values: Mapping[str, Any]) -> str:
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -171,24 +153,23 @@ class SweepFolder:
 
     path: Path
 
-    def load(self) -> dict[str, Configuration]:
-        """Load the known configurations by key, in order of their start."""
-        document = read_document(self.path / "configurations.json", Configurations, REPAIR)
-        return {stored.key: stored for stored in document.configurations} if document else {}
+    def load(self) -> SweepRecord | None:
+        """Load the record, None before the first command of the sweep."""
+        return read_document(self.path / "sweep.json", SweepRecord, REPAIR)
 
-    def save(self, configurations: Iterable[Configuration]) -> None:
-        write_json(self.path / "configurations.json", Configurations(configurations=list(configurations)))
+    def save(self, settings: SweepSettings, configurations: Iterable[Configuration] = ()) -> None:
+        write_json(self.path / "sweep.json", SweepRecord(settings=settings, configurations=list(configurations)))
 
-    def check(self, settings: SweepSettings) -> None:
-        """Raise UsageError if the existing sweep of this name searched for something else."""
-        before = read_document(self.path / "sweep.json", SweepSettings, REPAIR)
-        if before is None:
-            return
-        old, new = before.model_dump(mode="json"), settings.model_dump(mode="json")
+    def resume(self, settings: SweepSettings) -> list[Configuration]:
+        """Load the known configurations. Raises UsageError if the sweep of this name searched for something else."""
+        if (record := self.load()) is None:
+            return []
+        old, new = record.settings.model_dump(mode="json"), settings.model_dump(mode="json")
         differing = [name for name in new if name not in CHANGEABLE and new[name] != old[name]]
         if differing:
             shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
             raise UsageError(f"the sweep '{settings.name}' has different settings: {shown}; use another --name")
+        return record.configurations
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the sweep for this process. Raises LockHeld naming the holder if another process has locked it."""
@@ -208,59 +189,31 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
         if dot:
             {"recipe": overrides, "options": options}[group][name] = value
         else:
-            run[field] = value
-    datasets = (run.pop("dataset"),) if "dataset" in run else settings.datasets
-    for name in ("method", "backbone", "precision", "recipe"):
-        if not isinstance(run[name], str):
-            raise UsageError(f"{name} = {run[name]!r} is not a name")
+            run[field] = value if field in ("shots", "pretrained") else str(value)
     controls = control_options(run["method"], run["recipe"])
     run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
-    specs = []
-    for dataset, seed in itertools.product(datasets, settings.seeds):
-        config = plan_run(
-            dataset=dataset,
-            classes=classes,
-            seed=seed,
-            overrides=overrides,
-            data=data,
-            **run,
-        )
-        specs.append(RunSpec(config=config, targets=validation_targets(config.dataset, classes)))
-    return specs
+    configs = [
+        plan_run(dataset=dataset, classes=classes, seed=seed, overrides=overrides, data=data, **run)
+        for dataset, seed in itertools.product(settings.datasets, settings.seeds)
+    ]
+    return [RunSpec(config=config, targets=validation_targets(config.dataset, classes)) for config in configs]
 
 
-def examples(settings: SweepSettings) -> Iterator[Values]:
-    """Yield configurations: those of a grid, the last field varying fastest, else some with every listed value."""
-    domains = settings.domains.values()
-    lists = [domain if isinstance(domain, list) else [value_between(domain)] for domain in domains]
-    combinations: Iterable[Sequence[Any]] = itertools.product(*lists)
-    if settings.search != "grid":
-        count = max(map(len, lists), default=1)
-        combinations = [[values[number % len(values)] for values in lists] for number in range(count)]
-    for combination in combinations:
-        yield dict(zip(settings.domains, combination, strict=True))
+def examples(settings: SweepSettings) -> list[Values]:
+    """List some configurations, in which every listed value occurs."""
+    domains = settings.domains
+    lists = [domain if isinstance(domain, list) else [value_between(domain)] for domain in domains.values()]
+    count = max(map(len, lists), default=1)
+    return [
+        {field: values[i % len(values)] for field, values in zip(domains, lists, strict=True)} for i in range(count)
+    ]
 
 
-def check_values(settings: SweepSettings, data: Path | None) -> list[RunSpec]:
-    """Build the runs of the first `MOST_CHECKED` configurations.
-
-    Raises UsageError for values that runs reject, and for ASHA if no run is longer than its grace period.
-    """
-    first = itertools.islice(examples(settings), MOST_CHECKED)
-    runs = [run for values in first for run in make_runs(settings, values, data)]
-    if settings.scheduler == "asha" and (epochs := longest(settings, data)) <= settings.grace_period:
-        raise UsageError(
-            f"--scheduler asha decides after epoch {settings.grace_period} at the earliest, and runs have {epochs}: "
-            "give a smaller --grace-period or more --epochs"
-        )
-    return runs
-
-
-def longest(settings: SweepSettings, data: Path | None) -> int:
+def longest_training(settings: SweepSettings, data: Path | None) -> int:
     """Return the epochs of the longest run over all methods."""
-    values = next(examples(settings))
+    values = examples(settings)[0]
     runs = [run for method in settings.methods for run in make_runs(settings, {**values, "method": method}, data)]
     return max(run.config.recipe.epochs for run in runs)
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
-from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
-from cluster.run import Halving, StoragePaths, TrialReport
+from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
+from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
+from cluster.run import TrialReport
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -41,37 +41,28 @@ class TrialListener(Protocol):
 
 
 def run_trials(
-    space: Mapping[str, Any],
-    runs_of: RunsOf,
-    paths: StoragePaths,
-    capacity: Capacity,
-    listener: TrialListener,
-    *,
-    halving: Halving | None = None,
-    **tune_config: Any,
+    space: Mapping[str, Any], work: TrialWork, capacity: Capacity, listener: TrialListener, **tune_config: Any
 ) -> None:
-    """Execute the trials that Ray Tune draws from `space`.
+    """Execute the trials that Ray Tune draws from `space`. tune_config: of `ray.tune.TuneConfig`.
 
-    halving: train the runs of a trial in step. tune_config: of `ray.tune.TuneConfig`.
     Raises UserError if no trial fits on the remaining nodes for `STALL_SECONDS`.
     """
     from ray import tune
     from ray.tune import FailureConfig, TuneConfig, TuneError, Tuner
     from ray.tune import RunConfig as TuneRun
 
-    resources = capacity.resources
+    resources = work.resources
     # Allow as many pending placement groups as concurrent trials: with fewer, an autoscaler starts nodes too late.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, capacity.max_concurrent))
-    each = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
+    bundle = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     # With several processes the trial itself only coordinates, so its bundle reserves no resources.
-    bundles = [each] if resources.processes == 1 else [{}, *[each] * resources.processes]
-    paths = paths.with_device(capacity.device(paths.runtime.device))
+    bundles = [bundle] if resources.processes == 1 else [{}, *[bundle] * resources.processes]
 
     def trial(config: dict[str, Any]) -> None:
         def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
-        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving))
+        report_to(execute_trial(config, work, report_to))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -101,24 +92,17 @@ def run_trials(
             raise
 
 
-def execute_trial(
-    config: Mapping[str, Any],
-    runs_of: RunsOf,
-    paths: StoragePaths,
-    resources: Resources,
-    report_to: ReportTo,
-    halving: Halving | None = None,
-) -> TrialReport:
+def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
-    if resources.processes > 1:
+    if work.resources.processes > 1:
         from cluster.distributed_trial import execute_in_group
 
-        return execute_in_group(config, runs_of, paths, resources, report_to, halving)
+        return execute_in_group(config, work, report_to)
 
     def execute() -> TrialReport:
-        runtime = paths.local_runtime()
-        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving).execute()
+        runtime = work.paths.local_runtime()
+        return RunExecutor(work.runs_of(config, runtime), runtime, report_to, halving=work.halving).execute()
 
     return attempt(execute)
 

@@ -8,6 +8,7 @@ import tomllib
 from itertools import product
 
 import pytest
+from command_line import plan_sweep
 from made_results import put_halves
 from plug_ins import METHOD, install
 from report_pages import put_entry
@@ -234,14 +235,15 @@ def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipe
     assert main([*bench, "--dry-run"]) == 0
     assert len(re.findall("^other code", capsys.readouterr().out, re.M)) == 2
     scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50)}
-    tried = Configuration(number=0, values={"recipe.lr": 0.1}, runs=paths, **scores)
+    tried = Configuration(values={"recipe.lr": 0.1}, runs=paths, **scores)
+    search = ["--methods", "painted", "--param", "lr=0.1,0.2", *words]
     sweep = SweepFolder(tmp_path / "sweeps" / "painted-digits-lr")
-    sweep.save([tried])
-    for command in (bench, ["sweep", "--methods", "painted", "--param", "lr=0.1,0.2", *words]):
+    sweep.save(plan_sweep(*search), [tried])
+    for command in (bench, ["sweep", *search]):
         assert main(command) == 1
         err = capsys.readouterr().err
         assert refused in err and "starting Ray" not in err
-    assert [one.score for one in sweep.load().values()] == [50]
+    assert [configuration.score for configuration in sweep.load().configurations] == [50]
     assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp, other code"]
     assert {row.labels[1] for row in run_tables(load(tmp_path))[0].rows} == {"Painted CoOp, other code"}
     both_folder = tmp_path.with_name("both")

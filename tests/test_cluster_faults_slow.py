@@ -15,10 +15,9 @@ from fault_cluster import (
     wait_for,
     without_cluster,
 )
-from nodes import REPOSITORY, find_trials
+from nodes import find_trials
 from toy_shards import toy_source
 
-from cluster.preflight import PACKAGES
 from runner.remote_results import results_root
 from runner.run_folders import find_runs
 from shards.builtin_sources import builtin_source
@@ -158,22 +157,14 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster, tmp_path):
 
 
 def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster, tmp_path):
-    data, results, other = tmp_path / "data", tmp_path / "results", tmp_path / "code"
+    data, results = tmp_path / "data", tmp_path / "results"
     results.mkdir()
     pack_source(toy_source(), data, per_shard=5)
-    for package in PACKAGES:
-        shutil.copytree(REPOSITORY / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "procap" / "errors.py").open("a") as file:
-        file.write("\n# A later version.\n")
+    if not cluster.nodes.hosts:
+        pytest.skip("all nodes share the folders of this machine")
     cluster.node_on(2).kill()
-    for hidden, environment, named in (
-        ([results], {}, "is not the storage that the driver writes to"),
-        ([data], {}, "no shards of 'toy'"),
-        ([], {"PYTHONPATH": str(other)}, f"procap is imported from {other}"),
-    ):
-        if hidden and not cluster.nodes.hosts:
-            continue
-        node = cluster.nodes.add(cpus=1, hidden=hidden, **environment)
+    for hidden, named in ((results, "is not the storage that the driver writes to"), (data, "no shards of 'toy'")):
+        node = cluster.nodes.add(cpus=1, hidden=[hidden])
         words = ["bench", "base-to-novel", "--datasets", "toy", "--methods", "coop", "--seeds", "1", "--quick"]
         words += ["--profile", "paper", "--shots", "1", "--backbone", "mini", "--data", str(data)]
         words += ["--results", str(results)]

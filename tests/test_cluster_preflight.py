@@ -8,17 +8,17 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from nodes import Nodes
 from object_server import object_server
-from plug_ins import METHOD, install
 from toy_shards import toy_source
 
 from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
-from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, collect_facts
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, read_digest
 from cluster.ray_cluster import Node, Resources, count_runs, default_resources
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
@@ -39,59 +39,45 @@ def requirements(data, tmp_path, monkeypatch) -> Requirements:
     monkeypatch.setattr(preflight, "VISIBLE_SECONDS", 0.0)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mark").write_text("mark")
-    return Requirements(str(data), str(tmp_path / "results"), {"toy": ("train", "test")}, (), "mark")
+    splits = {"toy": ("train", "test")}
+    digests = {"toy": read_digest(str(data), "toy", splits["toy"])}
+    return Requirements(str(data), str(tmp_path / "results"), splits, digests, version("procap-bench"), "mark")
 
 
 def test_a_node_like_the_driver_has_no_problems_and_leaves_no_file(requirements):
-    assert check_node(requirements, collect_facts(requirements)) == []
+    assert check_node(requirements) == []
     assert os.listdir(requirements.results) == ["mark"]
 
 
-def test_another_version_or_program_is_named_with_the_folders_of_its_packages(requirements):
-    facts = collect_facts(requirements)
-    assert check_node(requirements, facts | {"torch": "1.0"}) == [f"torch is {facts['torch']}, on the driver 1.0"]
-    program, *places, remedy = check_node(requirements, facts | {"program": "0.2"})
-    assert program == f"program is {facts['program']}, on the driver 0.2" and remedy.startswith("install the same")
-    assert f"cluster is imported from {Path(preflight.__file__).parent}" in places
-
-
-def test_a_node_needs_the_plug_ins_of_the_runs_with_the_same_code(requirements, tmp_path, monkeypatch):
-    wanted = replace(requirements, plugins=("theirs",))
-    bare = collect_facts(wanted)
-    install(tmp_path / "lib", {"probed": METHOD}, {"theirs": "probed:Theirs"})
-    monkeypatch.syspath_prepend(tmp_path / "lib")
-    facts = collect_facts(wanted)
-    assert check_node(wanted, facts) == []
-    digest = facts["method theirs"]
-    assert check_node(wanted, bare) == [f"method theirs is {digest}, on the driver not installed"]
+def test_another_version_is_named(requirements):
+    [reason] = check_node(replace(requirements, version="0.0"))
+    assert reason == f"procap-bench is {requirements.version}, on the driver 0.0: use `procap submit`"
 
 
 def test_a_results_folder_that_is_not_shared_or_not_writable_is_named(requirements, tmp_path, monkeypatch):
-    facts = collect_facts(requirements)
     (tmp_path / "own").mkdir()
-    [reason] = check_node(replace(requirements, results=str(tmp_path / "own")), facts)
+    [reason] = check_node(replace(requirements, results=str(tmp_path / "own")))
     assert "is not the storage that the driver writes to" in reason and os.listdir(tmp_path / "own") == []
 
 
 def test_missing_altered_and_cut_data_are_named(requirements, data, tmp_path):
-    facts = collect_facts(requirements)
-    [reason] = check_node(replace(requirements, data=str(tmp_path / "nowhere")), facts)
+    [reason] = check_node(replace(requirements, data=str(tmp_path / "nowhere")))
     assert "no shards of 'toy'" in reason
     cut = replace(requirements, data=str(shutil.copytree(data, tmp_path / "cut")))
     file = tmp_path / "cut" / "toy" / "test" / "1.tar"
     file.write_bytes(file.read_bytes()[:-512])
-    [reason] = check_node(cut, facts)
+    [reason] = check_node(cut)
     assert str(file) in reason
-    assert check_node(replace(cut, datasets={"toy": TRAINING_SPLITS}), facts) == [], "no test split is read"
+    assert check_node(replace(cut, datasets={"toy": TRAINING_SPLITS})) == [], "no test split is read"
     manifest = shutil.copytree(data, tmp_path / "other") / "toy" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("a photo of a {}", "a sketch of a {}"))
-    [reason] = check_node(replace(requirements, data=str(tmp_path / "other")), facts)
-    assert reason.startswith("data set toy is ") and f"on the driver {facts['data set toy']}" in reason
+    [reason] = check_node(replace(requirements, data=str(tmp_path / "other")))
+    assert reason.startswith("data set toy is ") and f"on the driver {requirements.digests['toy']}" in reason
 
 
 def test_a_generated_data_set_may_be_missing(requirements, tmp_path):
-    missing = replace(requirements, data=str(tmp_path / "new"), datasets={"digits": ["train"]})
-    assert check_node(missing, collect_facts(missing) | {"data set digits": "f" * 16}) == []
+    datasets, digests = {"digits": ["train"]}, {"digits": "f" * 16}
+    assert check_node(replace(requirements, data=str(tmp_path / "new"), datasets=datasets, digests=digests)) == []
 
 
 @pytest.fixture(scope="module")

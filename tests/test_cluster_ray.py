@@ -15,10 +15,13 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
+from command_line import plan_sweep
 from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
+from benchmarks.sweeps.table import sort_configurations
 from cluster.distributed_trial import Rank
+from cluster.executor import TrialWork
 from cluster.launcher import Launcher, connect, launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import TrialReport
@@ -37,7 +40,7 @@ TPE = ["--name", "tpe", "--search", "tpe", "--param", "lr=loguniform(1e-4,1e30)"
 TPE += ["--search-seed", "16"]
 ASHA = ["--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]
 FINISHED = [
-    Configuration(number=number, values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="finished",
+    Configuration(values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="finished",
                   scores={f"x/seed1-{number:08x}": score}, epochs=1)
     for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
 ]  # fmt: skip
@@ -52,11 +55,12 @@ def halved(local_ray, where, tmp_path_factory):
     """
     results = tmp_path_factory.mktemp("halved")
     unfinished = [
-        Configuration(number=number, values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="failed")
-        for number, lr in enumerate(UNFINISHED, len(FINISHED))
+        Configuration(values={"recipe.lr": lr, "options.ctx_init": "an_old_grey_dog"}, state="failed")
+        for lr in UNFINISHED
     ]
-    SweepFolder(results / "sweeps" / "tpe").save([*FINISHED, *unfinished])
-    return results, main(["sweep", *ASKED, *TPE, *ASHA, *where, "--results", str(results)])
+    words = [*ASKED, *TPE, *ASHA, *where, "--results", str(results)]
+    SweepFolder(results / "sweeps" / "tpe").save(plan_sweep(*words), [*FINISHED, *unfinished])
+    return results, main(["sweep", *words])
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +75,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def summary(results, name="grid"):
-    return json.loads((results / "sweeps" / name / "summary.json").read_text())
+def configurations(results, name="grid"):
+    """Return the recorded configurations of a sweep, the best first."""
+    return sort_configurations(SweepFolder(results / "sweeps" / name).load().configurations)
 
 
 def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoint):
@@ -81,20 +86,20 @@ def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoin
                  overrides={"epochs": 3, "lr": lr, "warmup": "none"}, options={"ctx_init": "an_old_grey_dog"}).path
         for lr in RATES for seed in (1, 2)
     }  # fmt: skip
-    assert {run for row in summary(searched)["configurations"] for run in row["runs"]} == wanted
+    assert {run for configuration in configurations(searched) for run in configuration.runs} == wanted
     assert all(RunFolder(searched / run).train() for run in wanted)
 
 
 def test_its_scores_are_the_counts_of_validation_images(searched):
-    rows = summary(searched)["configurations"]
-    assert len(rows) == 3
-    for row in rows:
-        results = [RunFolder(searched / run).evaluation(Target("digits", "base", "val")) for run in row["runs"]]
+    tried = configurations(searched)
+    assert len(tried) == 3
+    for configuration in tried:
+        results = [RunFolder(searched / run).evaluation(Target("digits", "base", "val")) for run in configuration.runs]
         accuracies = [100 * result.correct / result.total for result in results if result]
-        assert row["score"] == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
-        assert row["std"] == pytest.approx(stdev(accuracies))
-    scores = [row["score"] for row in rows]
-    assert scores == sorted(scores, reverse=True) and summary(searched)["best"] == rows[:1]
+        assert configuration.score == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
+        assert configuration.spread == pytest.approx(stdev(accuracies))
+    scores = [configuration.score for configuration in tried]
+    assert scores == sorted(scores, reverse=True)
 
 
 @pytest.mark.slow
@@ -104,18 +109,19 @@ def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few
     half = ["--name", "grid", "--param", "lr=0.02", *PARAMS]
     blind = ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
     assert main(["sweep", *ASKED, *half, *where, *blind]) == 0
-    wanted = {tuple(row["runs"]): row["scores"] for row in summary(searched)["configurations"]}
-    rows = summary(tmp_path)["configurations"]
-    assert len(rows) == 1 and all(row["scores"] == wanted[tuple(row["runs"])] for row in rows)
+    expected = {configuration.runs: configuration.scores for configuration in configurations(searched)}
+    [configuration] = configurations(tmp_path)
+    assert configuration.scores == expected[configuration.runs]
 
 
 def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys):
     files = {file: file.stat().st_mtime_ns for run in find_runs(searched) for file in run.path.rglob("*.json")}
-    files |= {file: file.stat().st_mtime_ns for file in searched.glob("collections/sweep/*/*")}
-    before = summary(searched)
+    before = configurations(searched)
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out.splitlines()[-1]) == before == summary(searched)
+    rows = json.loads(captured.out.splitlines()[-1])["configurations"]
+    assert [row["score"] for row in rows] == [configuration.score for configuration in before]
+    assert before == configurations(searched)
     assert "3 with a score already" in captured.err
     assert files == {file: file.stat().st_mtime_ns for file in files}
 
@@ -124,19 +130,20 @@ def test_force_deletes_its_runs_and_their_scores_first(searched, where, tmp_path
     results = shutil.copytree(searched, tmp_path / "results")
     monkeypatch.setattr("benchmarks.cli.sweep._execute", lambda *_: 0)
     again = ["sweep", *ASKED, *GRID, *where, "--results", str(results)]
-    tried = {path for one in SweepFolder(results / "sweeps/grid").load().values() for path in one.runs}
+    tried = {path for configuration in configurations(results) for path in configuration.runs}
     assert main([*again, "--force", "--dry-run"]) == main(again) == 0
     assert tried <= {run.path.relative_to(results).as_posix() for run in find_runs(results)}
     assert main([*again, "--force"]) == 0
     assert not tried & {run.path.relative_to(results).as_posix() for run in find_runs(results) if run.train()}
-    assert not SweepFolder(results / "sweeps/grid").load()
+    assert not configurations(results)
 
 
-def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys):
-    document = summary(searched)
+def test_the_commands_at_its_end_train_the_best_and_test_it(searched, where, capsys):
+    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
+    document = printed(capsys)
     train, evaluate = (shlex.split(line)[1:] for line in document["commands"])
+    best = document["best"]
     assert main([*train, "--tracking", "off", "--json"]) == 0
-    [best] = document["best"]
     assert {run["run"] for run in printed(capsys)["trained"]} == set(best["runs"])
     assert main([*evaluate, "--dry-run", "--json"]) == 0
     planned = printed(capsys)["runs"]
@@ -163,10 +170,10 @@ def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, ca
 
 def test_tpe_resumes_and_keeps_to_its_budget(halved):
     results, code = halved
-    found = list(SweepFolder(results / "sweeps" / "tpe").load().values())
-    assert code == 3 and len(found) == 7 and found[:2] == FINISHED
-    assert [one.values["recipe.lr"] for one in found[2:6]] == [*UNFINISHED]
-    assert all(one.state != "running" for one in found)
+    tried = SweepFolder(results / "sweeps" / "tpe").load().configurations
+    assert code == 3 and len(tried) == 7 and tried[:2] == FINISHED
+    assert [configuration.values["recipe.lr"] for configuration in tried[2:6]] == [*UNFINISHED]
+    assert all(configuration.state != "running" for configuration in tried)
     # The failure of the first seed ends its trial before the second.
     assert len(find_runs(results)) == 2 * 4 + 1
 
@@ -183,20 +190,18 @@ def mean_at(configuration, epoch, results):
 
 def test_a_configuration_that_fails_leaves_the_others_alone(halved):
     results, _ = halved
-    document = summary(results, "tpe")
-    assert document["counts"]["failed"] == 1 and document["counts"]["running"] == 0
-    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert failed["values"]["recipe.lr"] == 1e30 and set(failed["failures"]) == set(failed["runs"])
+    [failed] = [configuration for configuration in configurations(results, "tpe") if configuration.state == "failed"]
+    assert failed.values["recipe.lr"] == 1e30 and {*failed.failures} == {*failed.runs}
     kept = read_collection(results / "collections/sweep/tpe")
     assert kept is not None and kept.status == "failed" and len(kept.runs) == 2 * 5
-    assert set(kept.failed) == set(failed["runs"])
+    assert {*kept.failed} == {*failed.runs}
     assert all("not finite" in why for why in kept.failed.values()), kept.failed
 
 
 def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved, searched):
     results, _ = halved
-    configurations = [*SweepFolder(results / "sweeps" / "tpe").load().values()][len(FINISHED) :]
-    found = [one for one in configurations if one.state != "failed"]
+    tried = SweepFolder(results / "sweeps" / "tpe").load().configurations[len(FINISHED) :]
+    found = [one for one in tried if one.state != "failed"]
     stopped = [one for one in found if one.state == "stopped"]
     assert stopped and {one.state for one in found} == {"stopped", "finished"}
     for one in found:
@@ -216,7 +221,7 @@ def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, wher
     results = tmp_path / "results"
     shutil.copytree(searched, results)
     shutil.rmtree(results / "sweeps")
-    broken = results / summary(searched)["best"]["runs"][0] / "train.json"
+    broken = results / configurations(searched)[0].runs[0] / "train.json"
     broken.write_text("{")
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results), "--json"]) == 3
     document = printed(capsys)
@@ -298,7 +303,7 @@ def executed(local_ray, few_digits, tmp_path_factory):
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
         killed = killer.submit(kill)
         try:
-            run_trials(space, waits_once, paths, found, recorder, search_alg=generator)
+            run_trials(space, TrialWork.on(found, paths, waits_once), found, recorder, search_alg=generator)
         finally:
             done.set()
     killed.result()
@@ -409,7 +414,8 @@ def test_the_port_of_a_process_group_stays_reserved(local_ray):
 def test_a_run_that_always_loses_its_process_is_started_five_times(local_ray, few_digits, tmp_path):
     recorder, paths = Recorder(), make_paths(few_digits, tmp_path)
     with connect(Launcher(kind="ray", address=local_ray), paths) as found:
-        run_trials({"number": 7}, lambda config, runtime: os._exit(1), paths, found, recorder)
+        work = TrialWork.on(found, paths, lambda config, runtime: os._exit(1))
+        run_trials({"number": 7}, work, found, recorder)
     assert recorder.began == [7] * 5
     assert recorder.ends[7].state == "failed"
     assert "given up after 5 attempts: The actor is dead because" in recorder.ends[7].why

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +133,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     write_json(run.validation_file, ValidationHistory(config_hash=config.hash, counts=[count]))
     own = "name: my-pets\ntemplate: a photo of a {}.\nfolder: images\nclasses: {1: cat, b: dog}\n"
     own += "split: {train: 0.5, val: 0.2, test: 0.3, seed: 2}\n"
-    sweep = "methods: coop\ndatasets: [digits]\nseeds: 1,2\nparam: {lr: [0.1, 0.2], n_ctx: {uniform: [2, 8]}}\n"
-    sweep += "option: {init: random}\nrecipe_field: {epochs: 2}\ntracking: off\n"
-
-    sweeps, collection = put_sweep(results, config), put_suite(results)
+    sweep, collection = put_sweep(results, config), put_suite(results)
 
     def read_state(content: bytes) -> None:
         shutil.rmtree(state.parent)
@@ -178,10 +173,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         "progress": (run.progress_file, json_damage, run.progress),
         "validation": (run.validation_file, json_damage, run.validation),
         "collection": (collection, json_damage, lambda: read_suite(results)),
-        "settings of a sweep": (sweeps / "sweep.json", json_damage, lambda: read_sweep(results)),
-        "configurations": (sweeps / "configurations.json", json_damage, lambda: read_sweep(results)),
+        "sweep": (sweep, json_damage, lambda: read_sweep(results)),
         "own data set": (of_text("pets.yaml", own), yaml_damage, lambda: read_description(folder / "pets.yaml")),
-        "sweep": (of_text("mine.yaml", sweep), yaml_damage, lambda: plan_sweep(folder / "mine.yaml")),
     }
 
     def find(kind: str) -> tuple[Any, Check]:
@@ -197,7 +190,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 KINDS = (
     "manifest", "mirror", "config", "train", "evaluation", "progress", "validation", "checkpoint", "state",
-    "collection", "settings of a sweep", "configurations", "own data set", "sweep",
+    "collection", "own data set", "sweep",
 )  # fmt: skip
 
 
@@ -216,20 +209,19 @@ def read_suite(results: Path) -> None:
 
 
 def put_sweep(results: Path, config: RunConfig) -> Path:
-    """A sweep of one configuration, and return its folder."""
+    """Record a sweep of one configuration, and return its file."""
     settings = SweepSettings(
         name="rates", space={"recipe.lr": [0.1, 0.2], "n_ctx": {"uniform": [1.0, 9.0]}}, methods=("coop",),
         datasets=("digits",), seeds=(1,), search="random", trials=2,
     )  # fmt: skip
     folder = SweepFolder(results / "sweeps/rates")
-    write_json(folder.path / "sweep.json", settings)
     tried = Configuration(
-        number=0, values={"recipe.lr": 0.1, "n_ctx": 2.5}, runs=(config.path,), state="finished",
+        values={"recipe.lr": 0.1, "n_ctx": 2.5}, runs=(config.path,), state="finished",
         scores={config.path: 50.0}, curve={1: 40.0}, epochs=2,
     )  # fmt: skip
-    folder.save([tried])
+    folder.save(settings, [tried])
     write_collection(results, Collection(kind="sweep", name="rates", runs=(config.path,)))
-    return folder.path
+    return folder.path / "sweep.json"
 
 
 def read_sweep(results: Path) -> None:
@@ -239,14 +231,6 @@ def read_sweep(results: Path) -> None:
     for section in sections:
         for table in section.make_tables():
             render(table, "md")
-
-
-def plan_sweep(file: Path) -> None:
-    """Plan the sweep; what only the command line explains is a UserError here."""
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
-        code = main(["sweep", str(file), "--dry-run"])
-    if code:
-        raise UserError(errors.getvalue().rstrip("\n"))
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.slow)])

@@ -17,10 +17,9 @@ from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
-from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings
+from cluster.sweep_record import SWEEPS, SweepFolder
 from procap.errors import UserError
 from runner.config import RunConfig
-from runner.results import read_document
 from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
 
@@ -186,12 +185,10 @@ def read_sweeps(results: Path, names: Sequence[str] = ()) -> tuple[list[Section]
 
 
 def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder, RunConfig]]) -> Section:
-    record = SweepFolder(results / SWEEPS / folder.name)
-    collection = read_collection(folder)
-    settings = read_document(record.path / "sweep.json", SweepSettings)
-    if collection is None or settings is None:
-        raise UserError(f"{record.path / 'sweep.json'} is missing")
-    configurations = list(record.load().values())
+    collection, record = read_collection(folder), SweepFolder(results / SWEEPS / folder.name).load()
+    if collection is None or record is None:
+        raise UserError("its sweep.json is missing")
+    settings, configurations = record.settings, record.configurations
     folders = [runs[path] for path in collection.runs if path in runs]
     frame, unfinished = _read_results(folders, results)
     # Runs that a scheduler has stopped early are not unfinished.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.console.output import note, plural
@@ -46,16 +45,17 @@ def execute(
         for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
     find_unpacked(splits, runtime.data)
-    backbones = [(run.config.backbone, run.config.pretrained) for run in runs]
     if launcher.kind == "local":
-        check_weights(backbones)
+        check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     ensure_packed(splits, runtime.data)
     check_training_images((run.config for run in runs), runtime.data)
     work = {run.path: count_images(run, states[run.path], runtime) for run in runs}
     if launcher == Launcher() and sum(work.values()) < FEW_IMAGES:
         launcher = replace(launcher, max_concurrent=1)
-    with connect_checked(launcher, paths, splits, backbones, {run.config.method for run in runs}) as capacity:
-        _describe_capacity(capacity, launcher)
+    with connect(launcher, paths) as capacity:
+        if launcher.kind == "ray":
+            check_nodes(paths, splits, autoscale=launcher.autoscale)
+        note_capacity(capacity)
         if force:
             # Once, in the driver, so that a restarted run resumes.
             delete_runs((run.path for run in runs), runtime)
@@ -68,10 +68,11 @@ def execute(
     return {ordered[number].path: reason for number, reason in progress.failed.items()}
 
 
-def _describe_capacity(capacity: Capacity, launcher: Launcher) -> None:
+def note_capacity(capacity: Capacity) -> None:
+    """Print how many runs are executed at once, and where."""
     if capacity.ray:
-        machines = f"on {plural(len(nodes()), 'node')}" if launcher.kind == "ray" else "on this machine"
-        note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
+        machines = plural(len(nodes()), "node")
+        note(f"{plural(capacity.max_concurrent, 'run')} at once on {machines}, a run has {capacity.resources}")
         note("loading the program on the workers ...")
     else:
         note("one run at a time, in this process (--max-concurrent N for more)")
@@ -85,22 +86,3 @@ def delete_runs(paths: Iterable[str], runtime: RuntimeConfig) -> None:
         with folder.locked():
             remote.delete_run(path)
             folder.clear()
-
-
-@contextmanager
-def connect_checked(
-    launcher: Launcher,
-    paths: StoragePaths,
-    datasets: Mapping[str, Collection[str]],
-    backbones: Iterable[tuple[str, str | None]],
-    methods: Iterable[str],
-    *,
-    always_ray: bool = False,
-) -> Iterator[Capacity]:
-    """Connect to the launcher's machines and check that they have what runs need, see `check_nodes`."""
-    if launcher.kind == "local":
-        check_weights(backbones)
-    with connect(launcher, paths, always_ray=always_ray) as capacity:
-        if launcher.kind == "ray":
-            check_nodes(paths, datasets, methods, autoscale=launcher.autoscale)
-        yield capacity

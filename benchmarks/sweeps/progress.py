@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from benchmarks.suites.progress import TrialProgress
@@ -11,10 +10,9 @@ from benchmarks.sweeps.table import count_states, find_best, format_configuratio
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
-from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
-from runner.run_collection import Collection, Status, read_collection
+from runner.run_collection import Collection, Status
 from runner.tracking.background import CollectionTracker
 
 
@@ -34,20 +32,12 @@ class SweepProgress(TrialProgress):
         self._tracker = CollectionTracker(runtime, Collection(kind="sweep", name=settings.name, settings=shown))
         self._settled = 0
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether an earlier command recorded the end of the sweep with these settings, and nothing is left to do."""
-        mine, before = self._tracker.collection, None
-        with suppress(UserError):
-            before = read_collection(self.sweep.runtime.results / mine.path)
-        ended = before is not None and (before.status, before.settings) == ("finished", mine.settings)
-        return ended and self.sweep.is_complete
-
     def close(self, status: Status) -> None:
         """Send everything to MLflow, with the final status."""
-        configurations = self.sweep.configurations.values()
-        failures = {run: why for one in configurations for run, why in one.failures.items() if one.state == "failed"}
-        self._tracker.update([run for one in configurations for run in one.runs])
+        failures: dict[str, str] = {}
+        for configuration in self.sweep.configurations.values():
+            self._tracker.update(configuration.runs)
+            failures |= configuration.failures if configuration.state == "failed" else {}
         self._tracker.close(status, self._metrics(), failures)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
@@ -78,5 +68,5 @@ class SweepProgress(TrialProgress):
     def _metrics(self) -> dict[str, float]:
         settings, configurations = self.sweep.settings, list(self.sweep.configurations.values())
         metrics = {f"configurations_{state}": float(count) for state, count in count_states(configurations).items()}
-        best = [] if settings.varies_data else find_best(settings, configurations)
-        return metrics | {f"best/{settings.metric}": one.score for one in best if one.score is not None}
+        best = find_best(configurations)
+        return metrics | ({f"best/{settings.metric}": best.score} if best and best.score is not None else {})

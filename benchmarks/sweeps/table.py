@@ -16,46 +16,32 @@ STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfini
 """The states of a configuration, the best first, as they are printed."""
 
 
-def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Sort configurations: finished ones by score, then those that ended earlier, failed ones last.
+def sort_configurations(configurations: Iterable[Configuration]) -> list[Configuration]:
+    """Sort configurations: finished ones by score, then those that ended earlier, failed ones last."""
 
-    Equal ones are in the order in which the values are listed, or from the smallest drawn number on.
-    """
-
-    def order(configuration: Configuration) -> list[Any]:
-        values = [(configuration.values.get(field), domain) for field, domain in settings.domains.items()]
-        listed = [[*domain, value].index(value) if isinstance(domain, list) else value for value, domain in values]
-        return [*_place(configuration), listed]
+    def order(configuration: Configuration) -> tuple[float, ...]:
+        score = -math.inf if configuration.score is None else round(configuration.score, 6)
+        epoch = 0 if configuration.state == "finished" else -configuration.epoch
+        return list(STATES).index(configuration.state), epoch, -score
 
     return sorted(configurations, key=order)
 
 
-def _place(configuration: Configuration) -> tuple[float, ...]:
-    """Return what is equal for configurations of one rank, and less for a better one."""
-    score = -math.inf if configuration.score is None else round(configuration.score, 6)
-    epoch = 0 if configuration.state == "finished" else -configuration.epoch
-    return list(STATES).index(configuration.state), epoch, -score
-
-
-def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Find the best finished configuration; of each data set if they are varied, as such scores are not comparable."""
-    best: dict[Any, Configuration] = {}
-    for configuration in rank(settings, configurations):
-        if configuration.state == "finished":
-            best.setdefault(configuration.values.get("dataset"), configuration)
-    return list(best.values())
+def find_best(configurations: Iterable[Configuration]) -> Configuration | None:
+    """Find the best finished configuration, None without any."""
+    finished = [configuration for configuration in configurations if configuration.state == "finished"]
+    return next(iter(sort_configurations(finished)), None)
 
 
 def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:
     """Make a row for each configuration, the best first."""
-    rows, ranked = [], rank(settings, configurations)
-    places = [_place(configuration) for configuration in ranked]
-    for configuration, place in zip(ranked, places, strict=True):
+    rows = []
+    for number, configuration in enumerate(sort_configurations(configurations), 1):
         seeds = tuple(sorted(map(int, configuration.by_seed)))
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
         values = [_format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
-        rows.append(Row((str(places.index(place) + 1),), (*values, score, epochs, STATES[configuration.state])))
+        rows.append(Row((str(number),), (*values, score, epochs, STATES[configuration.state])))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
     note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
@@ -80,16 +66,16 @@ def format_values(values: Values) -> str:
 
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
-    """Make the document of `--json` and summary.json."""
+    """Make the document of `--json`."""
     return {
         "name": settings.name,
         "metric": settings.metric,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
         "counts": count_states(configurations),
-        "best": [_to_row(configuration) for configuration in find_best(settings, configurations)],
+        "best": _to_row(best) if (best := find_best(configurations)) else None,
         "commands": commands,
-        "configurations": [_to_row(configuration) for configuration in rank(settings, configurations)],
+        "configurations": [_to_row(configuration) for configuration in sort_configurations(configurations)],
     }
 
 
