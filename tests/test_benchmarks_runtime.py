@@ -15,15 +15,16 @@ from rank_processes import run_ranks
 from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.runtime.benchmark import measure, measure_suite, write
-from benchmarks.runtime.data import class_names, load_case_data
+from benchmarks.runtime.benchmark import measure, measure_suite, suite_settings, write
+from benchmarks.runtime.data import load_case_data
 from benchmarks.runtime.measure import count_flops
-from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, flags_of_options, make_settings
+from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
 from benchmarks.tables.speed import runtime_tables
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.results import write_json
+from tools.synthetic import class_names, pack_photographs
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -38,9 +39,9 @@ def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
 def report(runtime, short_checkpoint):
     """One epoch of ProCAP and zero-shot CLIP; fast mode augments from decoded pixels, as on a GPU."""
     settings = make_settings(
-        runtime, CPU, methods="zeroshot,procap", datasets="digits", backbone=str(short_checkpoint), epochs=1
+        runtime, CPU, methods=("zeroshot", "procap"), backbone=str(short_checkpoint), epochs=1, repeats=1
     )
-    settings = replace(settings, repeats=1, accelerations=Acceleration(images=True))
+    settings = replace(settings, accelerations=Acceleration(images=True))
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(METHOD_OPTIONS, "procap", {"depth": 3})
         # The counts are the same with data, which is faster for a model as small as this.
@@ -56,10 +57,11 @@ def suite(report, runtime, tmp_path):
     definition = load_suite("runtime")
     options = definition.options(MINI, datasets=("digits",), methods=("zeroshot", "procap"))
     place = replace(runtime, results=tmp_path, tracking_uri="off")
-    settings = make_settings(place, CPU, **flags_of_options(options))
-    copy = {**report, "settings": json.loads(json.dumps(asdict(settings))), "backbone": {"name": "mini", "weights": ""}}
+    done = SuiteResults.read(definition, options, tmp_path)
+    settings = json.loads(json.dumps(asdict(suite_settings(done, place, CPU))))
+    copy = {**report, "settings": settings, "backbone": {"name": "mini", "weights": ""}}
     write_json(tmp_path / "runtime" / "x" / "runtime.json", copy)
-    return SuiteResults.read(definition, options, tmp_path), place
+    return done, place
 
 
 def test_whole_trainings_of_both_modes_agree(report):
@@ -68,27 +70,18 @@ def test_whole_trainings_of_both_modes_agree(report):
     assert len(rows) == 4 and rows["zeroshot", "fast"]["train_seconds"] is None
     trained = [rows["procap", mode] for mode in ("reference", "fast")]
     assert trained[0]["correct"] == trained[1]["correct"] and trained[0]["accuracy"] is not None
-    for loss in ("first_loss", "last_loss"):
-        assert trained[0][loss] == pytest.approx(trained[1][loss], rel=1e-3)
+    assert trained[0]["last_loss"] == pytest.approx(trained[1]["last_loss"], rel=1e-3)
     assert trained[1]["peak_bytes"]["train"] < trained[0]["peak_bytes"]["train"]
     assert trained[1]["flops"]["step"] < trained[0]["flops"]["step"]
     for row in trained:
-        assert row["train_seconds"] > 0 < row["steps"]
-
-
-def test_phases_and_rates_are_those_of_the_measured_steps(report):
-    for row in (row for row in report["rows"] if row["method"] == "procap"):
-        phases = row["phases"]
-        model = sum(phases[name] for name in ("forward", "backward", "optimizer"))
-        assert 0 < model + phases["data"] <= row["train_seconds"] * 1.01
-        assert all(phases[name] > 0 for name in ("load", "data", "evaluation"))
+        assert 0 < row["steps"] * row["step_seconds"]["median"] <= row["train_seconds"] * 1.01
 
 
 def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, runtime):
-    assert {(row["class_choice"], row["classes"]) for row in report["rows"]} == {("base", 5)}
+    assert {row["classes"] for row in report["rows"]} == {5}
     assert "16 shots of base classes" in Path(report["folder"], "runtime.md").read_text()
-    every = load_case_data("digits", runtime.data, runtime.results, make_settings(runtime, CPU, classes="all").classes)
-    assert len(every.space.classnames) == 10 and len(every.test.images) == 60
+    whole = load_case_data("digits", runtime.data, "all")
+    assert len(whole.space.classnames) == 10 and len(whole.test.images) == 60
 
 
 def test_a_report_is_written(report, runtime):
@@ -134,7 +127,7 @@ def test_another_measurement_leaves_the_one_of_the_suite(suite):
     file.unlink()
     other = {**report, "rows": [{**row, "dataset": "tiles"} for row in report["rows"]]}
     for name, found in (("digits", report), ("tiles", other)) * 2:
-        write(found, make_settings(place, CPU, datasets=name), place)
+        write(found, make_settings(place, CPU, datasets=(name,)), place)
     assert len([*(done.results / "runtime").glob("*/runtime.json")]) == 2 and runtime_tables(done)
 
 
@@ -150,12 +143,12 @@ class AbsentPackages:
 
 
 def benchmark_without_optional_packages(data: str, results: str) -> None:
-    """Run the command with random weights in a process that has none of the packages imported."""
+    """Run the suite with random weights in a process that has none of the packages imported."""
     assert not ABSENT & sys.modules.keys()
     sys.meta_path.insert(0, AbsentPackages())
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         del os.environ[name]
-    words = "--datasets digits --methods mmrl --pretrained random --epochs 1 --json --device cpu"
+    words = "--datasets digits --methods mmrl --pretrained random --epochs 1 --device cpu --tracking off"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("benchmarks.runtime.settings.Settings", partial(Settings, batch=4))
         patched.setattr("benchmarks.runtime.workload.count_flops", partial(count_flops, compute=True))
@@ -168,7 +161,8 @@ def test_any_method_is_measured_also_where_ray_and_mlflow_are_missing(few_digits
     """Random weights have no accuracy."""
     [done] = run_ranks(1, benchmark_without_optional_packages, str(few_digits), str(tmp_path))
     assert done.code == 0, done.err
-    report = json.loads(done.out.splitlines()[-1])
+    [file] = tmp_path.glob("runtime/*/runtime.json")
+    report = json.loads(file.read_text())
     for row in report["rows"]:
         assert row["train_seconds"] > 0 and row["accuracy"] is None and row["accuracy_note"] == "the weights are random"
     assert report["settings"]["pretrained"] == "random"
@@ -176,10 +170,8 @@ def test_any_method_is_measured_also_where_ray_and_mlflow_are_missing(few_digits
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (("--precision", "fp8"), "fp32, bf16"),
     (("--methods", "mapel"), "maple"),
     (("--classes", "novel"), "base, all"),
-    (("--epochs", "0"), "--epochs"),
 ])  # fmt: skip
 def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
     assert main(["bench", "runtime", *flags]) == 2
@@ -188,10 +180,10 @@ def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
 
 
 def test_photographs_have_the_size_of_their_name(tmp_path):
-    data = load_case_data("photographs-3", tmp_path / "data", tmp_path / "made")
+    pack_photographs("photographs-3", tmp_path)
+    data = load_case_data("photographs-3", tmp_path, "all")
     assert (len(data.fewshot.train), len(data.test.images), len(data.space.classnames)) == (48, 12, 3)
-    assert data.classes == "all", "as many as the name says, also where base classes are chosen"
-    assert data.synthetic and data.fewshot.train.image(0).size in ((500, 375), (375, 500))
+    assert data.fewshot.train.image(0).size in ((500, 375), (375, 500))
 
 
 def test_class_names_are_distinct_and_of_different_lengths():

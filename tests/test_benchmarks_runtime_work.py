@@ -9,14 +9,14 @@ import pytest
 import torch
 from small_runs import ReplayByRunning
 
-from benchmarks.cli import main
-from benchmarks.runtime import data, measure, workload
+from benchmarks.runtime import measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
 from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
+from tools.synthetic import pack_photographs, synthetic_case
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
@@ -26,7 +26,7 @@ PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
     for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():
-        method, images, labels = data.synthetic_case(clip, name, 3, 4)
+        method, images, labels = synthetic_case(clip, name, 3, 4)
         logits.append(workload.make_classifier(method, mode)(images))
         if name != "zeroshot":
             training = workload.Training(method, run_config(name, "fp32", settings()), mode, PLAIN)
@@ -50,16 +50,10 @@ def test_operations_are_counted_without_computing():
     assert measure.count_flops(lambda: a @ b) == measure.count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
 
 
-def test_workloads_take_turns_and_start_in_turns():
+def test_workloads_alternate_and_each_round_starts_with_the_next():
     order = []
-    seconds = measure.time_in_turns([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
+    seconds = measure.time_interleaved([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
     assert "".join(order) == "abbaab" and [len(values) for values in seconds] == [3, 3]
-
-
-def test_the_highest_rate_is_that_of_the_lowest_time():
-    summary = measure.Summary.of([1.0, 4.0, 2.0])
-    assert summary == measure.Summary(2.0, 1.0, 4.0, 3)
-    assert summary.rate(8) == measure.Summary(4.0, 2.0, 8.0, 3)
 
 
 @pytest.fixture
@@ -76,13 +70,13 @@ def settings():
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
     recipe = run_config("maple", "fp32", settings(), dataset="eurosat").recipe
     assert (recipe.colour_jitter, recipe.rotation) == (EUROSAT_JITTER, EUROSAT_ROTATION)
-    photographs = data.load_case_data("photographs-1", tmp_path, tmp_path)
-    made = run_config("maple", "fp32", settings(), dataset=photographs.name, data=photographs.root)
+    root = pack_photographs("photographs-1", tmp_path)
+    made = run_config("maple", "fp32", settings(), dataset="photographs-1", data=root)
     assert made.dataset == "photographs-1" and made.recipe.colour_jitter == 0
 
 
 def make_training(clip, accelerations, mode="fast", name="procap"):
-    method, images, labels = data.synthetic_case(workload.models_by_mode(clip, PLAIN)[mode], name, 5, 2)
+    method, images, labels = synthetic_case(workload.models_by_mode(clip, PLAIN)[mode], name, 5, 2)
     return workload.Training(method, run_config(name, "fp32", settings()), mode, accelerations), images, labels
 
 
@@ -97,16 +91,15 @@ def test_preparing_changes_no_weight_and_steps_are_those_of_the_mode(tiny_clip, 
     start = work.prepare(images, labels)
     for one, other in zip(before, copy_weights(work), strict=True):
         assert torch.equal(one, other)
-    assert start.peak > 0 and start.seconds >= start.once > 0
+    assert start.peak > 0 and start.seconds > 0
     plain, *_ = make_training(tiny_clip, PLAIN)
     for number in range(2):
         terms = [each(each.batch(images, labels, number)).clone() for each in (work, plain)]
-        assert number or float(terms[0][-2]) == pytest.approx(start.loss, rel=1e-5)
         torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
 
 
 def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
-    method, images, _ = data.synthetic_case(tiny_clip, "procap", 5, 3)
+    method, images, _ = synthetic_case(tiny_clip, "procap", 5, 3)
     config = run_config("procap", "fp32", settings())
     plain, recorded = (workload.Evaluation(method, config, "fast", accelerations) for accelerations in (PLAIN, GRAPHS))
     for each in (plain, recorded):
@@ -119,7 +112,7 @@ def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
 def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_clip, monkeypatch):
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
     config = run_config("procap", "fp32", settings())
-    method, *_ = data.synthetic_case(tiny_clip, "procap", 5, 2)
+    method, *_ = synthetic_case(tiny_clip, "procap", 5, 2)
     groups = [workload.make_engine(method, config, mode).optimizer.param_groups[0] for mode in workload.MODES]
     assert [group["fused"] for group in groups] == [None, True]
     assert groups[0]["lr"] == config.recipe.lr and not groups[0]["capturable"]
@@ -152,12 +145,3 @@ def test_recorded_steps_on_a_gpu_are_plain_steps(name, caplog):
     for number in range(3):
         terms = [each(each.batch(images, labels, number)).clone() for each in (recorded, plain)]
         torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-def test_check_on_a_gpu_in_small(capsys, tmp_path):
-    flags = ("--check", "--backbone", "mini", "--precision", "bf16", "--datasets", "photographs-3", "--budget", "20")
-    place = ("--scaling", "10x8", "--tracking", "off", "--results", str(tmp_path))
-    assert main(["bench", "runtime", *flags, *place]) in (0, 4)
-    printed = capsys.readouterr()
-    assert "FAILED" not in printed.out and "not captured" not in printed.err

@@ -27,13 +27,13 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.console.output import plural
-from benchmarks.runtime.data import photograph_source, photographs
 from benchmarks.tables.render import markdown_grid
 from shards.pack import pack_source
 from shards.raw.folders import FolderPart
 from shards.reader import Split, open_dataset
 from shards.records import Source
 from tools.record import describe_machine, describe_run, write_record
+from tools.synthetic import photograph_source, photographs
 
 # torch is imported in functions: packing starts processes that import this file, and never need it.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import normalize
 
 from benchmarks.console.output import note
-from benchmarks.runtime.data import synthetic_case
-from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns
+from benchmarks.runtime.measure import REPEATS, summarize, time_interleaved
 from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Preparation, Training, Work, models_by_mode
 from benchmarks.tables.render import markdown_grid
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
+from tools.synthetic import synthetic_case
+
+TEACHERS = ("promptsrc", "mmlop")
+"""Methods that once compute features of 60 templates; a step takes the same time with any others."""
 
 
 @dataclass(frozen=True)
@@ -38,56 +41,44 @@ class Size:
 
 
 def measure_sizes(
-    models: Models, method: str, sizes: Sequence[Size], settings: Settings, rounds: int, seconds: float | None
+    models: Models, method: str, sizes: Sequence[Size], settings: Settings, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure `sizes` in both modes for about `seconds`. ratio, counted: of reference over fast."""
-    found: list[dict[str, Any]] = []
-    began = time.perf_counter()
+    """Measure `sizes` in both modes. ratio, counted: of reference over fast."""
+    results = []
     for size in sizes:
-        left = None if seconds is None else seconds - (time.perf_counter() - began)
-        if left is not None and left <= 0:
-            note(f"  {len(sizes) - len(found)} of {len(sizes)} sizes left out: the time is used up")
-            break
-        one = _measure_size(models, method, size, settings, rounds, left)
-        found.append(one)
+        results.append(result := _measure_size(models, method, size, settings, rounds))
         described = f"{size.kind} {size.classes} classes, batch {size.batch}, {size.precision}"
-        note(f"  {described}: {one['ratio']:.2f}x, counted {one['counted']:.2f}x")
-    return found
+        note(f"  {described}: {result['ratio']:.2f}x, counted {result['counted']:.2f}x")
+    return results
 
 
-def _measure_size(
-    models: Models, method: str, size: Size, settings: Settings, rounds: int, left: float | None
-) -> dict[str, Any]:
-    """Measure one size; runs fewer rounds if they would take more than half of `left` seconds."""
+def _measure_size(models: Models, method: str, size: Size, settings: Settings, rounds: int) -> dict[str, Any]:
+    """Measure one size in both modes."""
     device = models["fast"].device
-    prepared, runs = zip(*(_prepare(models, method, size, settings, mode) for mode in MODES), strict=True)
-    once = sum(one.once for one in prepared)
-    repeats = REPEATS[device.type]
-    if left is not None:
-        rounds = max(1, min(rounds, int(left / 2 / (repeats * once))))
-    seconds = dict(zip(MODES, time_in_turns(runs, rounds, device, repeats), strict=True))
+    prepared, runs = zip(*(prepare_size(models, method, size, settings, mode) for mode in MODES), strict=True)
+    seconds = dict(zip(MODES, time_interleaved(runs, rounds, device, REPEATS[device.type]), strict=True))
     ratio = statistics.median(slow / quick for slow, quick in zip(*seconds.values(), strict=True))
     counted = prepared[0].flops / prepared[1].flops
     return {
         "point": asdict(size),
-        "method": method,
-        "backbone": models["fast"].name,
-        "seconds": {mode: asdict(Summary.of(values)) for mode, values in seconds.items()},
-        "flops": {mode: one.flops for mode, one in zip(MODES, prepared, strict=True)},
-        "peaks": {mode: one.peak for mode, one in zip(MODES, prepared, strict=True)},
-        "starts": {mode: one.seconds for mode, one in zip(MODES, prepared, strict=True)},
+        "seconds": {mode: summarize(values) for mode, values in seconds.items()},
+        "flops": {mode: work.flops for mode, work in zip(MODES, prepared, strict=True)},
+        "peaks": {mode: work.peak for mode, work in zip(MODES, prepared, strict=True)},
+        "starts": {mode: work.seconds for mode, work in zip(MODES, prepared, strict=True)},
         "ratio": ratio,
         "counted": counted,
-        "reached": ratio / counted,
     }
 
 
-def _prepare(
+def prepare_size(
     models: Models, name: str, size: Size, settings: Settings, mode: ModeName
 ) -> tuple[Preparation, Callable[[], object]]:
     """Prepare the work of one mode; returns its preparation and the call to time, which always has the same images."""
     config = run_config(name, size.precision, settings, batch=size.batch)
-    method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch, settings.options.get(name))
+    method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch)
+    if name in TEACHERS:
+        features = normalize(torch.ones(size.classes, method.clip.geometry.embed_dim), dim=-1).to(method.clip.device)
+        method.constant("teacher", lambda: features)
     if size.kind == "eval":
         evaluation = Evaluation(method, config, mode, settings.accelerations)
         return evaluation.prepare(images), partial(evaluation, images)
@@ -119,7 +110,7 @@ def format_sizes(measured: Sequence[dict[str, Any]]) -> str:
     return markdown_grid(headers, rows, left=range(1))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure SIZES on this machine's CPU and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tools.sizes", description=__doc__.splitlines()[0])
     parser.add_argument("--backbone", default="ViT-B/16")
@@ -128,11 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     runtime, device = RuntimeConfig(Path("data"), Path("results"), device="cpu"), torch.device("cpu")
     weights = None if arguments.backbone == "mini" else "random"
-    settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained=weights or "")
+    settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained=weights)
     models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
-    print(format_sizes(measure_sizes(models, arguments.method, SIZES, settings, arguments.rounds, None)))
-    return 0
+    print(format_sizes(measure_sizes(models, arguments.method, SIZES, settings, arguments.rounds)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

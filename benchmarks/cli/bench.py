@@ -28,10 +28,6 @@ class SuiteGroup(TyperGroup):
         return [ALL, *suite_paths()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name == "runtime":
-            from benchmarks.cli.bench_runtime import bench_runtime
-
-            return typer.main.get_command(bench_runtime.app)  # type: ignore[attr-defined]
         return suite_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

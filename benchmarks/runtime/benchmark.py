@@ -1,6 +1,6 @@
-"""Measure the paper's runtime table: each method in reference and in fast mode, in turns in one process.
+"""Measure the paper's runtime table: each method in reference and in fast mode, alternately in one process.
 
-Cases of one data set use the same images in the same order, take turns round by round, and every timed block starts on
+Cases of one data set use the same images in the same order, alternate epoch by epoch, and every timed block starts on
 an idle device.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
-from benchmarks.runtime.settings import Settings, flags_of_options, make_settings
+from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from runner.environment import environment, resolve_device
 
@@ -32,20 +32,37 @@ if TYPE_CHECKING:
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
     device = resolve_device(runtime.device)
-    settings = make_settings(runtime, device, **flags_of_options(suite.options))
+    settings = suite_settings(suite, runtime, device)
     if not force and (folder := _find_measured(settings, runtime.results, device)):
-        note(f"runtime: measured already, see {folder}")
+        note(f"runtime: measured already, see {folder}; --force measures again")
         return
     write(measure(settings, runtime, device), settings, runtime)
 
 
+def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
+    """Make the settings of the measurement from the options of the suite."""
+    options, profile = suite.options, suite.options.profile
+    return make_settings(
+        runtime,
+        device,
+        backbone=options.backbone or profile.backbone,
+        pretrained=options.pretrained or (None if options.backbone else profile.pretrained),
+        methods=options.methods,
+        datasets=options.datasets,
+        precisions=(options.precision or profile.precision,),
+        classes=suite.suite.trained_classes(options),
+        options=options.options,
+        epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
+    )
+
+
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
     """Find a report with the same settings, measured on the same kind of machine."""
-    wanted = json.loads(json.dumps(asdict(settings)))
+    asked = json.loads(json.dumps(asdict(settings)))
     machine = _describe_device(device), environment(device)["cpu"]
     for file, report in load_runtime_reports(results):
         measured_on = report.get("device"), report.get("environment", {}).get("cpu")
-        if report.get("settings") == wanted and measured_on == machine:
+        if report.get("settings") == asked and measured_on == machine:
             return file.parent
     return None
 
@@ -62,19 +79,16 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
     load, began = os.getloadavg()[0], time.perf_counter()
-    packed = runtime.results / "runtime" / "data"
-    datasets = [load_case_data(name, runtime.data, packed, settings.classes) for name in settings.datasets]
-    loading = time.perf_counter()
+    datasets = [load_case_data(name, runtime.data, settings.classes) for name in settings.datasets]
     clip = load_clip(settings.backbone, settings.pretrained).to(device)
-    loading = time.perf_counter() - loading
     models = models_by_mode(clip, settings.accelerations)
-    rows = [row for data in datasets for row in run_cases(data, settings, models, loading)]
+    rows = [row for data in datasets for row in run_cases(data, settings, models)]
     return {
         "schema": SCHEMA,
         "written": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": f"procap {' '.join(sys.argv[1:])}",
         "settings": asdict(settings),
-        "backbone": {"name": clip.name, "weights": clip.pretrained, "load_seconds": loading},
+        "backbone": {"name": clip.name, "weights": clip.pretrained},
         "device": _describe_device(device),
         "environment": environment(device),
         "rows": rows,
@@ -83,8 +97,8 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     }
 
 
-def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write the measurements; returns the tables as Markdown."""
+def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> None:
+    """Write the measurements and a table of all of them below the results."""
     from benchmarks.tables.speed import write_report
     from runner.remote_results import RemoteResults
 
@@ -94,10 +108,9 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     words = settings.backbone, *weights, *settings.precisions, report["device"]["name"], digest
     folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
-    text = write_report(report, folder)
-    note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
+    write_report(report, folder)
+    note(f"also memory and seconds of steps: {folder / 'runtime.md'}")
     RemoteResults.from_runtime(runtime).push_all("runtime")
-    return text
 
 
 def _describe_device(device: torch.device) -> dict[str, str]:

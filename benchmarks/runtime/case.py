@@ -1,13 +1,9 @@
-"""Train and evaluate the cases of the runtime benchmark: methods in a mode at a precision.
-
-The cases of a data set take turns, epoch by epoch.
-"""
+"""Train and evaluate the cases of the runtime benchmark: methods in a mode at a precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,7 +14,7 @@ from torch import Tensor
 from benchmarks.console.output import note
 from benchmarks.experiment.titles import title_method
 from benchmarks.runtime.data import CaseData
-from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns, timed
+from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
 from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Training
 from runner.config import RunConfig
@@ -33,15 +29,6 @@ from shards.transfer import to_device
 MODEL = ("forward", "backward", "optimizer")
 
 
-@dataclass(frozen=True)
-class Round:
-    """Consecutive training steps: wall seconds, and those of the model."""
-
-    steps: int
-    seconds: float
-    model_seconds: float
-
-
 class Case:
     """A method at its seeded start; all cases of one data set use the same images in the same order."""
 
@@ -50,11 +37,10 @@ class Case:
         self.method = make_method(config, models[mode], data.space)
         self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
-        self.meter = Meter(self.device, 0, ("data", *MODEL))
-        self.rounds: list[Round] = []
-        self.pass_seconds: list[float] = []
+        self.meter = Meter(self.device, 0, MODEL)
+        self.train_seconds, self.step_seconds, self.pass_seconds = list[float](), list[float](), list[float]()
         self.last_loss: float | None = None
-        self.images = self.correct = self.steps = self.steps_done = 0
+        self.correct = self.steps = self.steps_done = 0
         self.evaluation = Evaluation(self.method, config, mode, settings.accelerations)
         self.training: Training | None = None
         if self.trains:
@@ -63,12 +49,12 @@ class Case:
             self.schedule = Schedule(config.recipe, self.stream, self.method)
             self.steps = self.schedule.steps
             self._losses = AsyncLosses(self.device)
-            self._batches = self.meter.iterate("data", self._epochs(self.training))
+            self._batches = self._epochs(self.training)
 
     def train_round(self, steps: int) -> None:
         """Take the next `steps` training steps, or fewer at the end of the training."""
         assert self.training is not None
-        before = {name: self.meter.phases[name] for name in MODEL}
+        before = sum(self.meter.phases[name] for name in MODEL)
         done, losses = self.steps_done, []
         with timed(self.device) as timing:
             for images, labels in islice(self._batches, min(steps, self.steps - done)):
@@ -79,42 +65,33 @@ class Case:
                 losses += [terms[-2] for terms in self._losses.take()]
             losses += [terms[-2] for terms in self._losses.take(everything=True)]
         self.meter.settle()
-        self.last_loss = losses[-1] if losses else self.last_loss
-        model = sum(self.meter.phases[name] - before[name] for name in MODEL)
         if self.steps_done > done:
-            self.rounds.append(Round(self.steps_done - done, timing.seconds, model))
+            self.last_loss = losses[-1]
+            self.train_seconds.append(timing.seconds)
+            model = sum(self.meter.phases[name] for name in MODEL) - before
+            self.step_seconds.append(model / (self.steps_done - done))
+        if self.steps_done == self.steps:
+            # Ends the threads that decode images.
+            self._batches.close()
 
     def evaluate_pass(self) -> None:
         """Classify all test images, from packed bytes to predictions, class features included."""
-        clip, correct = self.method.clip, []
-        transform = clip_transform(clip)
-        batch = self.config.recipe.test_batch_size
+        correct, batch = [], self.config.recipe.test_batch_size
+        transform = clip_transform(self.method.clip)
         with timed(self.device) as timing:
             self.evaluation.update_classifier()
             batches = evaluation_batches(self.data.test.images, transform, batch, self.settings.workers)
             for pixels, labels, _ in self._moved(batches):
                 correct.append((self.evaluation(pixels).argmax(dim=1) == labels).sum())
         self.pass_seconds.append(timing.seconds)
-        self.images, self.correct = len(self.data.test.images), int(torch.stack(correct).sum())
+        self.correct = int(torch.stack(correct).sum())
 
-    def train_seconds(self) -> float | None:
-        """Return the wall seconds of the whole training, None for a method without training."""
-        return sum(timing.seconds for timing in self.rounds) if self.rounds else None
-
-    def release(self) -> None:
-        """Stop the stream of images and its threads."""
-        if self.trains:
-            self._batches.close()  # type: ignore[attr-defined]
-
-    def row(self, encoder: Sequence[float], load_seconds: float) -> dict[str, Any]:
-        """Return all measurements as plain JSON, with null for unknown ones."""
+    def row(self, encoder: Sequence[float]) -> dict[str, Any]:
+        """Return all measurements as plain JSON, with null for unknown ones. encoder: seconds of a batch."""
         train = self.training.preparation if self.training else None
-        evaluation = self.evaluation.preparation
+        evaluation, images = self.evaluation.preparation, len(self.data.test.images)
         assert evaluation is not None
-        step = Summary.of([timing.model_seconds / timing.steps for timing in self.rounds]) if self.rounds else None
-        encoded, end_to_end = Summary.of(encoder), Summary.of(self.pass_seconds)
-        batch = min(self.settings.test_batch, len(self.data.test.images))
-        why = self._accuracy_note()
+        batch, why = min(self.settings.test_batch, images), self._accuracy_note()
         return {
             "dataset": self.data.name,
             "method": self.config.method,
@@ -122,39 +99,25 @@ class Case:
             "mode": self.mode,
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),
-            "class_choice": self.data.classes,
-            "train_images": len(self.data.fewshot.train),
-            "batch": self.settings.batch,
-            "test_batch": batch,
-            "epochs": self.config.recipe.epochs,
             "steps": self.steps,
-            "train_seconds": self.train_seconds(),
-            "step_seconds": step and asdict(step),
-            "encoder_fps": asdict(encoded.rate(batch)),
-            "end_to_end_fps": asdict(end_to_end.rate(self.images)),
-            "test_images": self.images,
+            "train_seconds": sum(self.train_seconds) if self.trains else None,
+            "step_seconds": summarize(self.step_seconds) if self.trains else None,
+            "encoder_fps": summarize([batch / seconds for seconds in encoder]),
+            "end_to_end_fps": summarize([images / seconds for seconds in self.pass_seconds]),
+            "test_images": images,
             "correct": self.correct,
-            "accuracy": None if why else 100 * self.correct / self.images,
+            "accuracy": None if why else 100 * self.correct / images,
             "accuracy_note": why,
-            "first_loss": train and train.loss,
             "last_loss": self.last_loss,
             "start_seconds": {"train": train and train.seconds, "eval": evaluation.seconds},
             "peak_bytes": {"train": train and train.peak, "eval": evaluation.peak},
             "flops": {"step": train and train.flops, "image": evaluation.flops / batch},
-            "phases": {
-                "load": load_seconds + self.data.load_seconds,
-                "start": (train.seconds if train else 0.0) + evaluation.seconds,
-                **{name: self.meter.phases[name] for name in ("data", *MODEL)},
-                "evaluation": end_to_end.median,
-            },
         }
 
     def _accuracy_note(self) -> str | None:
         """Explain why an accuracy would mislead, None if it does not."""
         if self.settings.pretrained == "random":
             return "the weights are random"
-        if self.data.synthetic:
-            return "the images show nothing"
         if self.trains and len(self.schedule.stage_starts) > 1:
             return "only the first stage is trained"
         return None
@@ -167,7 +130,7 @@ class Case:
         # Public code reads and decodes every image again in every epoch.
         return TrainStream(split, recipe.batch_size, augment, self.config.seed, workers, cache_bytes=0)
 
-    def _epochs(self, training: Training) -> Iterator[tuple[Tensor, ...]]:
+    def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
             training.engine.set_rate(*self.schedule.rates(self.schedule.first_step(epoch), epoch))
             batches = self.schedule.batches(epoch)
@@ -182,7 +145,7 @@ class Case:
                 yield tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
 
 
-def run_cases(data: CaseData, settings: Settings, models: Models, load_seconds: float) -> list[dict[str, Any]]:
+def run_cases(data: CaseData, settings: Settings, models: Models) -> list[dict[str, Any]]:
     """Train and evaluate every method of a data set in both modes at every precision; returns rows."""
     cases = [
         Case(
@@ -198,24 +161,22 @@ def run_cases(data: CaseData, settings: Settings, models: Models, load_seconds: 
     ]
     _train([case for case in cases if case.trains])
     encoder = _evaluate(cases, settings)
-    return [case.row(seconds, load_seconds) for case, seconds in zip(cases, encoder, strict=True)]
+    return [case.row(seconds) for case, seconds in zip(cases, encoder, strict=True)]
 
 
 def _train(cases: Sequence[Case]) -> None:
-    """Train in turns, epoch by epoch; each epoch begins with another case, so that order has no effect."""
+    """Train alternately, epoch by epoch."""
     if not cases:
         return
     images, labels = (tensor.to(cases[0].device) for tensor in _first_batch(cases[0]))
     for case in cases:
         assert case.training is not None
         case.training.prepare(images, labels)
-    steps = cases[0].stream.steps_per_epoch
-    for epoch in range(cases[0].config.recipe.epochs):
-        for position in range(len(cases)):
-            cases[(position + epoch) % len(cases)].train_round(steps)
-        note(f"  {cases[0].data.name}: epoch {epoch + 1} of {len(cases)} trainings")
-    for case in cases:
-        case.release()
+    name, epochs = cases[0].data.name, cases[0].config.recipe.epochs
+    for number, case in enumerate(rotate(cases, epochs), 1):
+        case.train_round(cases[0].stream.steps_per_epoch)
+        if number % len(cases) == 0:
+            note(f"  {name}: epoch {number // len(cases)} of {len(cases)} trainings")
 
 
 def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
@@ -228,7 +189,7 @@ def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
-    """Run repeated batches of the encoder alone, then passes over the test images, both in turns."""
+    """Run repeated batches of the encoder alone, then passes over the test images, each alternately."""
     device, test = cases[0].device, cases[0].data.test.images
     batch = min(settings.test_batch, len(test))
     transform = clip_transform(cases[0].method.clip)
@@ -236,8 +197,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
     for case in cases:
         case.evaluation.prepare(images, len(test) % batch)
     work: list[Callable[[], object]] = [partial(case.evaluation, images) for case in cases]
-    encoder = time_in_turns(work, settings.repeats, device, REPEATS[device.type])
-    for number in range(settings.repeats):
-        for position in range(len(cases)):
-            cases[(position + number) % len(cases)].evaluate_pass()
+    encoder = time_interleaved(work, settings.repeats, device, REPEATS[device.type])
+    for case in rotate(cases, settings.repeats):
+        case.evaluate_pass()
     return encoder

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from procap.methods.method import Method
 
+Item = TypeVar("Item")
 REPEATS = {"cpu": 1, "cuda": 10}
 """How often to run a workload between two synchronizations, by the type of device."""
 FUSED = "PROCAP_FUSED"
@@ -29,26 +30,20 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Median, lowest and highest of `count` repeated measurements.
+def summarize(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, lowest and highest of repeated measurements.
 
     From the lowest to the highest of n measurements is a confidence interval of the median, at level 1 - 2^(1 - n):
     94 % for five.
     """
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
-    median: float
-    lowest: float
-    highest: float
-    count: int
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        return cls(statistics.median(values), min(values), max(values), len(values))
-
-    def rate(self, count: float) -> Summary:
-        """Return the rate of `count` things per duration."""
-        return Summary(count / self.median, count / self.highest, count / self.lowest, self.count)
+def rotate(items: Sequence[Item], rounds: int) -> Iterator[Item]:
+    """Iterate over all items in every round; each round starts with the next item, so that order has no effect."""
+    for number in range(rounds):
+        start = number % len(items)
+        yield from (*items[start:], *items[:start])
 
 
 @dataclass
@@ -75,21 +70,19 @@ def timed(device: torch.device) -> Iterator[Timing]:
     timing.seconds = time.perf_counter() - began
 
 
-def time_in_turns(
+def time_interleaved(
     workloads: Sequence[Callable[[], object]], rounds: int, device: torch.device, repeats: int = 1
 ) -> list[list[float]]:
-    """Time each workload in each round; every round starts with the next workload, so that order has no effect.
+    """Time each workload in each round, in the order of `rotate`.
 
     repeats: runs between two synchronizations, which hide the slow first launches of an idle GPU.
     """
     seconds: list[list[float]] = [[] for _ in workloads]
-    for number in range(rounds):
-        for position in range(len(workloads)):
-            turn = (position + number) % len(workloads)
-            with timed(device) as timing:
-                for _ in range(repeats):
-                    workloads[turn]()
-            seconds[turn].append(timing.seconds / repeats)
+    for number in rotate(range(len(workloads)), rounds):
+        with timed(device) as timing:
+            for _ in range(repeats):
+                workloads[number]()
+        seconds[number].append(timing.seconds / repeats)
     return seconds
 
 
@@ -121,7 +114,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
-    """Count the operations of `work` on tensors without data, or with `compute` with data, for work that reads numbers.
+    """Count the operations of `work` on tensors without data, with `compute` on tensors with data.
 
     A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
     eager operations: count compiled or fused work on towers without such kernels.

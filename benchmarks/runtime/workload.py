@@ -40,17 +40,14 @@ Classify = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Measurements of warm-up, compiling and capture, which are timed apart from steps and batches.
+    """Measurements of one eager step or batch before the timed ones.
 
-    seconds: all of it. once, peak, flops, loss: seconds, bytes of tensors, operations, and training loss of one eager
-    step or batch.
+    seconds: of warm-up, measuring, compiling and capture. peak: bytes of tensors. flops: operations.
     """
 
     seconds: float
-    once: float
     peak: int
     flops: float
-    loss: float | None = None
 
 
 def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
@@ -128,25 +125,20 @@ class Training(_Workload):
     def prepare(self, images: Tensor, labels: Tensor) -> Preparation:
         """Warm up, measure and capture a step on this batch; weights and optimizer state stay unchanged."""
         batch = self.batch(images, labels, 0)
-        losses: list[Tensor] = []
 
         def step() -> None:
-            loss = self.engine.terms(batch).sum()
-            loss.backward()
+            self.engine.terms(batch).sum().backward()
             self.method.zero_grad(set_to_none=True)
-            losses.append(loss.detach())
 
         with timed(self.device) as whole, self._in_mode(len(images), "train"):
             with nullcontext() if self._graphs is None else self._graphs.side_stream():
                 for _ in range(self._warm_ups):
                     step()
-                with timed(self.device) as once:
-                    peak = peak_bytes(step, self.device)
-                loss = float(losses[-1])
+                peak = peak_bytes(step, self.device)
                 flops = count_flops(step)
             if self._graphs is not None:
                 self._step.capture(batch)
-        self.preparation = Preparation(whole.seconds, once.seconds, peak, flops, loss)
+        self.preparation = Preparation(whole.seconds, peak, flops)
         return self.preparation
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -176,15 +168,14 @@ class Evaluation(_Workload):
             self.update_classifier()
             for _ in range(self._warm_ups):
                 self(images)
-            with timed(self.device) as once:
-                peak = peak_bytes(lambda: self(images), self.device)
+            peak = peak_bytes(lambda: self(images), self.device)
             flops = count_flops(lambda: self(images), self.method)
             if rest and self.device.type == "cuda":
                 self(images[:rest])
             if self._graphs is not None and self._classify is not None:
                 self._classify = GraphedFunction(self._classify, self._graphs)
                 self(images)
-        self.preparation = Preparation(whole.seconds, once.seconds, peak, flops)
+        self.preparation = Preparation(whole.seconds, peak, flops)
         return self.preparation
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from benchmarks.runtime.data import synthetic_case
 from benchmarks.runtime.measure import without_fused_kernels
 from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.runtime.workload import Models, ModeName, Training, make_classifier
@@ -21,6 +20,7 @@ from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
 from runner.step import TrainStep
 from shards.rng import generator
+from tools.synthetic import synthetic_case
 
 CLASSES, BATCH = 51, 4
 SPREAD = 0.01

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.runtime.measure import synchronize, time_in_turns
+from benchmarks.runtime.measure import synchronize, time_interleaved
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import eager_level, fused_level
@@ -87,8 +87,8 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
     threads, repeats = torch.get_num_threads(), 50 if on_gpu else 1
     torch.set_num_threads(1)
     try:
-        time_in_turns(works, 1, device, repeats)
-        seconds = time_in_turns(works, ROUNDS, device, repeats)
+        time_interleaved(works, 1, device, repeats)
+        seconds = time_interleaved(works, ROUNDS, device, repeats)
     finally:
         torch.set_num_threads(threads)
     medians = [round(1e6 * statistics.median(own), 1) for own in seconds]
@@ -117,7 +117,7 @@ def measure_bandwidth(device: torch.device, size: int) -> float:
             target.copy_(source)
 
     work = (capture_graph(copy) if device.type == "cuda" else None) or copy
-    [seconds] = time_in_turns([work], 3, device)
+    [seconds] = time_interleaved([work], 3, device)
     return 2 * size * copies / min(seconds)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables.render import markdown_grid
+from tools.record import describe_machine
 
 
 def format_report(out: Path, stages: Iterable[str]) -> str:
@@ -19,16 +20,11 @@ def format_report(out: Path, stages: Iterable[str]) -> str:
             record = json.loads(file.read_text(encoding="utf-8"))
             rows = {part: found for part, found in record["parts"].items() if "error" not in found}
             failed = {part: found["error"] for part, found in record["parts"].items() if "error" in found}
-            lines = [f"## {stage.capitalize()}", f"`{record['command']}` on {_describe(record['environment'])}"]
+            lines = [f"## {stage.capitalize()}", f"`{record['command']}` on {describe_machine(record)}"]
             lines += [FORMATS.get(stage, _plain)(rows)] if rows else []
             lines += [f"- FAILED {part}: {error.splitlines()[-1]}" for part, error in failed.items()]
             sections.append("\n\n".join(lines))
     return "# GPU study\n\n" + "\n\n".join(sections) + "\n"
-
-
-def _describe(environment: dict[str, Any]) -> str:
-    packages = environment["packages"]
-    return f"{environment.get('gpu') or environment['cpu']['name']}, torch {packages['torch']}"
 
 
 def _plain(parts: dict[str, Any]) -> str:

@@ -5,11 +5,9 @@ A function gets the seconds that are left and returns plain JSON.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +19,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.runtime.benchmark import measure
-from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.measure import timed
 from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.workload import Models, Training, models_by_mode
@@ -32,14 +29,13 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.evaluate import evaluate
 from runner.planning import plan_run
 from runner.results import TrainResult
-from runner.setup import clip_transform
 from runner.train import train
 from shards.default_paths import data_root
-from shards.loader import evaluation_batches
 from tools.gpu.parity import compare_captured, compare_modes
 from tools.gpu.refinement import measure_bandwidth, measure_refinement
 from tools.peak import DTYPES, matmul_peak
 from tools.sizes import Size, measure_sizes
+from tools.synthetic import pack_photographs, synthetic_case
 
 Part = tuple[str, Callable[[float], dict[str, Any]]]
 COMPARED = ("zeroshot", "coop", "maple", "procap")
@@ -63,6 +59,10 @@ class StudySetup:
 
     def runtime(self) -> RuntimeConfig:
         return RuntimeConfig(self.out / "results", data_root(""), device=str(self.device), tracking_uri="off")
+
+    def find_data(self, name: str) -> Path:
+        """Return the folder of a packed data set; photographs are packed into that of the results."""
+        return pack_photographs(name, self.out / "data") if name.startswith("photographs") else data_root("")
 
     def settings(self, accelerate: str = "auto", **more: Any) -> Settings:
         settings = make_settings(self.runtime(), self.device, backbone=self.backbone, pretrained=self.weights, **more)
@@ -121,7 +121,7 @@ def list_sizes(setup: StudySetup) -> Iterator[Part]:
     """Training steps and evaluated batches over methods, classes and images, fast beside reference mode."""
     classes, batches = ((5,), (4,)) if setup.quick else (CLASSES, BATCHES)
     # The sizes that decide come first, since the time on a device may end.
-    order = sorted(product(setup.methods, classes, batches), key=lambda one: one[0] not in COMPARED)
+    order = sorted(product(setup.methods, classes, batches), key=lambda size: size[0] not in COMPARED)
     for method, count, batch in order:
         if method not in COMPARED and not setup.quick and (count, batch) not in ((51, 4), (500, 4)):
             continue
@@ -134,7 +134,7 @@ def list_sizes(setup: StudySetup) -> Iterator[Part]:
 
 def _measure_size(setup: StudySetup, method: str, size: Size, way: str, seconds: float) -> dict[str, Any]:
     settings = setup.settings(way)
-    [found] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5, seconds)
+    [found] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5)
     return found
 
 
@@ -172,15 +172,14 @@ def list_accelerations(setup: StudySetup) -> Iterator[Part]:
 
 
 def list_training(setup: StudySetup) -> Iterator[Part]:
-    """Ten epochs of 16-shot training on 102 classes and evaluation, all methods in turns, so that they compare."""
+    """Ten epochs of 16-shot training on 102 classes and evaluation, the methods alternately, so that they compare."""
 
     def train(seconds: float) -> dict[str, Any]:
         dataset, precision = ("digits", "fp32") if setup.quick else ("photographs-102", "bf16")
-        methods = "zeroshot,maple,procap"
-        settings = setup.settings(
-            methods=methods, datasets=dataset, precision=precision, epochs=1 if setup.quick else 10
-        )
-        return {"rows": measure(settings, setup.runtime(), setup.device)["rows"]}
+        epochs = 1 if setup.quick else 10
+        settings = setup.settings(datasets=(dataset,), precisions=(precision,), classes="all", epochs=epochs)
+        runtime = replace(setup.runtime(), data=setup.find_data(dataset))
+        return {"rows": measure(settings, runtime, setup.device)["rows"]}
 
     yield "zeroshot, maple, procap", train
 
@@ -193,12 +192,10 @@ def list_row(setup: StudySetup) -> Iterator[Part]:
 
 def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
     """Time one run; images and steps are in the result, from which the time of all data sets can be computed."""
-    runtime = replace(setup.runtime(), quiet=True)
-    data = load_case_data(name, runtime.data, setup.out / "data")
-    runtime = replace(runtime, data=data.root)
+    runtime = replace(setup.runtime(), quiet=True, data=setup.find_data(name))
     config: RunConfig = plan_run(
         method="procap", dataset=name, seed=1, backbone=setup.backbone, pretrained=setup.weights or None,
-        precision="fp32" if setup.quick else "bf16", data=data.root,
+        precision="fp32" if setup.quick else "bf16", data=runtime.data,
         overrides={"epochs": 1 if setup.quick else ROW_EPOCHS},
     )  # fmt: skip
     with timed(setup.device) as training:
@@ -209,8 +206,8 @@ def _run_whole(setup: StudySetup, name: str, seconds: float) -> dict[str, Any]:
     return {
         "steps": trained.steps, "train_seconds": training.seconds, "phases": trained.phases,
         "eval_seconds": testing.seconds,
-        "test_images": sum(one.total for one in results),
-        "eval": [{"target": one.target, "seconds": one.seconds, "phases": one.phases} for one in results],
+        "test_images": sum(result.total for result in results),
+        "eval": [{"target": result.target, "seconds": result.seconds, "phases": result.phases} for result in results],
     }  # fmt: skip
 
 
@@ -240,26 +237,8 @@ def _profile(setup: StudySetup, name: str, classes: int, batch: int, seconds: fl
     return {"step_ms": 100 * whole.seconds, "busy_ms": busy, "flops": prepared.flops, "kernels": rows}
 
 
-def list_input(setup: StudySetup) -> Iterator[Part]:
-    """Images per second of the input pipeline alone: evaluation batches and training crops on all cores."""
-    for workers in sorted({0, min(8, os.cpu_count() or 1), os.cpu_count() or 1}):
-        yield f"{workers} workers", partial(_decode, setup, workers)
-
-
-def _decode(setup: StudySetup, workers: int, seconds: float) -> dict[str, Any]:
-    data = load_case_data("digits" if setup.quick else "photographs-37", data_root(""), setup.out / "data")
-    clip = setup.models(Acceleration())["fast"]
-    transform = clip_transform(clip)
-    began, images = time.perf_counter(), 0
-    for pixels, _, _ in evaluation_batches(data.test.images, transform, 100, workers):
-        images += len(pixels)
-        if time.perf_counter() - began > min(10.0, seconds):
-            break
-    return {"workers": workers, "images": images, "images_per_second": images / (time.perf_counter() - began)}
-
-
 STAGES: dict[str, Callable[[StudySetup], Iterator[Part]]] = {
     "tests": list_tests, "peaks": list_peaks, "parity": list_parity, "training": list_training,
-    "refinement": list_refinement, "accelerations": list_accelerations, "sizes": list_sizes, "input": list_input,
-    "row": list_row, "profiles": list_profiles,
+    "refinement": list_refinement, "accelerations": list_accelerations, "sizes": list_sizes, "row": list_row,
+    "profiles": list_profiles,
 }  # fmt: skip
