@@ -57,9 +57,6 @@ class Launcher:
             raise UsageError("--address and --autoscale apply to a Ray cluster: add --launcher ray")
         if self.kind == "ray":
             ray_address(self.address)
-        for name, value in (("processes", self.processes), ("max-concurrent", self.max_concurrent)):
-            if value is not None and value < 1:
-                raise UsageError(f"--{name} {value}: at least 1 is needed")
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
             if amount is not None and not (0 <= amount <= 1 or (1 < amount < math.inf and amount == int(amount))):
                 raise UsageError(f"--{name} {amount:g}: at most 1, or a whole number")

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     runtime, device = RuntimeConfig(Path("data"), Path("results"), device="cpu"), torch.device("cpu")
     settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained="random")
     models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
-    counts = parse_integers(arguments.classes, "--classes", "51,500")
+    counts = parse_integers(arguments.classes, "--classes")
     methods = parse_methods(arguments.methods)
     measured = measure(models, methods, counts, arguments.batch, arguments.images, arguments.rounds, settings)
     tables = format_tables(measured)

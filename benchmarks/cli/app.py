@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -24,9 +23,6 @@ from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
 """Commands that torchrun may start as several processes."""
-GLYPH = re.compile(r"Glyph \d+ .* missing from |Matplotlib currently does not support ")
-LETTERS = "names contain letters that matplotlib's fonts lack, so plots show boxes in their place"
-
 
 Commands = Mapping[str, tuple[Any, str]]
 """By name: `module:name` of a command or the commands of a group, and a summary."""
@@ -131,9 +127,8 @@ def one_line_warnings() -> Iterator[None]:
     """Show the text of a warning once, without the source line that raised it."""
     plain, shown = warnings.formatwarning, set[str]()
 
-    def format_once(message: Warning | str, *place: Any, **more: Any) -> str:
-        # Matplotlib warns of each letter in each figure.
-        text = LETTERS if GLYPH.match(str(message)) else str(message)
+    def format_once(message: Warning | str, *_: Any, **__: Any) -> str:
+        text = str(message)
         line = "" if text in shown else f"procap: note: {text}\n"
         shown.add(text)
         return line

@@ -12,9 +12,8 @@ from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
-from benchmarks.experiment.titles import title_method
 from procap.errors import UsageError, check_names
-from procap.methods import method_paths, title_and_colour
+from procap.methods import method_paths
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from shards.default_paths import data_root
@@ -43,11 +42,8 @@ def method(
     library_defaults()
     if name not in method_paths() and Path(name, "pyproject.toml").exists():
         raise UsageError(f"method '{name}' is not installed; try: pip install --no-build-isolation -e {name}")
-    if len(parse_methods(name)) != 1:
-        raise UsageError(f"{name}: one method at a time")
-    title = title_and_colour(name)[0]
-    if other := [method for method in method_paths() if method != name and title_method(method) == title]:
-        raise UsageError(f"{name} has the title '{title_method(other[0])}' of {other[0]}: give its class another title")
+    # Raises for a class that cannot be loaded.
+    parse_methods(name)
     options = parse_options(option or (), [name])[name]
     from runner.method_check import CHECKS, CheckCase, check_method
 

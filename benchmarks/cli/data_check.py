@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import is_user_folder, is_users, report_note, select_datasets
+from benchmarks.cli.data_sources import is_users, report_note, select_datasets
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
@@ -53,8 +53,6 @@ def check(
         if raw or len(users) < len(names or ()):
             raise UsageError("check your images alone, without --raw and names of data sets")
         return _check_users(users, processes, output)
-    if no_decode and not raw:
-        raise UsageError("--no-decode belongs to --raw: every image of shards is decoded")
     selected = split_names(",".join(names or ())) or ["all"]
     if raw:
         return _check_raw(selected, PackFlags(raw=raw), not no_decode, processes, output)
@@ -110,8 +108,6 @@ def _check_packed(names: list[str], root: Path, workers: int, output: OutputFlag
         for problem in problems[name]:
             note(f"procap: {problem}")
         note(f"procap: to repair '{name}', {repack_hint(root / name)}")
-    for name in filter(is_user_folder, names):
-        note(f"'{name}' was checked as packed in {root}; to check the folder here: procap data check ./{quote(name)}")
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0
@@ -120,7 +116,6 @@ def _check_packed(names: list[str], root: Path, workers: int, output: OutputFlag
 def _check_raw(names: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
     root = packing.raw_root()
     assert root is not None
-    is_all = "all" in names
     rows: Rows = []
     problems: dict[str, list[str]] = {}
     absent: list[str] = []
@@ -143,18 +138,16 @@ def _check_raw(names: list[str], packing: PackFlags, decode: bool, workers: int,
         note(f"pack: procap data pack {' '.join(ready)} --raw {quote(root)}")
     if output.json:
         show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})
-    return 1 if broken or not ready or (absent and not is_all) else 0
+    return 1 if broken or not ready or (absent and "all" not in names) else 0
 
 
 def _select_published(names: Sequence[str]) -> list[Dataset]:
     if "all" in names or "paper" in names:
         return list(PUBLISHED)
-    selected = [find(name) for name in names]
-    for dataset in selected:
-        if dataset.source != "folder":
-            known = ", ".join(published.name for published in PUBLISHED)
-            raise UsageError(f"'{dataset.name}' has no raw folder; published data sets: {known}")
-    return list({dataset.name: dataset for dataset in selected}.values())
+    selected = {dataset.name: dataset for dataset in map(find, names)}
+    if generated := [name for name, dataset in selected.items() if dataset.source != "folder"]:
+        raise UsageError(f"'{generated[0]}' has no raw folder")
+    return list(selected.values())
 
 
 def _check_raw_dataset(dataset: Dataset, root: Path, decode: bool, workers: int) -> tuple[Mapping[str, int], list[str]]:

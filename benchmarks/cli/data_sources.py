@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -100,23 +99,17 @@ def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPa
         return _from_user_folder(path)
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
-    if path.is_file():
-        raise UsageError(f"{name} is a file; pack its folder: procap data pack {quote(path.parent)}")
     try:
         dataset = resolve_dataset(name, data_root)
     except UsageError as error:
-        if os.sep in name:
-            hint = "name a folder of images, a YAML file, or a data set"
-            raise UsageError(f"there is no folder {name}; {hint}") from None
-        near = difflib.get_close_matches(name, [path.name for path in Path().iterdir() if path.is_dir()], 1)
-        raise UsageError(f"there is no folder {name!r} here{f', but {near[0]!r}' if near else ''}; {error}") from None
+        raise UsageError(f"there is no folder {name}; {error}") from None
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     return _from_raw_folder(dataset, packing) if dataset.source == "folder" else _from_builtin(dataset)
 
 
 def _from_user_folder(folder: Path) -> DatasetToPack:
-    """Take a folder by the YAML file beside it, which is guessed if there is none."""
+    """Take a folder by the YAML file next to it, which is guessed if there is none."""
     file, text = find_description(folder)
     note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {folder}")
     return _from_file(file, text)

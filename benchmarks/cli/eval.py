@@ -13,7 +13,6 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import (
-    absent_targets,
     default_targets,
     eval_settings,
     find_run,
@@ -23,10 +22,10 @@ from benchmarks.cli.selection import (
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import split_names
-from benchmarks.suites.checks import check_training_images, check_weights_of
+from benchmarks.suites.checks import check_weights_of
 from benchmarks.suites.planning import read_states
 from cluster.run import RunSpec
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
@@ -61,7 +60,7 @@ def evaluate(
 ) -> int:
     """Evaluate trained runs on any target.
 
-    A result under another --eval-precision, --eval-resize or --samples is kept beside that under the default ones.
+    Results under different --eval-precision, --eval-resize or --samples are different files.
     """
     library_defaults()
     settings = eval_settings(eval_precision, eval_resize, samples)
@@ -74,19 +73,20 @@ def evaluate(
         named = [Target.parse(part, runtime.data) for part in split_names(targets)]
         if folders:
             located = [find_run(folder, runtime) for folder in folders]
-            if len({at.results for _, at in located}) > 1:
+            if len({found_in.results for _, found_in in located}) > 1:
                 raise UsageError("these runs lie in several results folders: evaluate those of each by themselves")
-            configs, at = [config for config, _ in located], located[0][1]
+            configs, found_in = [config for config, _ in located], located[0][1]
         else:
-            configs, at = selected_runs(selection, recipe, runtime.data), runtime
+            configs, found_in = selected_runs(selection, recipe, runtime.data), runtime
             if not mode.dry_run:
                 check_weights_of(configs, runtime)
+        specs = []
         for config in configs:
             # Refuse impossible settings before any run is evaluated.
             settings.for_run(config)
-        targets_by_run = [named or default_targets(config, runtime.data) for config in configs]
-        runs = zip(configs, targets_by_run, strict=True)
-        return [RunSpec(config=config, targets=tuple(map(str, tests))) for config, tests in runs], at
+            tests = named or default_targets(config, runtime.data)
+            specs.append(RunSpec(config=config, targets=tuple(map(str, tests))))
+        return specs, found_in
 
     if mode.dry_run:
         if not is_first_rank():
@@ -100,13 +100,9 @@ def evaluate(
     selected = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as (group, runtime):
         # Only rank 0 needs access to the results folder.
-        runs, at = selected or (group.call_on_first(find_runs) if folders else find_runs())
-        runtime = replace(runtime, results=at.results, store=at.store)
-        absent = absent_targets(
-            (Target.parse_unchecked(target) for run in runs for target in run.targets), runtime.data
-        )
+        runs, found_in = selected or (group.call_on_first(find_runs) if folders else find_runs())
+        runtime = replace(runtime, results=found_in.results, store=found_in.store)
         failures = Failures(len(runs), verbose=output.verbose, group=group)
-        failures.reasons |= {str(target): why for target, why in absent.items()}
         done = _evaluate_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
     if done:
@@ -117,12 +113,9 @@ def evaluate(
         note(f"{target} has one class, so that every image counts as right")
     code = note_failures(len(done), failures.reasons)
     if output.json:
-        long = {"per_class", "labels", "predicted", "environment"}
         evaluated = [
-            {
-                **{"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy},
-                **result.model_dump(exclude=long),
-            }
+            {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
+            | result.model_dump(exclude={"per_class", "labels", "predicted", "environment"})
             for config, _, result in done
         ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})
@@ -146,25 +139,25 @@ def format_evaluations(done: Iterable[Evaluated]) -> str:
 def _evaluate_all(
     runs: Iterable[RunSpec], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
 ) -> list[Evaluated]:
-    """Evaluate finished runs on all targets without a reason in `failures`; each is loaded once if it is needed."""
-    from runner.evaluate import TrainedRun, load_trained
+    """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
+    from runner.evaluate import TrainedRun, find_result, load_trained
     from runner.evaluate import evaluate as evaluate_run
 
     done: list[Evaluated] = []
     loaded: TrainedRun | None = None
-    work = [(run.config, target) for run in runs for target in run.targets if target not in failures.reasons]
-    for config, target in ((config, Target.parse_unchecked(target)) for config, target in work):
+    work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
+    for config, target in work:
         with failures.collect(f"{config.path} on {target}"):
-            needed = True
+            if group.ranks.is_first:
+                RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, force=force)
-            if group.ranks.is_first:
-                needed = _is_needed(config, runtime, target, force=force)
-            needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
-            if needed and (loaded is None or loaded.config != config):
-                loaded = load_trained(config, runtime, group)
-            trained = loaded if needed else None
+            trained = None
+            if find_result(config, target, runtime, force=force, group=group) is None:
+                if loaded is None or loaded.config != config:
+                    loaded = load_trained(config, runtime, group)
+                trained = loaded
             result = evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
             name = f"{config.method}, seed {config.seed}"
             note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
@@ -175,7 +168,7 @@ def _evaluate_all(
 def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, force: bool) -> None:
     """Write the run of a method without training, such as zero-shot CLIP, unless it exists.
 
-    force: also if it is of other content of its data set.
+    force: also if it was made with different content of its data set.
     """
     from runner.train import train
 
@@ -188,24 +181,6 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
                 return False
         return training is not None
 
-    if group.call_on_first(is_kept):
-        return
-    if group.ranks.is_first:
-        RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
-    ensure_packed([config.dataset], runtime.data)
-    train(config, runtime, force=force, group=group)
-
-
-def _is_needed(config: RunConfig, runtime: RuntimeConfig, target: Target, *, force: bool) -> bool:
-    """Whether a run has no result on `target` yet. Raises UserError for a training that is not finished."""
-    folder = RunFolder(runtime.results / config.path)
-    RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
-    if config.recipe.epochs and not folder.train_file.exists():
-        check_training_images([config], runtime.data)
-        state = "has not finished" if folder.progress_file.exists() else "was not trained"
-        if config.classes == "novel":
-            example = f"leave out --classes, or give --targets {config.dataset}:novel"
-            raise UserError(f"{folder.path} {state}; to evaluate runs of base classes on novel ones, {example}")
-        raise UserError(f"{folder.path} {state}; train it first with `procap train` and the same flags")
-    existing = None if force else folder.evaluation(target, runtime.evaluation.for_run(config))
-    return existing is None or existing.limit not in (None, runtime.limit)
+    if not group.call_on_first(is_kept):
+        ensure_packed([config.dataset], runtime.data)
+        train(config, runtime, force=force, group=group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -75,7 +74,6 @@ Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 take
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
-OpenBrowser = Annotated[bool, switch("--open", "open the page in a browser")]
 
 
 @dataclass(frozen=True)
@@ -199,10 +197,10 @@ class LaunchFlags:
     heading: ClassVar[str] = "Execution"
     launcher: Annotated[str, flag("local|ray", "this machine, or the nodes of a Ray cluster")] = "local"
     address: Annotated[str, flag("HOST:PORT", "Ray cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
-    processes: Annotated[int, flag("N", "processes per run")] = 1
+    processes: Annotated[int, flag("N", "processes per run", min=1)] = 1
     cpus: Annotated[float | None, flag("N", "CPU cores per process [default: its share of the node]")] = None
     gpus: Annotated[float | None, flag("N", "GPUs per process; 0.5: two share a GPU [default: 1 if any]")] = None
-    max_concurrent: Annotated[int | None, flag("N", "runs at once [default: as many as fit]")] = None
+    max_concurrent: Annotated[int | None, flag("N", "runs at once [default: as many as fit]", min=1)] = None
     autoscale: Annotated[bool, switch("--autoscale", "let Ray's autoscaler add nodes")] = False
 
     def to_launcher(self) -> Launcher:
@@ -221,14 +219,11 @@ class PackFlags:
     raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
 
     def raw_root(self) -> Path | None:
-        """Return the folder of raw data sets, None if the flag is not source. Raises UsageError if it is no folder."""
+        """Return the folder of raw data sets, None without one. Raises UsageError if it is no folder."""
         text = self.raw or os.environ.get("PROCAP_RAW")
         root = Path(text).expanduser() if text else None
         if root and not root.is_dir():
-            source = "--raw" if self.raw else "$PROCAP_RAW ="
-            raise UsageError(
-                f"{source} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
-            )
+            raise UsageError(f"{'--raw' if self.raw else '$PROCAP_RAW ='} {root} is not a folder")
         return root
 
 
@@ -308,8 +303,6 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def run(**values: Any) -> int:
         for name, value in values.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"--{name.replace('_', '-')} {value}: a finite number is needed")
             if isinstance(value, Path):
                 values[name] = value.expanduser()
         built = {

@@ -11,11 +11,10 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
-from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from runner.tracking.background import exporter_for
-from shards.resolve import is_packed
 
 
 @flags.command(
@@ -27,7 +26,7 @@ from shards.resolve import is_packed
 def import_checkpoint(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
-    place: flags.PlaceFlags,
+    runtime_flags: flags.PlaceFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
     file: Annotated[str, typer.Argument(metavar="FILE", help="what Dassl saved; {dataset}, {seed}: those of a run")],
@@ -42,7 +41,7 @@ def import_checkpoint(
     there; results are marked as imported.
     """
     library_defaults()
-    runtime = runtime_config(flags.RuntimeFlags(**vars(place)))
+    runtime = runtime_config(flags.RuntimeFlags(**vars(runtime_flags)))
     runs = selected_runs(selection, recipe, runtime.data, task or None)
     files = {
         config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()
@@ -54,18 +53,12 @@ def import_checkpoint(
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
-    from runner.public_checkpoints import find_imported, import_run, load_public_run
-
-    if mode.dry_run:
-        find_unpacked((config.dataset for config in runs), runtime.data)
-        for config, path in files.items():
-            if is_packed(runtime.data, config.dataset):
-                load_public_run(config, runtime, path)
-            if not mode.force:
-                find_imported(config, runtime, path)
         if output.json:
             show_json({"files": {str(path): config.path for config, path in files.items()}})
         return 0
+    # This imports torch, which a wrong flag need not wait for.
+    from runner.public_checkpoints import import_run
+
     failures, done = Failures(len(runs), verbose=output.verbose), {}
     for config, path in files.items():
         with failures.collect(config.path):

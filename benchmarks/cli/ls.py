@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line, flag
+from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
-from benchmarks.console.parse import split_names
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import load_installed_suite, suite_paths
@@ -31,20 +29,16 @@ from shards.resolve import is_packed, packed_names, resolve_dataset
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
-SORTED_BY = (*COLUMNS, "run")
-STATES = ("finished", "imported", "unfinished", "failed", "broken")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-@command("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap --sort -accuracy")
+@command("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap")
 def ls(
     output: OutputFlags,
     selection: SelectionFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
     results: Results = "results",
     data: Data = "",
-    sort: Annotated[str, flag("COLUMN", "of runs; -COLUMN begins with the largest [default: run]")] = "",
-    state: Annotated[str, flag("|".join(STATES), "of runs, a comma list [default: all]")] = "",
 ) -> int:
     """List methods, data sets, backbones, suites or runs; --methods, --datasets and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
@@ -52,13 +46,12 @@ def ls(
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": lambda: _suites(Path(results)),
-        "runs": lambda: _runs(results, selection, sort or "run", split_names(state) or STATES),
+        "runs": lambda: _runs(results, selection),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
-    chosen = f"{command_line(selection)}{sort and f' --sort {sort}'}{state and f' --state {state}'}".strip()
-    if what != "runs" and chosen:
-        raise UsageError(f"{chosen.split()[0]} selects or sorts runs, not {what}: procap ls runs {chosen}")
+    if what != "runs" and (chosen := command_line(selection)):
+        raise UsageError(f"{chosen.split()[0]} selects runs, not {what}: procap ls runs {chosen}")
     text, rows = listings[what]()
     if rows:
         show(text)
@@ -147,21 +140,11 @@ def _backbones() -> Listing:
     return columns(("backbone", "methods", "what it is", "weights"), shown), rows
 
 
-def _runs(results: str, selection: SelectionFlags, sort: str, states: Sequence[str]) -> Listing:
+def _runs(results: str, selection: SelectionFlags) -> Listing:
     root = open_results(results)
     folders = run_folders(root)
-    wanted = run_filter(selection, lambda: (config.dataset for _, config in folders))
-    for state in states:
-        if state not in STATES:
-            raise unknown_name("state", state, STATES)
-    rows = [_describe_run(folder, config) for folder, config in folders if wanted(config)]
-    rows = [row for row in rows if row["state"] in states]
-    key = sort.removeprefix("-")
-    if key not in SORTED_BY:
-        raise unknown_name("column to sort by", key, SORTED_BY)
-    # Without a value last, in either direction; runs of equal value stay in the order of their paths.
-    rows.sort(key=lambda row: row[key] or (math.inf if key == "shots" else 0), reverse=sort.startswith("-"))
-    rows.sort(key=lambda row: row[key] is None)
+    is_selected = run_filter(selection, lambda: (config.dataset for _, config in folders))
+    rows = [_describe_run(folder, config) for folder, config in folders if is_selected(config)]
     if not folders:
         command = f"procap train --methods maple --datasets shapes --results {quote(results)}"
         note(f"no runs below {results}; make one: {command}")

@@ -39,7 +39,6 @@ def predict(
     results: flags.Results = "results",
     device: flags.Device = "auto",
     workers: Annotated[int | None, flags.flag("N", "threads that decode images", min=0)] = None,
-    dry_run: flags.DryRun = False,
 ) -> int:
     """Classify new images with a trained run.
 
@@ -48,10 +47,8 @@ def predict(
     code is then 1.
     """
     library_defaults()
-    if out and not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
-    if out and out.is_dir():
-        raise UsageError(f"--out {out} is a folder: name a file, such as {out / 'predictions.csv'}")
+    if out and (out.is_dir() or not out.parent.is_dir()):
+        raise UsageError(f"--out {out}: name a file in a folder that exists")
     config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
     # These import torch, which a wrong flag need not wait for.
     from runner.evaluate import load_trained
@@ -69,16 +66,12 @@ def predict(
     if config.classes != "all" and not names:
         known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
         note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-    if dry_run:
-        count = sum(1 for _ in images)
-        show(f"{plural(count, 'image')} to classify with {config.path}, into {out or 'stdout'}. Nothing was written.")
-    else:
-        predictions = classifier.predict(images, workers, on_error)
-        count = _write_predictions(predictions, classes, min(top, len(classes)), out)
+    predictions = classifier.predict(images, workers, on_error)
+    count = _write_predictions(predictions, classes, min(top, len(classes)), out)
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
     if output.json:
-        destination = str(out) if out and count and not dry_run else None
+        destination = str(out) if out and count else None
         show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
     return 1 if failed else 0
 

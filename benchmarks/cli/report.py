@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,6 @@ import typer
 
 from benchmarks.cli.flags import (
     Data,
-    OpenBrowser,
     OutputFlags,
     Results,
     SelectionFlags,
@@ -21,7 +19,7 @@ from benchmarks.cli.flags import (
     flag,
 )
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import note, show, show_json
+from benchmarks.console.output import show, show_json
 from benchmarks.report.report import write_report
 from benchmarks.results.frame import open_results, run_folders
 from procap.errors import UsageError
@@ -33,7 +31,7 @@ from shards.urls import is_url
 
 @command(
     "procap report",
-    "procap report --results /shared/results --out page --open",
+    "procap report --results /shared/results --out page",
     "procap report base-to-novel ablation",
     "procap report results/base/petals/coop/mini/16shot/seed1-1a2b3c4d",
     "procap report --methods coop,procap --datasets petals --data shards",
@@ -50,7 +48,6 @@ def report(
         Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report, or report-NAME]")
     ] = None,
     data: Data = "",
-    open_browser: OpenBrowser = False,
 ) -> int:
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
@@ -80,8 +77,6 @@ def report(
         data=data_root(data),
     )
     show(str(page))
-    if open_browser and not webbrowser.open(page.resolve().as_uri()):
-        note("no browser to open; open the file above")
     if output.json:
         show_json({"page": str(page)})
     return 0

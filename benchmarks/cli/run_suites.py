@@ -11,8 +11,7 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
-from benchmarks.experiment.profiles import MINI, PAPER, find_profile
-from benchmarks.experiment.suite import Suite
+from benchmarks.experiment.profiles import MINI, PAPER, Profile, find_profile
 from benchmarks.report.report import write_report
 from benchmarks.suites import ALL, SUITES, load_suite
 from benchmarks.suites.checks import note_warmup
@@ -29,8 +28,6 @@ from runner.run_collection import Status, status_after
 from runner.tracking.background import CollectionTracker, exporter_for
 from shards.resolve import is_packed, kind_of_name
 
-MISSING = "its results were not found: is --results on storage that all nodes share?"
-
 
 def bench(
     name: str,
@@ -46,8 +43,7 @@ def bench(
     launcher = launch.to_launcher()
     settings = eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples)
     runtime = runtime_config(runtime_flags, engine, limit=chosen.limit, evaluation=settings)
-    suites = [load_suite(suite) for suite in (SUITES if name == ALL else [name])]
-    plans = plan_suites(suites, chosen, runtime_flags, runtime.data)
+    plans = plan_suites(list(SUITES) if name == ALL else [name], chosen, runtime)
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
@@ -62,10 +58,12 @@ def bench(
         if states[run.path].status == "other data":
             # Raises before anything is written.
             read_state(run, runtime)
-    _note_begin(plans, len(runs), len(open_runs))
+    kinds = sorted({kind_of_name(dataset) for plan in plans for dataset in plan.options.datasets})
+    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
+    data = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
+    note(f"{title}, {data}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
-    outputs: list[SuiteOutputs] = []
     try:
         if open_runs:
             # This imports torch, which a wrong flag need not wait for.
@@ -81,8 +79,10 @@ def bench(
         remote.pull_all()
         trackers.started = True
         note("making tables and plots")
-        for plan, tracker in zip(plans, trackers.trackers, strict=True):
-            outputs.append(_finish(plan, tracker, failed, runtime, mode, output))
+        outputs = [
+            _finish(plan, tracker, failed, runtime, mode, output)
+            for plan, tracker in zip(plans, trackers.trackers, strict=True)
+        ]
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
@@ -90,17 +90,9 @@ def bench(
         raise
     exporter_for(runtime).flush()
     remote.push_all()
-    failed = {**{path: MISSING for made in outputs for path in made.missing},
-              **{path: why for made in outputs for path, why in made.unreadable.items()}, **failed}  # fmt: skip
+    failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
-
-
-def _note_begin(plans: Sequence[SuitePlan], runs: int, left: int) -> None:
-    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
-    kinds = sorted({kind_of_name(name) for plan in plans for name in plan.options.datasets})
-    data = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
-    note(f"{title}, {data}: {plural(runs, 'run')}, {runs - left} done already")
 
 
 def _finish(
@@ -117,75 +109,52 @@ def _finish(
         # Exports would disturb its measurements.
         exporter_for(runtime).flush()
     made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
-    reasons = {**dict.fromkeys(made.missing, MISSING), **made.unreadable, **failed}
-    runs_failed = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
-    status: Status = "failed" if runs_failed or made.failed else "finished"
-    tracker.close(status, {**made.metrics, "runs_failed": float(len(runs_failed))}, runs_failed, wait=False)
+    reasons = {**made.failed_runs, **failed}
+    failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
+    status: Status = "failed" if failed_runs or made.failed else "finished"
+    tracker.close(status, {**made.metrics, "runs_failed": float(len(failed_runs))}, failed_runs, wait=False)
     return made
 
 
-def plan_suites(
-    suites: Sequence[Suite], chosen: flags.SuiteFlags, runtime: flags.RuntimeFlags, data: Path
-) -> list[SuitePlan]:
-    """Plan suites; of several those that cannot run on an own data set are left out with a note.
-
-    Raises UsageError if none is left.
-    """
-    several = len(suites) > 1
+def plan_suites(names: Sequence[str], chosen: flags.SuiteFlags, runtime: RuntimeConfig) -> list[SuitePlan]:
+    """Plan suites with the options given by the flags; of several, those that need further data sets are left out."""
+    suites, several = [load_suite(name) for name in names], len(names) > 1
+    changes = suite_changes(chosen, runtime.data)
+    profile = _choose_profile(chosen.profile, changes.get("datasets", ()), runtime.data)
+    methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
+    parsed = parse_options(chosen.option or (), methods)
+    if "methods" in changes:
+        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, parsed)
     plans = []
     for suite in suites:
-        plan = plan_suite(suite, chosen, runtime, data, several=several)
-        if why := find_obstacle(suite, plan.options, several=several):
-            if not several:
-                raise UsageError(f"{suite.name} cannot run: {why}")
+        # An option of a method that only some of the suites compare does not apply to the others.
+        compared = changes.get("methods", suite.methods)
+        options = suite.options(
+            profile,
+            quick=chosen.quick,
+            recipe=chosen.recipe,
+            classes=chosen.classes if suite.class_choices or not several else "",
+            overrides={} if chosen.epochs is None else {"epochs": chosen.epochs},
+            options={method: values for method, values in parsed.items() if values and method in compared},
+            evaluation=runtime.evaluation.changes,
+            data=runtime.data,
+            **changes,
+        )
+        if not (why := find_obstacle(suite, options, several=several)):
+            plans.append(SuitePlan.make(suite, options))
+        elif several:
             note(f"{suite.name} is left out: {why}")
         else:
-            plans.append(plan)
-    if not plans:
-        raise UsageError("no suite can run on these data sets")
+            raise UsageError(f"{suite.name} cannot run: {why}")
     return plans
 
 
-def plan_suite(
-    suite: Suite, chosen: flags.SuiteFlags, runtime: flags.RuntimeFlags, data: Path, *, several: bool = False
-) -> SuitePlan:
-    """Plan `suite` with the options given by the flags.
-
-    The profile is that of the named data sets, else the paper's if one of its data sets is packed, else the generated
-    one.
-    several: planned together with other suites; --classes then does not apply to a suite without a choice.
-    """
-    changes = suite_changes(chosen, data)
-    if chosen.classes and (suite.class_choices or not several):
-        changes["classes"] = chosen.classes
-    named = set(changes.get("datasets", ()))
-    if chosen.profile:
-        profile = find_profile(chosen.profile)
-    elif named & {*PAPER.datasets}:
-        profile = PAPER
-    else:
-        is_paper = not named and any(is_packed(data, dataset) for dataset in PAPER.datasets)
-        profile = PAPER if is_paper else MINI
-    overrides = {} if chosen.epochs is None else {"epochs": chosen.epochs}
-    methods = changes.get("methods", suite.methods)
-    # An option of a method that only some of the suites compare does not apply to the others.
-    suites = SUITES if several and not chosen.methods else ()
-    others = [method for name in suites for method in load_suite(name).methods]
-    parsed = parse_options(chosen.option or (), dict.fromkeys([*methods, *others]))
-    options_by_method = {method: values for method, values in parsed.items() if method in methods}
-    if "methods" in changes:
-        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, options_by_method)
-    options = suite.options(
-        profile,
-        quick=chosen.quick,
-        recipe=chosen.recipe,
-        overrides=overrides,
-        options={method: values for method, values in options_by_method.items() if values},
-        evaluation=eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples).changes,
-        data=data,
-        **changes,
-    )
-    return SuitePlan.make(suite, options)
+def _choose_profile(name: str, datasets: Sequence[str], data: Path) -> Profile:
+    """Return the profile of that name or of the named data sets, else the paper's if one of its data sets is packed."""
+    if name:
+        return find_profile(name)
+    is_paper = {*datasets} & {*PAPER.datasets} if datasets else any(is_packed(data, known) for known in PAPER.datasets)
+    return PAPER if is_paper else MINI
 
 
 def _show_outputs(
@@ -194,7 +163,7 @@ def _show_outputs(
     done: Sequence[str],
     failed: Mapping[str, str],
     runtime: RuntimeConfig,
-    place: flags.RuntimeFlags,
+    runtime_flags: flags.RuntimeFlags,
     output: flags.OutputFlags,
 ) -> int:
     """Print the first table of each suite, failures, and the next commands; write the report of all suites."""
@@ -203,16 +172,15 @@ def _show_outputs(
             show(render(made.tables[0], "md") + "\n")
     note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
-    results = f"--results {quote(place.results)}"
-    both = f"--data {quote(place.data)} {results}" if place.data else results
-    ui = f"procap ui {results} --suite {outputs[0].suite.name}"
-    following = f"procap table {name} {both}; {ui}; procap report {name} {both}"
+    results = f"--results {quote(runtime_flags.results)}"
+    folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
+    following = f"procap table {name} {folders}; procap ui {results}; procap report {name} {folders}"
     if name == ALL:
-        following = f"procap table SUITE {both}; procap ui {results}"
+        following = f"procap table SUITE {folders}; procap ui {results}"
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.store else None
-            page = write_report(runtime.results, out, data=runtime.data, shown=place.results)
+            page = write_report(runtime.results, out, data=runtime.data, shown=runtime_flags.results)
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)

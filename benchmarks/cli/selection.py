@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from benchmarks.cli.flags import (
     RuntimeFlags,
     SelectionFlags,
 )
-from benchmarks.console.packing import find_unpacked
 from benchmarks.console.parse import (
     METHOD_GROUPS,
     dataset_groups,
@@ -32,9 +31,8 @@ from benchmarks.console.parse import (
 )
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
-from benchmarks.suites.checks import check_images
 from procap.errors import UsageError, check_names, explain_invalid
-from procap.methods import METHODS, method_class, method_paths
+from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import check_recipe, control_options, plan_run
@@ -47,39 +45,25 @@ from shards.resolve import resolve_dataset
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
-    """Parse the recipe fields that flags change. Raises UsageError for invalid or repeated key=value."""
+    """Parse the recipe fields that flags change. Raises UsageError for invalid ones."""
     flags = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
     changes = {name: value for name, value in flags.items() if value is not None}
-    for item, key, value in parse_assignments(recipe.recipe_field or (), "--recipe-field", "flip=false"):
-        if key in changes:
-            raise UsageError(f"--recipe-field {item}: {key} is given already")
-        changes[key] = value
+    changes |= parse_assignments(recipe.recipe_field or (), "--recipe-field")
     check_recipe(changes)
     return changes
 
 
 def selected_runs(
-    selection: SelectionFlags,
-    recipe: RecipeFlags,
-    data: Path | None = None,
-    task: str | None = None,
-    results: Path | None = None,
+    selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
     """Make every run that the flags describe, method by method within a data set, seeds innermost.
 
-    task: see `plan_run`. results: check, before methods are imported, which takes longer than everything else, that
-        each data set without a run there is packed or can be, and that one alone has images enough to train on.
+    task: see `plan_run`.
     """
     methods = parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data, test_only=methods == ["zeroshot"])
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
-    if data and results:
-        classes = parse_classes(selection.classes or "base")
-        find_unpacked((name for name in datasets if not (results / classes / name).exists()), data)
-        is_trained = any(name in METHODS and name != "zeroshot" for name in methods)
-        if len(datasets) == 1 and is_trained:
-            check_images(datasets[0], classes, shots, data)
     options = parse_options(recipe.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     return [
@@ -155,19 +139,6 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves or ["all"]]
 
 
-def absent_targets(targets: Iterable[Target], data: Path | None) -> dict[Target, str]:
-    """Map the targets of a half without classes to the reason, each once. Raises UsageError if there are no others."""
-    counts = {target: resolve_dataset(target.dataset, data).classes for target in targets}
-    absent = {
-        target: f"{target.dataset} has {count} class{'es' * (count != 1)}, and none in its {target.classes} half"
-        for target, count in counts.items()
-        if not select_labels(range(count), target.classes)
-    }
-    if absent and len(absent) == len(counts):
-        raise UsageError("; ".join(absent.values()))
-    return absent
-
-
 def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
     from pydantic import ValidationError
@@ -217,36 +188,32 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
         check_names("data set", [name.lower()], {*recorded(), *CATALOGUE})
         return name.lower()
 
-    methods, groups = split_names(selection.methods), {"all": [], "table1": [*table1_methods()]}
+    methods = {"all": [], "table1": table1_methods()}.get(selection.methods, split_names(selection.methods))
+    groups, sets = dataset_groups(), split_names(selection.datasets)
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
-    wanted: Mapping[str, list[Any]] = {
-        "method": groups.get(selection.methods, methods),
-        "dataset": [
-            find_name(name) for part in split_names(selection.datasets) for name in dataset_groups().get(part, [part])
-        ],
-        "seed": parse_integers(selection.seeds, "--seeds"),
-        "shots": [*parse_shot_counts(selection.shots)],
-        "classes": [parse_classes(name) for name in split_names(selection.classes)],
-        "precision": precisions,
-    }
-    check_names("method", wanted["method"], method_paths())
+    check_names("method", methods, method_paths())
     check_names("precision", precisions, PRECISIONS)
     for name in backbones:
         named_architecture(name, None)
+    chosen: Mapping[str, Sequence[Any]] = {
+        "method": methods,
+        "dataset": [find_name(name) for part in sets for name in groups.get(part, [part])],
+        "seed": parse_integers(selection.seeds, "--seeds"),
+        "shots": parse_shot_counts(selection.shots),
+        "classes": [parse_classes(name) for name in split_names(selection.classes)],
+        "precision": precisions,
+    }
 
-    def is_wanted(config: RunConfig) -> bool:
-        chosen = itertools.product(backbones or (config.backbone,), tags or (config.pretrained,))
-        if (backbones or tags) and (config.backbone, config.pretrained) not in itertools.starmap(
-            canonical_name, chosen
-        ):
+    def is_selected(config: RunConfig) -> bool:
+        weights = itertools.product(backbones or (config.backbone,), tags or (config.pretrained,))
+        named = itertools.starmap(canonical_name, weights)
+        if (backbones or tags) and (config.backbone, config.pretrained) not in named:
             return False
         # A run without training counts for all seeds and shots.
-        return all(
-            not values or getattr(config, field) in values or (field in ("seed", "shots") and not config.recipe.epochs)
-            for field, values in wanted.items()
-        )
+        fields = [field for field in chosen if config.recipe.epochs or field not in ("seed", "shots")]
+        return all(not chosen[field] or getattr(config, field) in chosen[field] for field in fields)
 
-    return is_wanted
+    return is_selected
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:

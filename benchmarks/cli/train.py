@@ -71,13 +71,7 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
-        few = {config.path: result.steps for config, result in done.items() if 0 < result.steps < FEW_STEPS}
-        least, most = min(few.values(), default=0), plural(max(few.values(), default=0), "step")
-        made = f"made {most if len({*few.values()}) < 2 else f'{least} to {most}'} in all"
-        note_warning((path, f"{made}, and may be near the initial weights: give more epochs or shots") for path in few)
-        for method in dict.fromkeys(config.method for config in done):
-            others = {c: result for c, result in done.items() if c.method == method and c.path not in few}
-            note_warning((config.path, _training_warning(config, result)) for config, result in others.items())
+        note_warning((config.path, _training_warning(config, result)) for config, result in done.items())
     if rows and not failures.reasons:
         note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
@@ -92,7 +86,7 @@ def _checked_runs(
     selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
 ) -> list[RunConfig]:
     """Return the selected runs. Raises UserError without their weights."""
-    runs = selected_runs(selection, recipe, runtime.data, results=runtime.results)
+    runs = selected_runs(selection, recipe, runtime.data)
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
     find_unpacked((name for name, folder in folders if mode.force or not folder.train_file.exists()), runtime.data)
@@ -101,6 +95,9 @@ def _checked_runs(
 
 
 def _training_warning(config: RunConfig, result: TrainResult) -> str:
+    if 0 < result.steps < FEW_STEPS:
+        steps = plural(result.steps, "step")
+        return f"made {steps} in all, and may be near the initial weights: give more epochs or shots"
     options = method_options(config.method, config.options)
     return method_class(config.method).training_warning(options, result.statistics) if result.statistics else ""
 

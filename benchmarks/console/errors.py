@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import typer
@@ -19,14 +18,11 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
         # Click expects EOFError from prompts alone.
         error = error.__cause__
     if isinstance(error, UserError):
-        prefix = "" if error.exit_code > 128 else "error: "
-        text = one_line(str(error))
-        return f"{prefix}{_explain_value(text) if error.exit_code == 2 else text}", error.exit_code
+        return f"{'' if error.exit_code > 128 else 'error: '}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         message: Any = error
         path = message.ctx.command_path if message.ctx else "procap"
-        text = _explain_value(one_line(message.format_message()).rstrip("."))
-        return f"error: {text} (see `{path} --help`)", 2
+        return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"error: {name}{error.strerror or one_line(str(error))}", 1
@@ -36,13 +32,6 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     text = describe_unexpected(error)
     more = "" if verbose else " (run with -v for the traceback)"
     return f"{'' if text.startswith('internal') else 'error: '}{text}{more}", 1
-
-
-def _explain_value(text: str) -> str:
-    """Replace pydantic's words for a value of the command line that is not of its type."""
-    several = " (`procap sweep --param` takes several)" if re.search(r"--(lr|epochs|batch)|= '[^']*,", text) else ""
-    text = re.sub(r"a valid (integer|number), unable to parse string as an? \w+", rf"one \1{several}", text)
-    return text.replace("a valid boolean, unable to interpret input", "true or false")
 
 
 def one_line(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def parse_integers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
+def parse_integers(text: str, flag: str) -> list[int]:
     """Parse a comma list of whole numbers. Raises UsageError naming the flag and the invalid part."""
     parts = split_names(text)
     for part in parts:
         if not _is_number(part):
-            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} {example}")
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3")
     return list(dict.fromkeys(map(int, parts)))
 
 
@@ -37,17 +37,13 @@ def parse_shot_count(text: str) -> int:
     if text.lower() in ("full", "all"):
         return 0
     if not _is_number(text.strip()) or int(text) == 0:
-        several = "; `procap bench few-shot --shots` takes several" if "," in text else ""
-        raise UsageError(f"--shots {text}: one number of images per class is needed, 1 or more, or full{several}")
+        raise UsageError(f"--shots {text}: one number of images per class is needed, 1 or more, or full")
     return int(text)
 
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
-    """Parse a comma list of shots without duplicates; "full" (0) must be the only one, an empty text gives none."""
-    counts = tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
-    if len(counts) > 1 and 0 in counts:
-        raise UsageError(f"--shots {text}: full stands alone; give numbers, as in --shots 1,2,4, or full")
-    return counts
+    """Parse a comma list of shots without duplicates; an empty text gives none."""
+    return tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
@@ -106,20 +102,18 @@ def dataset_groups() -> dict[str, list[str]]:
     }
 
 
-def parse_assignments(texts: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
-    """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text.
-
-    Raises UsageError for a text that is no assignment.
-    """
+def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
+    """Parse `key=value` texts; a value is JSON if possible, else the text. Raises UsageError for other texts."""
+    assignments: dict[str, Any] = {}
     for item in texts:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"{flag} {item}: write it as key=value, for example {flag} {example}")
+            raise UsageError(f"{flag} {item}: write it as KEY=VALUE")
         try:
-            value = json.loads(text)
+            assignments[key.strip()] = json.loads(text)
         except json.JSONDecodeError:
-            value = text
-        yield item, key.strip(), value
+            assignments[key.strip()] = text
+    return assignments
 
 
 def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -127,26 +121,20 @@ def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dic
 
     Raises UsageError for a method that is not chosen, an option that no chosen method has, and a wrong value.
     """
-    from procap.methods import check_options
+    from procap.methods import check_options, method_class
 
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    for item, key, value in parse_assignments(texts, "--option", "n_ctx=4"):
-        owner, dot, field = key.partition(".")
-        if dot and owner not in options:
-            raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
-        for method in [owner] if dot else _methods_with(owner, list(options)):
-            options[method][field if dot else owner] = value
+    for key, value in parse_assignments(texts, "--option").items():
+        method, dot, name = key.rpartition(".")
+        if dot and method not in options:
+            raise UsageError(f"--option {key}: method '{method}' is not among the chosen: {', '.join(options)}")
+        fields = {chosen: method_class(chosen).Options.model_fields for chosen in ([method] if dot else options)}
+        owners = [method] if dot else [chosen for chosen, known in fields.items() if name in known]
+        if not owners:
+            known = {field for names in fields.values() for field in names}
+            raise unknown_name(f"option of {', '.join(fields)}", name, known)
+        for owner in owners:
+            options[owner][name] = value
     for method, values in options.items():
         check_options(method, values)
     return options
-
-
-def _methods_with(option: str, methods: Sequence[str]) -> list[str]:
-    from procap.methods import method_class
-
-    fields = {method: method_class(method).Options.model_fields for method in methods}
-    owners = [method for method, names in fields.items() if option in names]
-    if not owners:
-        known = {name for names in fields.values() for name in names}
-        raise unknown_name(f"option of {', '.join(methods)}", option, known)
-    return owners

@@ -27,22 +27,19 @@ from runner.stop_signals import Interrupted
 
 OUTPUTS = "outputs.json"
 """The names of the current tables and plots in the folder of a suite."""
+MISSING = "its results were not found: is --results on storage that all nodes share?"
 
 
 @dataclass(frozen=True)
 class SuiteOutputs:
-    """The tables and metrics of a suite.
-
-    failed: why a part could not be made. unreadable: errors by run. missing: runs without one of their results.
-    """
+    """The tables and metrics of a suite. failed: why a part could not be made. failed_runs: errors by run."""
 
     suite: Suite
     folder: Path
     tables: tuple[Table, ...]
     metrics: Mapping[str, float]
     failed: str = ""
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    failed_runs: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_outputs(
@@ -86,8 +83,8 @@ def make_outputs(
             if verbose:
                 traceback.print_exc()
             failed.append(describe_failure(error))
-    missing = tuple(dict.fromkeys(path for path, _ in done.missing))
-    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable, missing)
+    failed_runs = {**{path: MISSING for path, _ in done.missing}, **done.unreadable}
+    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), failed_runs)
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:

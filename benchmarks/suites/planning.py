@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.experiment.profiles import MINI, find_profile
-from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun
+from benchmarks.experiment.suite import Suite, SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, Collection, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content
-from shards.default_paths import data_root
-from shards.fewshot import check_shots, select_labels
-from shards.reader import open_dataset
+from shards.fewshot import select_labels
 from shards.resolve import kind_of_name, resolve_dataset
 
 
@@ -45,7 +43,7 @@ class SuitePlan:
 
     @property
     def collection(self) -> Collection:
-        """What is recorded of the suite beside its tables."""
+        """The record of the suite next to its tables."""
         runs = tuple(dict.fromkeys(run.path for run in self.runs))
         return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json())
 
@@ -146,28 +144,15 @@ def _images_of(name: str, classes: str, split: str, data: Path, *, most: int = 0
 
 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
-    """Explain why a suite cannot run on an own data set; "" if it can.
-
-    several: other suites run too; reject one that needs further data sets.
-    """
-    for name in options.datasets:
-        if kind_of_name(name) != "own":
-            continue
+    """Explain why a suite cannot run on an own data set; "" if it can. several: nor on further data sets."""
+    for name in (name for name in options.datasets if kind_of_name(name) == "own"):
         dataset, targets = resolve_dataset(name, options.data), suite.targets(options, name)
-        if "train" not in dataset.counts:
-            return f"'{name}' has no images to train on"
-        if not suite.trains:
-            try:
-                check_shots(open_dataset(data_root("") if options.data is None else options.data, name), SHOTS)
-            except UsageError as error:
-                reason = str(error).partition(": ")[2].partition(";")[0]
-                return f"it always trains on {SHOTS} images per class: {reason}"
-            continue
         further = sorted({target.dataset for target in targets} - {name, *options.datasets})
         if further and several:
             return f"it needs data sets besides '{name}': {', '.join(further)}"
-        tested = (target.classes for target in targets if target.dataset == name)
+        tested = [target.classes for target in targets if target.dataset == name]
         for classes in dict.fromkeys((suite.trained_classes(options), *tested)):
-            if (count := len(select_labels(range(dataset.classes), classes))) < 2:
-                return f"'{name}' has {count} class{'es' * (count != 1)} in its part {classes}; 2 are needed"
+            # With one class every answer is right.
+            if len(select_labels(range(dataset.classes), classes)) < 2:
+                return f"'{name}' has fewer than 2 classes in its part {classes}"
     return ""
