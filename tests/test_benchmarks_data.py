@@ -99,9 +99,8 @@ def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
 
 WRONG = [
     (["pack", "caltech101"], 2, "--raw"),
-    (["pack", "caltech101", "--raw", "nowhere"], 2, "nowhere is not there"),
+    (["pack", "caltech101", "--raw", "nowhere"], 2, "nowhere is not a folder"),
     (["pack", "caltech"], 2, "did you mean caltech101"),
-    (["pack", "dtd", "--raw", "RAW", "--data", "RAW"], 2, "lies in the raw data"),
     (["pack", "imagenet", "--raw", "RAW"], 1, "published"),
     (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "packed into a folder"),
     (["pack", "missing.yaml"], 2, "missing.yaml"),
@@ -167,7 +166,7 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     put_classes(images)
     put_dirt(images)
     code, out, err = run(capsys, "data", "pack", images, "--dry-run", *at)
-    assert code == 0 and "my-birds" in out and "22/8/12" in out and not (tmp_path / "My Birds.yaml").exists()
+    assert code == 0 and re.search("my-birds +to be packed", out) and not (tmp_path / "My Birds.yaml").exists()
     code, out, err = run(capsys, "data", "pack", images, *at)
     assert code == 0, err
     assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)
@@ -261,10 +260,6 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
         assert "warning: test: 8 images are copies, byte for byte, of images in train (test/Ara/00.png = train/" in err
     (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
     found = [run(capsys, "data", command, *at[:-1])[2] for command in ("pack", "check")]
-    err = run(capsys, "data", "check", "birds", *at[1:3])[2]
-    assert (
-        f"'birds' was checked as packed in {tmp_path}/data; to check the folder here: procap data check ./birds" in err
-    )
     assert all("Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err for err in found)
 
 
@@ -273,7 +268,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     ("columns", "labels.csv has the columns 'filename', 'class'; path, label and perhaps split are needed"),
     ("places", "holds class folders in several folders: pack one of them (birds/north, birds/south)"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "birds/labels.csv is a file; pack its folder: procap data pack "),
+    ("file", "there is no folder "),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root = tmp_path / "birds"
@@ -309,8 +304,8 @@ def one_class(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("line", "code", "words"), [
     ("train --methods coop --datasets solo", 2, "'solo' has one class ('Zebra finch'): there is nothing to tell apart"),
-    ("bench base-to-novel --datasets trio", 2, "base-to-novel cannot run: 'trio' has 1 class in its part novel"),
-    ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has 1 class in its part all; 2 are needed"),
+    ("bench base-to-novel --datasets trio", 2, "cannot run: 'trio' has fewer than 2 classes in its part novel"),
+    ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has fewer than 2 classes in its part all"),
 ])  # fmt: skip
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off"]
@@ -328,14 +323,14 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert main([*own, "solo:novel,trio:all,trio:novel"]) == 3
     out, err = capsys.readouterr()
     assert err.count("trio:novel:test has one class, so that every image counts as right") == 1
-    assert out.count("trio:all:test") == 2 and err.count("solo has 1 class, and none in its novel half") == 1
+    assert out.count("trio:all:test") == 2 and "'solo' has no image of novel classes" in err
     assert main(["eval", "--methods", "zeroshot", "--datasets", "quartet", *at, "--targets", "quartet:all"]) == 0
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     assert re.search(r"zeroshot +solo +base +- +- +100\.00 +- +- ", listed)
     assert re.search(r"zeroshot +quartet +base +- +- +- +- +- ", listed), "all classes are not both halves"
-    assert main([*own, "solo:novel"]) == 2
-    assert capsys.readouterr().err.strip().endswith("solo has 1 class, and none in its novel half")
+    assert main([*own, "solo:novel"]) == 1
+    assert "'solo' has no image of novel classes" in capsys.readouterr().err
 
 
 def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class, tmp_path, capsys):
@@ -346,8 +341,6 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     assert "quartet:base:test" in out and not re.search("shapes|tiles|digits", out)
     for name in ("cross-dataset", "domain-generalization"):
         assert f"{name} is left out: it needs data sets besides 'quartet'" in err
-    always = "it always trains on 16 images per class: the largest class of 'quartet' has 3 training images\n"
-    assert f"runtime is left out: {always}" in err
     assert main(["ls", "datasets", "--data", str(one_class)]) == 0
     assert re.search(r"quartet +4 +12/4/8 +yes +packed from: own folders\n", capsys.readouterr().out)
     put_entry(tmp_path, *begin(tmp_path, "base-to-novel", methods=one[1:2], datasets=("quartet",), data=one_class)[1])

@@ -11,12 +11,11 @@ from PIL import Image
 from small_runs import make_runtime
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
-from benchmarks.cli.run_suites import plan_suite
+from benchmarks.cli.flags import SuiteFlags
+from benchmarks.cli.run_suites import plan_suites
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results import load
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner import evaluate, progress, results, run_folders, setup, train
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
@@ -166,10 +165,11 @@ def test_tables_name_the_settings_of_each_row(procap, config, runtime):
 
 
 def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
-    flags = SuiteFlags(methods="procap", datasets="digits", seeds="1", eval_precision="bf16", samples=2, quick=True)
-    suite = load_suite("base-to-novel")
-    options = plan_suite(suite, flags, RuntimeFlags(), tmp_path).options
-    assert options.eval_settings == EvalSettings(precision="bf16", samples=2)
+    flags = SuiteFlags(methods="procap", datasets="digits", seeds="1", quick=True)
+    evaluation = EvalSettings(precision="bf16", samples=2)
+    [planned] = plan_suites(["base-to-novel"], flags, RuntimeConfig(tmp_path, tmp_path, evaluation=evaluation))
+    suite, options = planned.suite, planned.options
+    assert options.eval_settings == evaluation
     assert SuiteOptions.from_json(options.to_json(), tmp_path) == options
     [run] = suite.plan(options)
     target = Target.parse_unchecked(run.spec.targets[0])

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
-from benchmarks.cli.run_suites import plan_suite
+from benchmarks.cli.flags import RecipeFlags, SelectionFlags, SuiteFlags
+from benchmarks.cli.run_suites import plan_suites
 from benchmarks.cli.selection import selected_runs
 from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.runtime.settings import flags_of_options, make_settings, run_config
+from benchmarks.runtime.benchmark import suite_settings
+from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.planning import merge_runs
+from benchmarks.suites.planning import SuitePlan, merge_runs
 from benchmarks.tables.notes import suite_notes
 from procap.errors import UsageError
 from procap.methods import METHODS
@@ -24,6 +25,20 @@ from shards.catalogue import CATALOGUE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("at_home")
+
+
+def plan(name: str, flags: SuiteFlags, data: Path = Path("data")) -> SuitePlan:
+    return plan_suites([name], flags, RuntimeConfig(data, data))[0]
+
+
+def plan_all(flags: SuiteFlags, data: Path) -> dict[str, SuitePlan]:
+    return {plan.suite.name: plan for plan in plan_suites(list(SUITES), flags, RuntimeConfig(data, data))}
+
+
+def measured(planned: SuitePlan, folder: Path) -> Settings:
+    """What the suite `runtime` measures."""
+    done = SuiteResults.read(planned.suite, planned.options, folder)
+    return suite_settings(done, RuntimeConfig(folder, folder), CPU)
 
 
 def test_base_to_novel_is_the_papers_table_one():
@@ -61,8 +76,8 @@ def test_the_suites_are_the_papers_and_share_their_runs():
         assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
         seen |= paths
     paper = SuiteFlags(profile="paper")
-    plans = [plan_suite(load_suite(name), paper, RuntimeFlags(), Path("data")) for name in SUITES]
-    assert sorted(spec.config.path for spec in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
+    specs = merge_runs(plan_all(paper, Path("data")).values())
+    assert sorted(spec.config.path for spec in specs) == sorted(seen), "no two workers meet at a run"
 
 
 def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
@@ -121,7 +136,7 @@ def test_a_control_by_train_is_the_run_of_a_suite(tmp_path):
 def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
     option = "coprompt.sentences=sentences/{dataset}.json"
     flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="0,1", option=[option, "maple.depth=3"])
-    planned = plan_suite(load_suite("base-to-novel"), flags, RuntimeFlags(), Path("data"))
+    planned = plan("base-to-novel", flags)
     options = {run.variant.method: run.spec.config.options for run in planned.runs}
     assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
     assert options["maple"]["depth"] == 3
@@ -135,12 +150,11 @@ def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
 @pytest.mark.parametrize("name", SUITES)
 def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(name, tmp_path):
     flags = SuiteFlags(profile="mini", methods="zeroshot,procap", option=["init_std=0.03"])
-    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), tmp_path)
+    planned = plan(name, flags, tmp_path)
     options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
     if name == "runtime":
-        settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **flags_of_options(planned.options))
-        options = [run_config("procap", "fp32", settings).options]
-    assert options and {own["init_std"] for own in options} == {0.03}
+        options = [run_config("procap", "fp32", measured(planned, tmp_path)).options]
+    assert options and {chosen["init_std"] for chosen in options} == {0.03}
     if name != "runtime":
         notes = suite_notes(SuiteResults.read(planned.suite, planned.options, tmp_path))
         assert any("init_std 0.03" in note for note in notes.details)
@@ -148,31 +162,29 @@ def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(na
 
 def settled(name: str, *option: str, methods: str = "", several: bool = False) -> dict[str, dict[str, object]]:
     flags = SuiteFlags(profile="mini", methods=methods, option=[*option])
-    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"), several=several)
-    return {method: dict(own) for method, own in planned.options.options.items()}
+    planned = plan_all(flags, Path("data"))[name] if several else plan(name, flags)
+    return {method: dict(values) for method, values in planned.options.options.items()}
 
 
 def test_maple_style_has_the_tokens_that_are_chosen():
     """Of the runtime comparison and of the pictures: 4 as ProCAP by default, or 2 as published."""
     for option, tokens in (([], 4), (["maple.n_ctx=2"], 2)):
-        settings = make_settings(RuntimeConfig(Path("data"), Path("results")), CPU, option=option)
-        assert run_config("maple", "fp32", settings).options["n_ctx"] == tokens
         flags = SuiteFlags(profile="paper", option=option)
-        runs = plan_suite(load_suite("qualitative"), flags, RuntimeFlags(), Path("data")).runs
-        [found] = {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"}
-        assert found == tokens
+        settings = measured(plan("runtime", flags), Path("results"))
+        assert run_config("maple", "fp32", settings).options["n_ctx"] == tokens
+        runs = plan("qualitative", flags).runs
+        assert {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"} == {tokens}
     assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}
 
 
 @pytest.mark.parametrize("inject", ["final"])
 def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
     """Variants with a token set per layer have no last level and keep theirs."""
-    for name in SUITES:
-        flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
-        runs = plan_suite(load_suite(name), flags, RuntimeFlags(), tmp_path, several=True).runs
-        options = [run.spec.config.options for run in runs if run.variant.method == "procap"]
-        assert {own["inject"] for own in options if own["deep_tokens"] == "independent"} <= {"levels"}
-        assert name == "runtime" or inject in {own["inject"] for own in options}
+    flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
+    for name, planned in plan_all(flags, tmp_path).items():
+        options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
+        assert {chosen["inject"] for chosen in options if chosen["deep_tokens"] == "independent"} <= {"levels"}
+        assert name == "runtime" or inject in {chosen["inject"] for chosen in options}
 
 
 def test_options_of_all_suites_apply_to_those_that_compare_the_method():
@@ -192,11 +204,10 @@ def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, caps
     trained = {tuple(run["run"].split("/")[1:4:2]) for run in document["runs"]}
     assert trained == {("tiles", name)}, "every suite trains on the named data sets alone"
     flags = SuiteFlags(profile="mini", quick=True, backbone=backbone, pretrained="random")
-    planned = {one: plan_suite(load_suite(one), flags, RuntimeFlags(), tmp_path) for one in SUITES}
-    found = {one: {run.spec.config.backbone for run in plan.runs} for one, plan in planned.items()}
-    assert found == {one: set() if one == "runtime" else {name} for one in SUITES}
-    chosen = flags_of_options(planned["runtime"].options)
-    settings = make_settings(RuntimeConfig(tmp_path, tmp_path), CPU, **chosen)
+    planned = plan_all(flags, tmp_path)
+    found = {suite: {run.spec.config.backbone for run in plan.runs} for suite, plan in planned.items()}
+    assert found == {suite: set() if suite == "runtime" else {name} for suite in SUITES}
+    settings = measured(planned["runtime"], tmp_path)
     assert (settings.backbone, settings.pretrained) == (name, "random")
 
 
@@ -215,8 +226,7 @@ def test_procap_is_trained_and_evaluated_on_other_backbones(backbone, few_digits
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
     def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
         flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])
-        plan = plan_suite(load_suite("few-shot"), flags, RuntimeFlags(), Path("data"))
-        return {run.variant.method for run in plan.runs}
+        return {run.variant.method for run in plan("few-shot", flags).runs}
 
     assert planned("all") == {*METHODS} - {"coprompt"} and "coprompt" not in planned("table1")
     assert planned("all", "mini") == {*METHODS} == planned("all", "paper", "coprompt.sentences={dataset}.json")
@@ -231,7 +241,7 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     flags = SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1")
-    planned = plan_suite(load_suite(name), flags, RuntimeFlags(), Path("data"))
+    planned = plan(name, flags)
     recorded = json.loads(json.dumps(planned.options.to_json()))
     assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
@@ -248,32 +258,29 @@ def test_shots_are_those_of_all_runs_or_of_a_curve():
 
 
 def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
-    suites = map(load_suite, ("cross-dataset", "domain-generalization"))
-    plans = [plan_suite(suite, SuiteFlags(), RuntimeFlags(), tmp_path) for suite in suites]
+    plans = [plan(name, SuiteFlags(), tmp_path) for name in ("cross-dataset", "domain-generalization")]
     specs = merge_runs(plans)
     assert len(specs) == len(plans[0].runs) == len(plans[1].runs)
     assert all(f"{target}:all:test" in specs[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
 
 def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default(tmp_path):
-    suite = load_suite("base-to-novel")
+    def chosen(flags):
+        return plan("base-to-novel", flags, tmp_path).options
 
-    def chosen(suited, runtime, several=False):
-        return plan_suite(suite, suited, runtime, tmp_path, several=several).options
-
-    assert chosen(SuiteFlags(), RuntimeFlags()).datasets == MINI.datasets
-    assert chosen(SuiteFlags(profile="mini", seeds="4"), RuntimeFlags()).seeds == (4,)
+    assert chosen(SuiteFlags()).datasets == MINI.datasets
+    assert chosen(SuiteFlags(profile="mini", seeds="4")).seeds == (4,)
     with pytest.raises(UsageError, match="mini"):
-        chosen(SuiteFlags(profile="mimi"), RuntimeFlags())
-    assert chosen(SuiteFlags(datasets="eurosat"), RuntimeFlags()).profile is PAPER
-    assert chosen(SuiteFlags(datasets="tiles"), RuntimeFlags()).profile is MINI
+        chosen(SuiteFlags(profile="mimi"))
+    assert chosen(SuiteFlags(datasets="eurosat")).profile is PAPER
+    assert chosen(SuiteFlags(datasets="tiles")).profile is MINI
     for name in ("digits", "dtd"):
-        assert chosen(SuiteFlags(), RuntimeFlags(data=str(tmp_path))).profile is MINI
+        assert chosen(SuiteFlags()).profile is MINI
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{}")
-    assert chosen(SuiteFlags(), RuntimeFlags()).profile is PAPER
-    assert chosen(SuiteFlags(datasets="tiles,digits"), RuntimeFlags()).profile is MINI
-    assert chosen(SuiteFlags(profile="mini"), RuntimeFlags()).profile is MINI
+    assert chosen(SuiteFlags()).profile is PAPER
+    assert chosen(SuiteFlags(datasets="tiles,digits")).profile is MINI
+    assert chosen(SuiteFlags(profile="mini")).profile is MINI
 
 
 def test_durations_are_parts_of_what_each_data_set_has():

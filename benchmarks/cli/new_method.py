@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sysconfig
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +39,8 @@ def method(
     if name in method_paths():
         raise UsageError(f"there is a method '{name}' already (procap ls methods): choose another name")
     folder, module = out / name, name.replace("-", "_")
+    if find_spec(module) or any(distributions(name=name)):
+        raise UsageError(f"a package '{name}' is installed, which one of this name would hide: choose another name")
     if folder.exists():
         raise UsageError(f"{folder} exists already: remove it, or name another --out")
     words = name.split("-")
