@@ -174,7 +174,8 @@ def _show_outputs(
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
     results = f"--results {quote(runtime_flags.results)}"
     folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
-    following = f"procap table {name} {folders}; procap ui {results}; procap report {name} {folders}"
+    ui = f"procap ui {results} --suite {outputs[0].suite.name}"
+    following = f"procap table {name} {folders}; {ui}; procap report {name} {folders}"
     if name == ALL:
         following = f"procap table SUITE {folders}; procap ui {results}"
         try:
