@@ -1,6 +1,5 @@
 """The runtime benchmark: modes agree, a report is written once, and wrong ones are refused."""
 
-import csv
 import json
 import os
 import sys
@@ -79,7 +78,6 @@ def test_whole_trainings_of_both_modes_agree(report):
 
 def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, runtime):
     assert {row["classes"] for row in report["rows"]} == {5}
-    assert "16 shots of base classes" in Path(report["folder"], "runtime.md").read_text()
     whole = load_case_data("digits", runtime.data, "all")
     assert len(whole.space.classnames) == 10 and len(whole.test.images) == 60
 
@@ -87,11 +85,7 @@ def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, ru
 def test_a_report_is_written(report, runtime):
     folder = Path(report["folder"])
     assert folder.is_relative_to(runtime.results / "runtime")
-    names = {path.name for path in folder.iterdir()}
-    assert {"runtime.md", "runtime.csv", "runtime.tex", "runtime.json"} <= names
     assert json.loads((folder / "runtime.json").read_text())["rows"] == report["rows"]
-    with (folder / "runtime.csv").open() as file:
-        assert [line["source"] for line in csv.DictReader(file)] == ["ours"] * 4
 
 
 class MeasuringBegan(Exception):

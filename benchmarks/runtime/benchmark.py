@@ -21,6 +21,7 @@ from benchmarks.console.output import note
 from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from runner.environment import environment, resolve_device
+from runner.results import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +99,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
 
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> None:
-    """Write the measurements and a table of all of them below the results."""
-    from benchmarks.tables.speed import write_report
+    """Write the measurements below the results."""
     from runner.remote_results import RemoteResults
 
     # Only the same measurement replaces another in its folder.
@@ -108,8 +108,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     words = settings.backbone, *weights, *settings.precisions, report["device"]["name"], digest
     folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
-    write_report(report, folder)
-    note(f"also memory and seconds of steps: {folder / 'runtime.md'}")
+    write_json(folder / "runtime.json", report)
     RemoteResults.from_runtime(runtime).push_all("runtime")
 
 

@@ -14,10 +14,8 @@ from benchmarks.experiment import published
 from benchmarks.experiment.published import display_name
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import BACKBONE, SuiteResults
-from benchmarks.tables.render import render, write_tables
 from benchmarks.tables.rows import published_title
 from benchmarks.tables.table import Column, Row, Table
-from runner.results import write_bytes
 from shards.files import read_file
 
 SCHEMA = 4
@@ -46,17 +44,6 @@ def load_runtime_reports(results: Path) -> Iterator[tuple[Path, Report]]:
             continue
         if isinstance(report, dict) and report.get("schema") == SCHEMA:
             yield file, report
-
-
-def write_report(report: Report, folder: Path) -> str:
-    """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
-    datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
-    rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
-    table = _make_table("runtime", rows, list_notes(report), report)
-    write_tables([table], folder)
-    document = json.dumps(report, ensure_ascii=False, allow_nan=False, indent=1)
-    write_bytes(folder / "runtime.json", f"{document}\n".encode())
-    return render(table, "md")
 
 
 def runtime_tables(suite: SuiteResults) -> list[Table]:
