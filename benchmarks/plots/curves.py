@@ -61,25 +61,15 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
 
 
 def prompt_length_plots(suite: SuiteResults) -> Plots:
-    """Return plots as in the paper: averages over the data sets on the left, HM on the right, here of each as well."""
-    return _plots_by_method(suite, "prompt-length", "n_ctx", "prompt tokens", base=2)
-
-
-def duration_plots(suite: SuiteResults) -> Plots:
-    """Return the same plots over epochs."""
-    return _plots_by_method(suite, "duration", "epochs", "epochs of training")
-
-
-def _plots_by_method(suite: SuiteResults, name: str, key: str, label: str, base: int | None = None) -> Plots:
-    """Return a plot for each method for which `key` varies."""
+    """Return a plot for each method, as in the paper: averages on the left, HM on the right, here of each data set."""
     variants: dict[str, dict[float, Variant]] = {}
     for variant in suite.variants:
-        if variant.key.get(key):
-            variants.setdefault(variant.method, {})[variant.key[key]] = variant
+        if tokens := variant.key.get("n_ctx"):
+            variants.setdefault(variant.method, {})[tokens] = variant
     plots = {}
-    for method, by_value in variants.items():
-        plot_name = f"{name}-{method}" if len(variants) > 1 else name
-        plots[plot_name] = partial(average_and_datasets, suite, dict(sorted(by_value.items())), label, base)
+    for method, by_tokens in variants.items():
+        name = f"prompt-length-{method}" if len(variants) > 1 else "prompt-length"
+        plots[name] = partial(average_and_datasets, suite, dict(sorted(by_tokens.items())), "prompt tokens", 2)
     return plots
 
 

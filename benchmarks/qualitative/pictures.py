@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from runner.setup import clip_transform, label_space
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SELECTION_RULE = (
     "the first images of the split, in its order, that some methods get right and others get wrong; as many of each "
     "kind (which methods are right) as there are, one of each kind in turn; where there are none, the first images of "
@@ -41,32 +44,23 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
             runs[run.dataset][run.variant.name] = load_trained(run.spec.config, runtime)
-    plots: dict[str, Any] = {}
+    # By name: what draws the picture, its caption, and a description of it.
+    pictures: dict[str, tuple[partial[Figure], str, str]] = {}
     record: dict[str, Any] = {}
-    texts: dict[str, dict[str, str]] = {}
     if len(runs[first]) > 1:
-        target = results.suite.targets(results.options, first)[0]
-        record, pixels = compare(runs[first], target, runtime)
-        plots["predictions"] = partial(draw_predictions, record, pixels)
-        plots["eigencam"] = partial(draw_eigencam, record, pixels)
+        record, pixels = compare(runs[first], results.suite.targets(results.options, first)[0], runtime)
         titles, classes = ", ".join(runs[first]), ", ".join(pick["class"] for pick in record["picks"])
-        texts["predictions"] = {
-            "caption": f"Predictions on {first}. Chosen: {SELECTION_RULE}.",
-            "alt": f"Test images of {classes} with the answers of {titles}",
-        }
-        texts["eigencam"] = {
-            "caption": f"EigenCAM of the same images: {CAM_RULE}.",
-            "alt": f"The same test images, each with a map of where {titles} look",
-        }
-    record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
-    if record["prompts"]["random"]:
-        plots["prompts"] = partial(draw_prompts, record["prompts"], last)
-        texts["prompts"] = {
-            "caption": "Learned text prompts of the first layer next to random ones.",
-            "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
-            f"training: {', '.join(runs[last])}",
-        }
-    save_plots(results.folder, plots)
+        draw, caption = partial(draw_predictions, record, pixels), f"Predictions on {first}. Chosen: {SELECTION_RULE}."
+        pictures["predictions"] = draw, caption, f"Test images of {classes} with the answers of {titles}"
+        draw, caption = partial(draw_eigencam, record, pixels), f"EigenCAM of the same images: {CAM_RULE}."
+        pictures["eigencam"] = draw, caption, f"The same test images, each with a map of where {titles} look"
+    prompts = record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
+    if prompts["random"]:
+        caption = "Learned text prompts of the first layer next to random ones."
+        description = f"Heat maps of text prompts, a row per token, random and learned by {', '.join(runs[last])}"
+        pictures["prompts"] = partial(draw_prompts, prompts, last), caption, description
+    save_plots(results.folder, {name: draw for name, (draw, _, _) in pictures.items()})
+    texts = {name: {"caption": caption, "alt": description} for name, (_, caption, description) in pictures.items()}
     record |= {"runs": results.paths, "pictures": texts}
     write_json(results.folder / PICTURES, record)
     return record

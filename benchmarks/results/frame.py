@@ -295,12 +295,11 @@ def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
     return *order_in(method, METHODS), ranks
 
 
-def dataset_order(dataset: str) -> tuple[float, str]:
+def dataset_order(dataset: str) -> tuple[int, str]:
     """Sort key: the order of the catalogue, user data sets at the end."""
     from shards.catalogue import CATALOGUE
 
-    names = list(CATALOGUE)
-    return (names.index(dataset) if dataset in names else math.inf, dataset)
+    return order_in(dataset, CATALOGUE)
 
 
 def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:

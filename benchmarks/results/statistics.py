@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results.frame import dataset_order, is_half
-from benchmarks.results.metrics import format_seeds
 from procap.errors import unknown_name
 from runner.results import harmonic_mean
 from shards.rng import stream_seed
@@ -38,7 +37,7 @@ class Comparison(NamedTuple):
 
     tasks: `a` and `b` of each task averaged over seeds, and its `seeds`. seeds: of every task, empty if they differ;
     then there is no `std`. interval: 95 %, under other test images; None if both variants gave the same answers. p:
-    two-sided, of a permutation test over tasks, uncorrected. left_out: what was not compared.
+    two-sided, of a permutation test over tasks, uncorrected.
     """
 
     tasks: pd.DataFrame
@@ -46,7 +45,6 @@ class Comparison(NamedTuple):
     std: float | None
     interval: tuple[float, float] | None
     p: float
-    left_out: tuple[str, ...]
 
     @property
     def difference(self) -> float:
@@ -63,7 +61,7 @@ def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int 
     for title in (a, b):
         if title not in variants:
             raise unknown_name("row", title, variants)
-    paired, left_out = pair_results(variants, a, b)
+    paired = pair_results(variants, a, b)
     pairs = _average(paired, PAIR)
     seeds_by_task = pairs.reset_index().groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(map(int, seeds)))
     tasks = _average(paired, TASK).assign(seeds=seeds_by_task)
@@ -74,7 +72,6 @@ def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int 
         std=float((pairs.a - pairs.b).groupby("seed").mean().std(ddof=1)) if len(seeds) > 1 else None,
         interval=bootstrap_interval(paired, draws) if len(paired) else None,
         p=sign_flip_p(tasks.a - tasks.b),
-        left_out=left_out,
     )
 
 
@@ -159,8 +156,8 @@ def resample_accuracy(a: Bools, b: Bools, draws: int, generator: np.random.Gener
     return 100.0 * (counts @ right) / total
 
 
-def pair_results(variants: Mapping[str, pd.DataFrame], a: str, b: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Merge the results of `a` and `b` on the same test images, and describe what is left out.
+def pair_results(variants: Mapping[str, pd.DataFrame], a: str, b: str) -> pd.DataFrame:
+    """Merge the results of `a` and `b` on the same test images.
 
     Returns one row per task, seed and part (base and novel classes, or the target's classes), sorted, with columns of
     the frame that end in `_a` and `_b`. If any variant has targets on different data sets than the one trained on,
@@ -172,15 +169,7 @@ def pair_results(variants: Mapping[str, pd.DataFrame], a: str, b: str) -> tuple[
     paired = first.join(second, how="inner", lsuffix="_a", rsuffix="_b").reset_index()
     paired["order"] = [dataset_order(task) for task in paired.task]
     paired = paired.sort_values(["order", *PAIR, "part"], kind="stable", ignore_index=True)
-    if measure == "hm":
-        paired = paired[paired.groupby(PAIR).part.transform("size") == 2]
-    compared = set(zip(paired.dataset, paired.task, paired.seed, strict=True))
-    seeds: dict[str, set[int]] = {}
-    for dataset, task, seed, *_ in (*first.index, *second.index):
-        if (dataset, task, seed) not in compared:
-            seeds.setdefault(task, set()).add(seed)
-    sentences = (f"{task}, {format_seeds(sorted(left))}, is left out" for task, left in seeds.items())
-    return paired, tuple(f"{sentence}: {a} and {b} have no equal test images." for sentence in sentences)
+    return paired[paired.groupby(PAIR).part.transform("size") == 2] if measure == "hm" else paired
 
 
 def _select(rows: pd.DataFrame, measure: Measure, *, away: bool) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from statistics import mode
 
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
-from benchmarks.plots.curves import duration_plots
 from benchmarks.tables.base_novel import duration_tables
 
 PARTS = (0.2, 0.5, 1.0)
@@ -38,7 +37,6 @@ SUITE = Suite(
     methods=("procap",),
     variants=by_duration,
     tables=duration_tables,
-    plots=duration_plots,
     quick_seeds=(1,),
     published="training_duration",
 )

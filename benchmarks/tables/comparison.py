@@ -47,8 +47,8 @@ def comparison_table(
 
     variants: parts of the frame by title. Limited results are not compared.
     """
-    by_title = {title: compare(variants, reference, title, draws=draws) for title in variants if title != reference}
-    comparisons = {title: comparison for title, comparison in by_title.items() if len(comparison.tasks)}
+    compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
+    comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
     corrected = holm([comparison.p for comparison in comparisons.values()])
     tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
     rows = []
@@ -63,8 +63,7 @@ def comparison_table(
         f"bootstrap over test images, {draws:,} draws. p: permutation test over {tasks}, Holm's correction for "
         f"{plural(len(comparisons), 'comparison')}."
     )
-    left_out = list(dict.fromkeys(sentence for comparison in by_title.values() for sentence in comparison.left_out))
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
-    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note], left_out)
+    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note])
