@@ -35,11 +35,6 @@ def halves_plots(suite: SuiteResults) -> Plots:
     }
 
 
-def stability_plots(suite: SuiteResults) -> Plots:
-    """Return the bars of stability, whose errors are the deviations over seeds."""
-    return {"hm-bars": partial(hm_bars, suite)}
-
-
 def _assign_looks(suite: SuiteResults) -> dict[str, Look]:
     return style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
 

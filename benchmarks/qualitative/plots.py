@@ -84,7 +84,7 @@ def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
     """Draw random tokens and those of every method, a row per token, all on one scale around zero."""
     from matplotlib.figure import Figure
 
-    parts: list[tuple[str, Any, list[Any]]] = [("random start", record["random"]["tokens"], [])]
+    parts: list[tuple[str, Any, list[Any]]] = [("random start", record["random"], [])]
     for method in record["methods"]:
         for stage in method["stages"]:
             values = [token["values"] for token in stage["tokens"]]

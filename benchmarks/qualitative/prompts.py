@@ -26,7 +26,6 @@ from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
 
-RANDOM_STD = 0.02
 WORD_RULE = (
     "a word is a token of small letters (or letters without case) that ends a word; left out are fragments that words "
     "only begin with, punctuation, digits, control tokens, and tokens whose embedding is also that of another token"
@@ -104,28 +103,29 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
     """
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)
-    stages = []
+    stages = {}
     if means is not None and read is not None:
-        words, is_same = Words.of(run.clip), torch.equal(means, read)
-        stages.append(
-            _describe_stage("learned tokens" if is_same else "learned means", means, text_means(start), words)
-        )
-        if not is_same:
-            stages.append(_describe_stage("after cross-attention", read, first_text_tokens(start), words))
-    return {"title": title, "method": run.config.method, "run": run.config.path, "stages": stages}
+        stages = {
+            "learned means": (means, text_means(start)),
+            "after cross-attention": (read, first_text_tokens(start)),
+        }
+        if torch.equal(means, read):
+            stages = {"learned tokens": (means, text_means(start))}
+    words = Words.of(run.clip)
+    described = [{"name": name, "tokens": _describe_tokens(*tokens, words)} for name, tokens in stages.items()]
+    return {"title": title, "method": run.config.method, "run": run.config.path, "stages": described}
 
 
-def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> dict[str, Any]:
+def _describe_tokens(now: Tensor, start: Tensor | None, words: Words) -> list[dict[str, Any]]:
     """Describe tokens [P, D]: values, the nearest words at the start and now, and how far they moved."""
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
     moved = (now - start).norm(dim=-1) / start.norm(dim=-1)
     columns = now.tolist(), words.nearest(start, 1), moved.tolist(), words.nearest(now)
-    tokens = [
+    return [
         {"values": values, "started": started, "moved": distance, "cosine": nearest}
         for values, [started], distance, nearest in zip(*columns, strict=True)
     ]
-    return {"name": name, "tokens": tokens}
 
 
 def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -134,6 +134,5 @@ def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
     random = None
     if learned:
         shape = (max(map(len, learned)), len(learned[0][0]["values"]))
-        tokens = normal(shape, generator(1, "qualitative", "random prompts"), RANDOM_STD).double()
-        random = {"std": RANDOM_STD, "tokens": tokens.tolist()}
+        random = normal(shape, generator(1, "qualitative", "random prompts"), 0.02).double().tolist()
     return {"word_rule": WORD_RULE, "random": random, "methods": list(methods)}

@@ -12,7 +12,6 @@ the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of 
 from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite
-from benchmarks.plots.base_novel import stability_plots
 from benchmarks.tables.base_novel import stability_tables
 
 SUITE = Suite(
@@ -20,6 +19,5 @@ SUITE = Suite(
     title="stability over seeds",
     methods=("procap",),
     tables=stability_tables,
-    plots=stability_plots,
     published="seed_stability",
 )
