@@ -33,7 +33,7 @@ from runner.run_folders import RunFolder, check_content, check_training_content
 from runner.setup import check_backbone, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.background import exporter_for
+from runner.tracking.log import exporter_for
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.rng import generator

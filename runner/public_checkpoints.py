@@ -18,7 +18,7 @@ from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.run_folders import RunFolder
 from runner.setup import build, load_backbone
-from runner.tracking.background import exporter_for
+from runner.tracking.log import exporter_for
 from shards.fewshot import evaluation_labels
 from shards.files import file_sha256
 from shards.reader import open_dataset

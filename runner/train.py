@@ -27,7 +27,7 @@ from runner.setup import Setup, changed_file, check_backbone, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.background import exporter_for
+from runner.tracking.log import exporter_for
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
@@ -83,7 +83,7 @@ def train(
                 result = _train(config, runtime, folder, store, stop, group, until, callbacks, force=force)
             finally:
                 if first and folder.config_file.exists():
-                    exporter_for(runtime).post(config.path)
+                    exporter_for(runtime).post_end(config.path)
             stop.check(f"{result.status} {config.path}")
     return result
 
@@ -250,7 +250,8 @@ class TrainLoop:
         if self.group.broadcast_object(is_due):
             self.checkpointer.save()
         if first:
-            exporter_for(self.runtime).post(self.config.path, measure=True)
+            with self.meter.phase("tracking", rated=False):
+                exporter_for(self.runtime).post_epoch(self.config.path)
 
     def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
         """Take the next step on a batch, without waiting for its losses."""

@@ -25,8 +25,8 @@ from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
-from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
+from runner.tracking.sync import sync
 from shards.image_files import find_images
 
 ROOT = Path(__file__).resolve().parents[1]

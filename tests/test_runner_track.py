@@ -21,11 +21,11 @@ from runner.remote_results import RemoteResults
 from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
-from runner.tracking import background
-from runner.tracking.background import BackgroundExporter, exporter_for
+from runner.tracking import log
 from runner.tracking.content import name_run
-from runner.tracking.export import PARENT_TAG, sync
+from runner.tracking.log import Exporter, exporter_for
 from runner.tracking.store import TrackingError, TrackingStore
+from runner.tracking.sync import PARENT_TAG, sync
 
 
 @pytest.fixture
@@ -61,9 +61,8 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"overrides": {"lr": 0.03}, "shots": 1}, "1 shot · seed 1 · lr 0.03"),
+    ({"overrides": {"lr": 0.03}, "shots": 1}, "1 shot · seed 1 · custom recipe · lr 0.03"),
     ({"recipe": "procap", "options": {"n_ctx": 4}}, "16 shots · seed 1 · procap recipe"),
-    ({"overrides": {"epochs": 3, "lr": 1, "momentum": 0, "batch_size": 2, "flip": False}}, "seed 1 · custom recipe"),
 ])  # fmt: skip
 def test_the_name_of_a_run_has_what_differs_from_the_published_one(changes, named):
     assert name_run(plan_run(method="maple", dataset="shapes", **changes)).endswith(named)
@@ -94,7 +93,7 @@ def test_a_finished_run_arrives_whole(store, folder, export):
 def test_checkpoints_are_copied_only_where_that_is_asked_for(store, folder, export):
     finished(folder)
     export()
-    assert export(log_checkpoints=True).sent and not export(log_checkpoints=True).sent and not export().sent
+    assert export(log_checkpoints=True).sent and not export(log_checkpoints=True).sent
     (run,) = runs_of(store, folder)
     copy = Path(run.info.artifact_uri.removeprefix("file://")) / "checkpoint.safetensors"
     assert copy.read_bytes() == folder.checkpoint_file.read_bytes()
@@ -120,7 +119,7 @@ def train_until_sigterm(data: str, results: str, checkpoint: str, uri: str) -> N
     from runner.checkpoint import TrainState
     from runner.train import train
 
-    background.INTERVAL_SECONDS = 0.0
+    log.INTERVAL_SECONDS = 0.0
     count, marker = TrainState.count, Path(results) / "stopped"
 
     def count_and_stop(state: TrainState, *step: object) -> None:
@@ -250,37 +249,26 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
 
 
 def test_a_server_that_accepts_and_never_answers_costs_a_command_a_limited_wait(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(background, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(background, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     path = finished(folder).path.relative_to(tmp_path).as_posix()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = TrackingStore(f"http://127.0.0.1:{silent.getsockname()[1]}", "procap", tmp_path)
-        exporter = BackgroundExporter(store, RemoteResults(None, tmp_path))
+        exporter = Exporter(store, RemoteResults(None, tmp_path))
+        exporter.post(path)
         for _ in range(3):
-            exporter.post(path)
             exporter.flush()
-        waiting, failed = capsys.readouterr().err.splitlines()
-        assert waiting == f"tracking: waiting for {store.address}, at most 1 s"
-        assert failed.startswith("tracking: no answer within 1 s; runs go on, export them later with `procap")
-        assert exporter._patience <= 0.0, "later exports of the command wait no more"
-
-
-@pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db"])
-def test_a_store_that_cannot_be_created_fails_at_once(uri, tmp_path):
-    with pytest.raises(TrackingError, match=f"cannot reach {uri}: "):
-        TrackingStore(uri, "procap", tmp_path).open()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tracking: cannot open {store.address}: ") and "`procap track sync --results" in line
 
 
 def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, monkeypatch, tmp_path):
     def refuse(store: TrackingStore) -> TrackingStore:
         raise OSError("no route to host")
 
-    exporter = BackgroundExporter(store, RemoteResults(None, store.results))
-    finished(folder)
+    exporter = Exporter(store, RemoteResults(None, store.results))
+    exporter.post(finished(folder).path.relative_to(tmp_path).as_posix())
     with monkeypatch.context() as patch:
         patch.setattr(TrackingStore, "open", refuse)
-        exporter.post(folder.path.relative_to(tmp_path).as_posix())
-        exporter.flush()
         exporter.flush()
     exporter.flush()
     (line,) = capsys.readouterr().err.splitlines()
@@ -289,18 +277,17 @@ def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, 
 
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    exporter = BackgroundExporter(store, RemoteResults(None, store.results))
+    monkeypatch.setattr(log, "INTERVAL_SECONDS", 0.0)
+    exporter = Exporter(store, RemoteResults(None, store.results))
     path = folder.path.relative_to(tmp_path).as_posix()
     tracked_runs.go_on(folder, 1)
-    exporter.post(path, measure=True)
-    exporter.flush()
+    exporter.post_epoch(path)
     (run,) = runs_of(store, folder)
     while not (history := points(store, run.info.run_id, "system/cpu_utilization_percentage")):
         time.sleep(0.1)
     finished(folder)
-    exporter.post(path)
-    exporter.flush()
-    assert history and not exporter._monitors
+    exporter.post_end(path)
+    assert history and runs_of(store, folder)[0].info.status == "FINISHED"
     assert not any(thread.name == "SystemMetricsMonitor" and thread.is_alive() for thread in threading.enumerate())
 
 

@@ -15,9 +15,9 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, read_collection, read_collections, write_collection
-from runner.tracking.background import CollectionTracker
-from runner.tracking.export import PARENT_TAG, sync
+from runner.tracking.log import CollectionTracker
 from runner.tracking.store import TrackingError, TrackingStore
+from runner.tracking.sync import PARENT_TAG, sync
 
 
 @pytest.mark.parametrize(("uri", "address"), [
@@ -140,7 +140,7 @@ def test_a_suite_deleted_from_the_store_comes_back_with_its_runs(store):
 
 
 def test_results_continued_on_another_machine_are_one_suite_and_one_run(store, tmp_path):
-    """Of results behind a URL: the machine that started the suite is lost after it has exported."""
+    """The machine that started a suite with results behind a URL is lost after it has exported."""
     for machine in ("first", "second"):
         results = tmp_path / machine
         at = RuntimeConfig(results, results, tracking_uri=store.uri, store=f"local://{tmp_path}/remote")

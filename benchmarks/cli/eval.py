@@ -32,7 +32,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
 from runner.run_folders import OtherContent, RunFolder, check_training_content
-from runner.tracking.background import exporter_for
+from runner.tracking.log import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup

@@ -25,7 +25,7 @@ from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
-from runner.tracking.background import CollectionTracker, exporter_for
+from runner.tracking.log import CollectionTracker, exporter_for
 from shards.resolve import is_packed, kind_of_name
 
 
@@ -105,14 +105,11 @@ def _finish(
 ) -> SuiteOutputs:
     """Write the tables and plots of a suite whose runs have ended, and record its end. failed: errors by run."""
     tracker.update(tracker.collection.runs)
-    if plan.suite.finish:
-        # Exports would disturb its measurements.
-        exporter_for(runtime).flush()
     made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
     reasons = {**made.failed_runs, **failed}
     failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
     status: Status = "failed" if failed_runs or made.failed else "finished"
-    tracker.close(status, {**made.metrics, "runs_failed": float(len(failed_runs))}, failed_runs, wait=False)
+    tracker.close(status, {**made.metrics, "runs_failed": float(len(failed_runs))}, failed_runs, flush=False)
     return made
 
 

@@ -7,7 +7,7 @@ from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
 from runner.run_collection import COLLECTIONS
-from runner.tracking import export
+from runner.tracking import sync as tracking_sync
 from runner.tracking.store import TrackingStore
 
 
@@ -21,7 +21,7 @@ def sync(
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
     store = TrackingStore.choose(open_results(results, weights=log_checkpoints), tracking or None)
-    summary = export.sync(store, log_checkpoints=log_checkpoints)
+    summary = tracking_sync.sync(store, log_checkpoints=log_checkpoints)
     for run, reason in summary.failed:
         note(f"procap: failed: {run}: {reason}")
     for run in summary.sent:

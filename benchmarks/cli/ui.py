@@ -15,8 +15,8 @@ from benchmarks.results.frame import open_results
 from procap.errors import UsageError, check_names
 from runner.environment import library_defaults
 from runner.run_collection import read_collections
-from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
+from runner.tracking.sync import sync
 
 HOST = "127.0.0.1"
 

@@ -10,7 +10,7 @@ from typing import Any
 from cluster.run import RunSpec, TrialReport
 from runner.progress import ProgressDisplay, format_duration
 from runner.run_collection import Status
-from runner.tracking.background import CollectionTracker
+from runner.tracking.log import CollectionTracker
 
 
 class CollectionTrackers:

@@ -13,7 +13,7 @@ from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
 from runner.run_collection import Collection, Status
-from runner.tracking.background import CollectionTracker
+from runner.tracking.log import CollectionTracker
 
 
 class SweepProgress(TrialProgress):

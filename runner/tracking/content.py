@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,11 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field
-
 from procap.errors import UserError
 from procap.recipe import format_value
-from runner.config import FrozenModel, RunConfig
+from runner.config import RunConfig
 from runner.planning import changed_settings
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, ValidationCount, harmonic_mean
 from runner.run_collection import Collection
@@ -26,9 +23,6 @@ from runner.run_folders import RunFolder
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
-
-MOST_NAMED = 4
-"""Largest number of settings that differ from the published ones in the name of a run."""
 
 MAX_NAME = 250
 """Largest number of characters of a name in MLflow."""
@@ -38,31 +32,25 @@ TimedMetric = tuple[str, float, int, int]
 """Name, value, milliseconds since 1970 and step."""
 
 
-class Logged(FrozenModel):
-    """What MLflow has of a run or collection. results: times of writing by file, or metrics of a collection."""
-
-    status: str = ""
-    epochs: int = 0
-    results: dict[str, str] = Field(default_factory=dict)
-    parents: dict[str, str] = Field(default_factory=dict, description="ids of the MLflow runs of its collections")
-
-
 @dataclass
 class Content:
     """What MLflow shows of a run or collection. Its `metrics` begin after the epochs that were logged before.
 
     started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets.
+    files: artifacts. version: what differs once there is more to log, such as the times when the files were written.
     """
 
-    name: Callable[[], str]
-    logged: Logged
+    name: str
+    status: str
     tags: dict[str, str]
     started: int
+    ended: int | None = None
+    epochs: int = 0
     params: dict[str, str] = field(default_factory=dict)
     metrics: list[TimedMetric] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
-    ended: int | None = None
+    files: list[Path] = field(default_factory=list)
+    version: dict[str, str | float] = field(default_factory=dict)
 
 
 def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpoints: bool) -> Content | None:
@@ -78,12 +66,24 @@ def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpo
     if started is None:
         written = state.written if isinstance(state, TrainResult) else datetime.now().isoformat()
         started = milliseconds(written) - int(1000 * state.seconds)
-    logged = Logged(status=STATUS[state.status], epochs=len(state.epochs))
-    params = dict(flatten(config.model_dump(mode="json")))
-    content = Content(lambda: name_run(config), logged, describe_run(config, state, folder.path), started, params)
+    content = Content(name_run(config), STATUS[state.status], describe_run(config, state, folder.path), started)
+    content.params = dict(flatten(config.model_dump(mode="json")))
+    content.epochs = len(state.epochs)
+    content.version = {"epochs": content.epochs}
     content.metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started, epochs))
     if isinstance(state, TrainResult):
-        _add_results(content, config, state, folder, log_checkpoints)
+        evaluations = folder.evaluations()
+        content.ended = milliseconds(state.written)
+        content.version |= {result.file: result.written for result in evaluations} | {"train": state.written}
+        content.files = [folder.train_file, *(folder.path / "eval" / result.file for result in evaluations)]
+        if log_checkpoints:
+            content.files.append(folder.checkpoint_file)
+            content.version["checkpoint"] = state.checkpoint_sha256
+        last = milliseconds(max(state.written, *(result.written for result in evaluations)))
+        for name, value in result_metrics(config, state, evaluations).items():
+            content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))
+        content.inputs = [(config.dataset, state.manifest_digest, "training")]
+        content.inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
     return content
 
 
@@ -111,59 +111,29 @@ def _epoch_metrics(
             yield name, value, int(clock), log.epoch
 
 
-def _add_results(
-    content: Content, config: RunConfig, train: TrainResult, folder: RunFolder, log_checkpoints: bool
-) -> None:
-    """Add the metrics, files and data sets of a finished run."""
-    evaluations = folder.evaluations()
-    content.ended = milliseconds(train.written)
-    written = {folder.train_file: train.written}
-    written |= {folder.path / "eval" / result.file: result.written for result in evaluations}
-    last = milliseconds(max(written.values()))
-    if log_checkpoints:
-        written[folder.checkpoint_file] = train.checkpoint_sha256
-    content.files = list(written)
-    results = {file.relative_to(folder.path).as_posix(): when for file, when in written.items()}
-    content.logged = content.logged.model_copy(update={"results": results})
-    for name, value in result_metrics(config, train, evaluations).items():
-        content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))
-    content.inputs = [(config.dataset, train.manifest_digest, "training")]
-    content.inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
-
-
 def collection_content(collection: Collection, results: Path, now: int) -> Content:
     """Describe a suite or a sweep. Its settings are tags, as parameters of MLflow cannot change later."""
-    metrics = collection_metrics(collection, results)
-    recorded = {name: repr(value) for name, value in sorted(metrics.items())}
     tags = {collection.kind: collection.name, "folder": str((results / collection.path).resolve())}
     for name, value in collection.settings.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         tags[make_name(f"settings.{name}")] = text
-    content = Content(
-        lambda: f"{collection.kind} · {collection.name}",
-        Logged(status=STATUS[collection.status], results=recorded),
-        _source_tags() | tags,
-        collection.started,
-    )
+    name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
+    metrics = collection_metrics(collection, results)
+    content = Content(name, status, tags, collection.started, collection.ended, version=dict(metrics))
     content.metrics = [(name, value, collection.ended or now, 0) for name, value in metrics.items()]
-    content.ended = collection.ended if collection.status != "running" else None
     return content
 
 
 def name_run(config: RunConfig) -> str:
-    """Name a run, with the settings that differ from those published for the task if they are few."""
-    recipe, changes = config.recipe_name, list[str]()
+    """Name a run, with the settings that differ from those published for the task."""
+    changes = [] if config.recipe_name == "published" else [f"{config.recipe_name} recipe"]
     # The plug-in may not be installed here.
     with suppress(UserError):
-        options, fields = changed_settings(config, recipe="procap" if recipe == "procap" else "published")
-        changed = options | (fields if recipe == "custom" else {})
-        changes = [f"{name} {value}" for name, value in changed.items()]
-    if recipe != "published" and not (recipe == "custom" and changes):
-        changes = [f"{recipe} recipe", *changes]
-    if len(changes) > MOST_NAMED:
-        changes = [f"{recipe} recipe"]
+        options, fields = changed_settings(config, recipe="procap" if config.recipe_name == "procap" else "published")
+        changes += [f"{name} {value}" for name, value in {**options, **fields}.items()]
     shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
-    return " · ".join([config.method, config.dataset, config.classes, *shots, f"seed {config.seed}", *changes])
+    parts = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}", *changes]
+    return " · ".join(parts)[:MAX_NAME]
 
 
 def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path) -> dict[str, str]:
@@ -179,14 +149,7 @@ def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path)
     }
     if isinstance(state, TrainResult):
         tags |= {"processes": state.processes, "imported": state.imported and state.imported.sha256}
-    return _source_tags() | {name: str(value) for name, value in tags.items() if value is not None}
-
-
-def _source_tags() -> dict[str, str]:
-    tags = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
-    with suppress(KeyError, OSError, ImportError):
-        tags["mlflow.user"] = getpass.getuser()
-    return tags
+    return {name: str(value) for name, value in tags.items() if value is not None}
 
 
 def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ DEFAULT_FILE = "mlflow.db"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 30.0
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
-# By default MLflow tries three times for 120 s.
+# By default MLflow tries seven times for 120 s.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -62,15 +62,18 @@ class TrackingStore:
         return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
 
     @property
-    def is_unused(self) -> bool:
-        """Whether this is the default store, and nothing was exported to it yet."""
-        return self.file == self.results / DEFAULT_FILE and not self.file.exists()
+    def is_default(self) -> bool:
+        return self.file == self.results / DEFAULT_FILE
+
+    @property
+    def exists(self) -> bool:
+        """Whether runs can be exported without creating the default store."""
+        return not self.is_default or (self.results / DEFAULT_FILE).exists()
 
     @property
     def name(self) -> str:
         """Identifies the store in `tracking.json`; a copy of the results has a copy of its default store."""
-        is_default = self.file == self.results / DEFAULT_FILE
-        return f"{DEFAULT_FILE if is_default else self.address} {self.experiment}"
+        return f"{DEFAULT_FILE if self.is_default else self.address} {self.experiment}"
 
     @property
     def address(self) -> str:
@@ -90,18 +93,14 @@ class TrackingStore:
     def open(self) -> TrackingStore:
         """Connect to the store, and create it if needed. Raises TrackingError within seconds when that fails."""
         parts = urlsplit(self.uri)
-        host = parts.hostname or ""
         try:
             # Without a known port the host may be a name that only the database driver can resolve.
             port = parts.port or PORTS.get(parts.scheme.partition("+")[0])
-            uses_proxy = parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
-            if host and port and not uses_proxy:
-                # MLflow would retry for long to reach a server that is down.
-                socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+            if parts.hostname and port and parts.scheme not in urllib.request.getproxies():
+                # MLflow would retry for an hour to reach a database that is down.
+                socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS).close()
             if self.file is not None:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                # filelock would wait where files cannot be created, as in /proc.
-                self._lock_file.touch()
         except (OSError, ValueError) as error:
             raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
         _ = self.experiment_id  # Connects.
@@ -113,10 +112,8 @@ class TrackingStore:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
         library_defaults()
-        try:
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise TrackingError(f"MLflow cannot be imported ({error}); install mlflow or turn tracking off") from error
+        from mlflow.tracking import MlflowClient
+
         # These loggers write a line per table and retry; the caller reports a failure on one line.
         for name in ("mlflow", "alembic", "urllib3"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -127,22 +124,13 @@ class TrackingStore:
         """The id of the experiment, which is created if needed."""
         try:
             # Processes that create the tables of one file at the same time would break each other's migration.
-            with file_lock(self._lock_file, timeout=LOCK_SECONDS) if self.file else nullcontext():
-                experiment = self.client.get_experiment_by_name(self.experiment)
-                if experiment is None:
-                    return self.client.create_experiment(self.experiment, self.artifacts)
-        except TrackingError:
-            raise
+            lock = self.file and self.file.with_name(f".{self.file.name}.lock")
+            with file_lock(lock, timeout=LOCK_SECONDS) if lock else nullcontext():
+                if experiment := self.client.get_experiment_by_name(self.experiment):
+                    return experiment.experiment_id
+                return self.client.create_experiment(self.experiment, self.artifacts)
         except Exception as error:
             raise TrackingError(f"cannot open {self.address}: {format_error(error)}") from error
-        if experiment.lifecycle_stage != "active":
-            raise TrackingError(f"experiment '{experiment.name}' is deleted; restore it or set MLFLOW_EXPERIMENT_NAME")
-        return experiment.experiment_id
-
-    @property
-    def _lock_file(self) -> Path:
-        assert self.file is not None
-        return self.file.with_name(f".{self.file.name}.lock")
 
 
 def format_error(error: BaseException) -> str:

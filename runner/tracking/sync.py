@@ -6,9 +6,11 @@ however often it is interrupted, and the next export logs what is missing. An ex
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,22 +20,23 @@ from runner.results import read_document, write_json
 from runner.run_collection import Collection as RunCollection
 from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE, RunFolder, find_runs
-from runner.tracking.content import Content, Logged, collection_content, run_content
+from runner.tracking.content import Content, collection_content, run_content
 from runner.tracking.store import LOCK_SECONDS, TrackingError, TrackingStore, format_error
 from shards.credentials import mask
 from shards.files import file_lock
 
 PARENT_TAG = "mlflow.parentRunId"
-NAMES_PER_BATCH, METRICS_PER_BATCH = 100, 1000
+METRICS_PER_BATCH = 1000
 
 
 class TrackingRecord(FrozenModel):
-    """`tracking.json`: the MLflow run of a run or collection in one store, and what was logged."""
+    """`tracking.json`: the MLflow run of a run or collection in one store. digest: of what was logged."""
 
     store: str
     run_id: str
     started: int
-    logged: Logged = Logged()
+    epochs: int = 0
+    digest: str = ""
 
 
 @dataclass
@@ -45,17 +48,11 @@ class Summary:
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
-def sync(
-    store: TrackingStore,
-    *,
-    only: Collection[str] | None = None,
-    log_checkpoints: bool = False,
-    on_run: Callable[[], None] | None = None,
-) -> Summary:
+def sync(store: TrackingStore, *, only: Collection[str] | None = None, log_checkpoints: bool = False) -> Summary:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
-    on_run: called after each run. A broken file, or content that MLflow refuses, fails its run alone.
+    A broken file, or content that MLflow refuses, fails its run alone.
     Raises TrackingError when the store cannot be reached or stops answering.
     """
     results, summary = store.results, Summary()
@@ -74,23 +71,20 @@ def sync(
         collection = by_path.get(path)
         try:
             run_id, sent = _export(store, path, collection, parents[path], log_checkpoints)
-        except TrackingError:
-            raise
         except UserError as error:
             summary.failed.append((path, str(error)))
             continue
         except Exception as error:
+            reason = f"{store.address} does not accept {path}: {format_error(error)}"
             if getattr(error, "error_code", "") != "INVALID_PARAMETER_VALUE":
-                raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
-            summary.failed.append((path, f"{store.address} does not accept it: {format_error(error)}"))
+                raise TrackingError(reason) from error
+            summary.failed.append((path, reason))
             continue
         if collection:
             for run in collection.runs:
                 parents[run][collection.tag] = run_id
         if run_id:
             (summary.sent if sent else summary.up_to_date).append(path)
-        if on_run is not None:
-            on_run()
     return summary
 
 
@@ -106,26 +100,26 @@ def _export(
         record = read_record(store, folder)
         if record and not _exists(store, record.run_id):
             record = None
-        before = record.logged if record else Logged()
+        started, epochs = (record.started, record.epochs) if record else (None, 0)
         content = (
             collection_content(collection, store.results, time.time_ns() // 1_000_000)
             if collection
-            else run_content(RunFolder(folder), record.started if record else None, before.epochs, log_checkpoints)
+            else run_content(RunFolder(folder), started, epochs, log_checkpoints)
         )
         if content is None:
             return "", False
-        results = before.results | content.logged.results
-        logged = content.logged.model_copy(update={"results": results, "parents": parents})
-        if record and logged == before:
+        version = json.dumps([content.status, content.version, parents], sort_keys=True)
+        digest = hashlib.sha256(version.encode()).hexdigest()
+        if record and record.digest == digest:
             return record.run_id, False
         if record is None:
-            start, name = content.started, content.name()
-            run = store.client.create_run(store.experiment_id, start_time=start, run_name=name)
+            start, source = content.started, {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
+            run = store.client.create_run(store.experiment_id, start, source, content.name)
             record = TrackingRecord(store=store.name, run_id=run.info.run_id, started=start)
             # Before anything is logged, so that an export which is killed continues with this run.
             write_json(folder / TRACKING_FILE, record)
-        _log(store, record.run_id, content, parents, with_results=results != before.results)
-        write_json(folder / TRACKING_FILE, record.model_copy(update={"logged": logged}))
+        _log(store, record.run_id, content, parents)
+        write_json(folder / TRACKING_FILE, record.model_copy(update={"epochs": content.epochs, "digest": digest}))
         return record.run_id, True
 
 
@@ -147,11 +141,8 @@ def _exists(store: TrackingStore, run_id: str) -> bool:
         return False
 
 
-def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str], with_results: bool) -> None:
-    """Send `content` to MLflow. with_results: also its files and data sets.
-
-    Repeating this after a kill changes nothing: equal values of equal times are stored once.
-    """
+def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str]) -> None:
+    """Send `content` to MLflow. Repeating this after a kill changes nothing: equal values of equal times are one."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = store.client
@@ -160,20 +151,18 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
         tags[PARENT_TAG] = next(iter(parents.values()))
     params = [Param(name, mask(value)) for name, value in content.params.items()]
     metrics = [Metric(*metric) for metric in content.metrics]
-    for start in range(0, len(params), NAMES_PER_BATCH):
-        client.log_batch(run_id, params=params[start : start + NAMES_PER_BATCH])
-    client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
+    client.log_batch(run_id, params=params, tags=[RunTag(*item) for item in tags.items()])
     for start in range(0, len(metrics), METRICS_PER_BATCH):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
-    if content.inputs and with_results:
+    if content.inputs:
         inputs = [
             DatasetInput(Dataset(name, digest[:36], "procap", name), [InputTag("mlflow.data.context", context)])
             for name, digest, context in content.inputs
         ]
         client.log_inputs(run_id, inputs)
-    for file in content.files if with_results else ():
+    for file in content.files:
         client.log_artifact(run_id, str(file), "eval" if file.parent.name == "eval" else None)
     if content.ended is not None:
-        client.set_terminated(run_id, content.logged.status, content.ended)
+        client.set_terminated(run_id, content.status, content.ended)
     else:
-        client.update_run(run_id, content.logged.status)
+        client.update_run(run_id, content.status)

@@ -1,0 +1,178 @@
+"""Export runs to MLflow while a command executes them: at most every 30 seconds, and at the end of the command.
+
+Everything is read from result files, so the next export or `procap track sync` adds what a store missed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import math
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from procap.errors import UserError
+from runner.config import RuntimeConfig
+from runner.remote_results import RemoteResults
+from runner.run_collection import Collection, Status, write_collection
+from runner.tracking.store import TrackingStore, format_error
+from runner.tracking.sync import read_record, sync
+
+INTERVAL_SECONDS = 30.0
+"""Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
+MAX_FAILURES = 2
+"""How often a command tries a store in vain."""
+WRITE_SECONDS = 10.0
+"""Between two updates of `collection.json`."""
+
+
+class Exporter:
+    """Export the runs and collections that were posted since the last export; a failure is printed, not raised.
+
+    store: None exports nothing.
+    """
+
+    def __init__(self, store: TrackingStore | None, remote: RemoteResults, log_checkpoints: bool = False) -> None:
+        self.store = store
+        self.remote = remote
+        self.log_checkpoints = log_checkpoints
+        self._pending: dict[str, None] = {}
+        self._due = time.monotonic() + INTERVAL_SECONDS
+        self._failures = 0
+        self._printed: set[str] = set()
+        self._monitors: dict[str, Any] = {}
+        if store is not None:
+            # For a command that an error or a signal ends.
+            atexit.register(self.flush, create=False)
+
+    def post(self, *paths: str) -> None:
+        """Export the runs or collections at `paths`: now if an export is due, else with a later one."""
+        self._pending |= dict.fromkeys(paths)
+        if time.monotonic() >= self._due:
+            self._export()
+
+    def post_epoch(self, path: str) -> None:
+        """Post a run that this process trains, and log MLflow's system metrics with it until `post_end`."""
+        self.post(path)
+        is_new = path not in self._pending and path not in self._monitors
+        if self.store and is_new and (record := read_record(self.store, self.store.results / path)):
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            monitor = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=self.store.uri)
+            self._monitors[path] = monitor
+            monitor.start()
+
+    def post_end(self, path: str) -> None:
+        """Post a run whose training has ended or was interrupted."""
+        if monitor := self._monitors.pop(path, None):
+            monitor.finish()
+        self.post(path)
+
+    def flush(self, *, create: bool = True) -> None:
+        """Export everything that was posted, and upload `tracking.json`; another machine continues the MLflow runs.
+
+        create: False leaves a default store that does not exist to `procap ui`. MLflow takes longer to import and to
+            make its tables than a short training.
+        """
+        if self.store and self._pending and (create or self.store.exists):
+            for path in self._export():
+                self.remote.try_push_all(path)
+
+    def report(self, text: str) -> None:
+        """Print a line unless it was printed before or stderr is closed."""
+        if text not in self._printed:
+            self._printed.add(text)
+            with suppress(OSError, ValueError):
+                print(f"tracking: {text}", file=sys.stderr, flush=True)
+
+    def _export(self) -> list[str]:
+        """Export what was posted; returns the paths of what was sent."""
+        if self.store is None or self._failures == MAX_FAILURES:
+            return []
+        try:
+            summary = sync(self.store, only=self._pending, log_checkpoints=self.log_checkpoints)
+        except Exception as error:
+            self._failures += 1
+            # Only the end of the command tries again.
+            self._due = math.inf
+            later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
+            self.report(f"{format_error(error)}; `{later}` exports what is missing")
+            return []
+        for path, reason in summary.failed:
+            self.report(f"{path}: {reason}")
+        self._pending.clear()
+        self._due = time.monotonic() + INTERVAL_SECONDS
+        return summary.sent
+
+
+# One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
+_shared_exporter = functools.cache(Exporter)
+
+
+def exporter_for(runtime: RuntimeConfig) -> Exporter:
+    """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
+    off = runtime.tracking_uri == "off"
+    store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
+    return _shared_exporter(store, RemoteResults.from_runtime(runtime), runtime.log_checkpoints)
+
+
+class CollectionTracker:
+    """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised.
+
+    The runs of results behind a URL are exported at the end, for which they are downloaded.
+    """
+
+    def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
+        self.collection = collection
+        self._results = runtime.results
+        self._exporter = exporter_for(runtime)
+        self._changed: set[str] = set()
+        self._written = -math.inf
+
+    def update(self, runs: Sequence[str], metrics: Mapping[str, float] | None = None) -> None:
+        """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
+        self._changed.update(runs)
+        together = tuple(dict.fromkeys([*self.collection.runs, *runs]))
+        self._replace(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
+        if time.monotonic() - self._written >= WRITE_SECONDS:
+            self._write()
+
+    def close(
+        self,
+        status: Status,
+        metrics: Mapping[str, float] | None = None,
+        failed: Mapping[str, str] | None = None,
+        *,
+        flush: bool = True,
+    ) -> None:
+        """Mark the collection as ended, and export it with its runs. failed: reasons by run."""
+        self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}))
+        self._replace(metrics={**self.collection.metrics, **(metrics or {})})
+        exporter = self._exporter
+        if exporter.store and exporter.remote.url:
+            try:
+                exporter.remote.pull_all(weights=exporter.log_checkpoints)
+            except UserError as error:
+                exporter.report(f"{error}; what is new is only in {self._results} so far")
+        self._write()
+        exporter.post(self.collection.path, *self.collection.runs)
+        if flush and status != "interrupted":
+            exporter.flush()
+
+    def _replace(self, **changes: object) -> None:
+        self.collection = self.collection.model_copy(update=changes)
+
+    def _write(self) -> None:
+        try:
+            self.collection = write_collection(self._results, self.collection)
+        except (UserError, OSError) as error:
+            self._exporter.report(f"{error}; the runs go on")
+            return
+        self._written = time.monotonic()
+        if not self._exporter.remote.url:
+            self._exporter.post(self.collection.path, *self._changed)
+        self._changed.clear()
