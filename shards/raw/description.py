@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from procap.errors import UserError, describe_invalid, unknown_name
+from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
 from shards.files import read_file
 from shards.names import PACKED_NAME, unfit_texts
@@ -102,44 +102,19 @@ class Description(BaseModel):
         return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 
 
-class StrictLoader(yaml.SafeLoader):
-    """Load plain YAML and refuse a key that is given twice, of which SafeLoader takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if str(key.value) in lines:
-                problem = f"{key.value} is given already, in line {lines[str(key.value)]}"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            lines[str(key.value)] = key.start_mark.line + 1
-        return super().construct_mapping(node, deep)
-
-
 def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
     try:
-        text = read_file(file).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); name the YAML file of a data set") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is no YAML that can be read ({error})") from None
-    return parse_description(text, file)
+        return parse_description(read_file(file).decode("utf-8-sig"), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from None
 
 
 def parse_description(text: str, file: Path) -> Description:
     """Parse the content of the YAML file of a user's data set, as `read_description` does."""
     try:
-        content = yaml.load(text, StrictLoader)  # a SafeLoader
-        if not isinstance(content, dict):
-            raise UserError(f"{file} holds no keys like name: and folder:")
-        for key in content:
-            if key not in Description.model_fields:
-                raise UserError(f"{file}: {unknown_name('key', str(key), Description.model_fields)}")
-        return Description.model_validate(content)
+        return Description.model_validate(yaml.safe_load(text))
     except ValidationError as error:
         raise UserError(f"{file}: {describe_invalid(error, root='')}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{file}{line}: {' '.join((error.problem or 'it is no YAML').split())}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None

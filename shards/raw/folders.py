@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 from procap.errors import UserError
 from shards.records import ImageRecord
@@ -87,30 +88,23 @@ class FolderPart:
                     raise UserError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
                 data = file.read_bytes()
             except OSError as error:
-                raise _unreadable(error) from error
+                raise_unreadable(error)
             yield ImageRecord(path, label, data)
 
 
-def _unreadable(error: OSError) -> UserError:
-    return UserError(f"{error.filename} cannot be read ({error.strerror}): put it back, and pack again")
+def raise_unreadable(error: OSError) -> NoReturn:
+    """Raise UserError that names the file or folder of an error."""
+    raise UserError(f"{error.filename} cannot be read ({error.strerror})") from error
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file" or "other"; links are followed, hidden names left out."""
+    """Map the sorted names in a folder to "folder" or "file"; links are followed, hidden names left out."""
     try:
         with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".")]
-            return {entry.name: _entry_type(entry) for entry in sorted(shown, key=lambda entry: entry.name)}
+            shown = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+            return {name: "folder" if shown[name].is_dir() else "file" for name in sorted(shown)}
     except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror or error}): it must be a readable folder") from error
-
-
-def _entry_type(entry: os.DirEntry[str]) -> str:
-    try:
-        return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
-    except OSError:
-        # A circular link.
-        return "other"
+        raise_unreadable(error)
 
 
 def is_image_name(file: str) -> bool:
@@ -120,19 +114,10 @@ def is_image_name(file: str) -> bool:
 
 
 def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
-    """Divide images into those that are files below `root`, and the paths of the others; lists each folder once."""
-    entries: dict[str, dict[str, str]] = {}
-    present, missing = [], []
-    for path, label in images:
-        folder, _, name = path.rpartition("/")
-        if folder not in entries:
-            # A link that leads nowhere is reported by list_folder.
-            entries[folder] = list_folder(root / folder) if os.path.lexists(root / folder) else {}
-        if entries[folder].get(name) == "file":
-            present.append((path, label))
-        else:
-            missing.append(path)
-    return present, missing
+    """Divide images into those that are files below `root`, and the paths of the others."""
+    exists = [os.path.isfile(root / path) for path, _ in images]
+    missing = [path for (path, _), there in zip(images, exists, strict=True) if not there]
+    return [image for image, there in zip(images, exists, strict=True) if there], missing
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
@@ -140,7 +125,7 @@ def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
     try:
         return [os.stat(root / path).st_size for path in paths]
     except OSError as error:
-        raise _unreadable(error) from error
+        raise_unreadable(error)
 
 
 def total_size(root: Path, paths: Sequence[str]) -> int:

@@ -12,16 +12,17 @@ from typing import Any
 import yaml
 
 from procap.errors import UsageError, UserError
+from shards.catalogue import find_or_none
 from shards.raw.class_folders import (
     ListedImage,
-    find_class_roots,
+    find_class_root,
     find_split_folders,
     list_class_folders,
     scan_folders,
 )
-from shards.raw.description import Description, read_description
+from shards.raw.description import read_description
 from shards.raw.folders import list_folder, split_sizes
-from shards.raw.tables import TABLES, parse_header, read_table
+from shards.raw.tables import read_columns, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -35,11 +36,9 @@ SEED = 1
 def find_description(folder: Path) -> tuple[Path, str]:
     """Return the YAML file beside a folder, and its guessed content, "" if the file exists and describes the folder.
 
-    Raises UsageError for a file that describes other images, UserError if no layout fits.
+    Raises UsageError for a file that describes different images, UserError if no layout fits.
     """
     folder = folder.resolve()
-    if not folder.name:
-        raise UsageError(f"{folder} is no folder of images")
     file = folder.with_name(f"{folder.name}.yaml")
     if file.exists():
         written = read_description(file)
@@ -49,8 +48,9 @@ def find_description(folder: Path) -> tuple[Path, str]:
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
         return file, ""
     keys, what = guess_keys(folder)
-    keys = {"name": _name_set(folder.name), "template": "a photo of a {}."} | keys
-    Description.model_validate(keys)
+    name = re.sub(r"[^a-z0-9.]+", "-", folder.name.lower()).strip("-.")[:60] or "images"
+    name = f"my-{name}" if find_or_none(name) else name
+    keys = {"name": name, "template": "a photo of a {}."} | keys
     # With None, PyYAML writes a mapping of texts alone on one line, also the outermost.
     flow = None if any(isinstance(value, dict) for value in keys.values()) else False
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120)
@@ -59,27 +59,20 @@ def find_description(folder: Path) -> tuple[Path, str]:
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, and the guess in words."""
-    files = [name for name, entry in list_folder(folder).items() if entry == "file"]
-    tables = [name for name in files if name.lower().endswith(TABLES) and _is_table(folder / name)]
-    if len(tables) == 1:
-        return _guess_table(folder, tables[0])
-    if tables:
+    tables = [name for name, entry in list_folder(folder).items() if entry == "file" and _is_table(folder / name)]
+    if len(tables) > 1:
         raise UserError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
-    if wrong := [name for name in files if name.lower() in ("labels.csv", "labels.tsv")]:
-        read_table(folder / wrong[0])
-    roots = find_class_roots(folder)
-    if not roots:
+    if tables:
+        return _guess_table(folder, tables[0])
+    root = find_class_root(folder)
+    if not list_class_folders(folder / root):
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
         raise UserError(f"{folder} holds no class folders with images: {needed}")
-    if len(roots) > 1:
-        choices = ", ".join(f"{folder.name}/{root}" for root in roots[:3])
-        raise UserError(f"{folder} holds class folders in several folders: pack one of them ({choices})")
-    keys: dict[str, Any] = {"folder": posixpath.join(folder.name, roots[0]).rstrip("/")}
-    if splits := find_split_folders(folder / roots[0]):
-        has_usual_names = all(split == name for split, name in splits.items())
+    keys: dict[str, Any] = {"folder": posixpath.join(folder.name, root).rstrip("/")}
+    if splits := find_split_folders(folder / root):
         words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
-        return keys | ({} if has_usual_names else {"splits": splits}), f"folders of class folders, {words}"
-    images = scan_folders(folder / roots[0])[0]
+        return keys, f"folders of class folders, {words}"
+    images = scan_folders(folder / root)[0]
     count = len({image.label for image in images})
     return keys | _guess_split(images), f"{count} class folder{'s' * (count != 1)}, split at random"
 
@@ -104,22 +97,8 @@ def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a file is a table of paths and labels; of a CSV or TSV only the first row is read."""
-    try:
-        if file.suffix.lower() == ".json":
-            return bool(read_table(file))
-        with file.open(encoding="utf-8-sig", errors="replace") as stream:
-            return {*parse_header(stream.readline(10_000))[1]} >= {"path", "label"}
-    except (UserError, OSError, ValueError):
+    """Whether a file is a CSV or TSV with columns for paths and labels."""
+    if file.suffix.lower() not in (".csv", ".tsv"):
         return False
-
-
-def _name_set(folder: str) -> str:
-    """Make the name of a data set from that of a folder; a name with another meaning already gets "my-" before it."""
-    name = re.sub(r"[^a-z0-9.]+", "-", folder.lower()).strip("-.")[:60] or "my-images"
-    for candidate in (name, f"my-{name}"):
-        try:
-            return Description.model_validate({"name": candidate, "template": "{}", "folder": "-"}).name
-        except ValueError:
-            continue
-    return "my-images"
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        return {"path", "label"} <= {*read_columns(stream.readline(10_000))[1]}

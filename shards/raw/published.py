@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -161,74 +161,59 @@ def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images
 
 
 def _read_split_file(location: RawLocation) -> Listing:
-    """Read CoOp's lists of `[path, label, class name]` per split; labels, names and paths must fit together."""
+    """Read CoOp's lists of `[path, label, class name]` per split; `published_differences` compares them."""
     file = location.find_list(location.raw.split_file)
-    names: dict[int, str] = {}
-    listed: set[str] = set()
     try:
         document = SplitFile.validate_json(read_file(file), strict=True)
-        if sorted(document) != sorted(SPLITS) or not document["train"] or not document["test"]:
-            raise ValueError("it should hold the lists train, val and test alone, and images to train and test on")
-        document = {split: document[split] for split in SPLITS}
-        for split, rows in document.items():
-            for number, (path, label, name) in enumerate(rows, 1):
-                entry = f"{split} entry {number}"
-                if reason := unsafe_path(path) or ("is listed twice" if path in listed else ""):
-                    raise ValueError(f"{entry}: {path[:80]!a} {reason}")
-                if not name or name != name.strip() or not name.isprintable():
-                    raise ValueError(f"{entry}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
-                if label < 0 or (other := names.setdefault(label, name)) != name:
-                    reason = "negative" if label < 0 else f"called {other!a} and {name!a}"
-                    raise ValueError(f"{entry}: label {label} is {reason}")
-                listed.add(path)
-        if absent := [label for label in range(len(names)) if label not in names]:
-            raise ValueError(f"no image has label {absent[0]}, but labels go up to {max(names)}")
+        splits = {split: [(path, label) for path, label, _ in document[split]] for split in SPLITS}
+        names = {label: name for rows in document.values() for _, label, name in rows}
+        classnames = tuple(names[label] for label in range(len(names)))
+        _check_paths(splits)
     except FileNotFoundError:
         raise UserError(f"the official split file {file} is missing; get {location.raw.get}") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
+    except LookupError as error:
+        raise UserError(f"{file} lacks split or label {error}; {UNCHANGED}") from error
     except ValueError as error:
         reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error)
         raise UserError(f"{file}: {reason[:300]}; {UNCHANGED}") from error
-    splits = {split: [(path, label) for path, label, _ in rows] for split, rows in document.items()}
-    classnames = tuple(names[label] for label in range(len(names)))
     return Listing(location.images, classnames, splits, f"CoOp split {location.raw.split_file}")
 
 
 def _read_variant_lists(location: RawLocation) -> Listing:
     """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`."""
-    classnames = tuple(name for _, _, name in _read_lines(location, "variants.txt"))
+    classnames = tuple(_read_lines(location, "variants.txt"))
     labels = {name: label for label, name in enumerate(classnames)}
-    if len(labels) != len(classnames):
-        raise UserError(f"{location.find_list('variants.txt')} names a variant twice; {UNCHANGED}")
-    splits: dict[str, Images] = {split: [] for split in SPLITS}
-    listed: set[str] = set()
-    for split, images in splits.items():
-        for file, number, line in _read_lines(location, f"images_variant_{split}.txt"):
-            image, _, name = line.partition(" ")
-            path = f"{image}.jpg"
-            reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
-            reason = reason or ("" if name in labels else f"is of no class, but of {name[:80]!a}")
-            if reason:
-                raise UserError(f"{file}, line {number}: {path[:80]!a} {reason}; {UNCHANGED}")
-            listed.add(path)
-            images.append((path, labels[name]))
+    try:
+        splits: dict[str, Images] = {}
+        for split in SPLITS:
+            lines = (line.partition(" ") for line in _read_lines(location, f"images_variant_{split}.txt"))
+            splits[split] = [(f"{image}.jpg", labels[name]) for image, _, name in lines]
+        _check_paths(splits)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"the lists beside {location.images} are damaged ({error}); {UNCHANGED}") from error
     return Listing(location.images, classnames, splits, "official variant lists")
 
 
-def _read_lines(location: RawLocation, name: str) -> Iterator[tuple[Path, int, str]]:
-    """Yield the file and the number of each line of a list that is not empty, and the line without outer blanks."""
+def _check_paths(splits: Mapping[str, Images]) -> None:
+    """Raise ValueError for a path that leaves the folder of the images."""
+    for split, images in splits.items():
+        for path, _ in images:
+            if reason := unsafe_path(path):
+                raise ValueError(f"{split}: {path[:80]!a} {reason}")
+
+
+def _read_lines(location: RawLocation, name: str) -> list[str]:
+    """Read the lines of a list that are not empty, without outer blanks."""
     file = location.find_list(name)
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"{file} is missing; put it there: get {location.raw.get}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"{file} cannot be read ({reason}); {UNCHANGED}") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield file, number, line.strip()
+        raise UserError(f"{file} cannot be read ({error}); {UNCHANGED}") from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Source:

@@ -19,19 +19,22 @@ from shards.raw.class_folders import ListedImage
 TABLES = (".csv", ".tsv", ".json")
 """Endings of tables of images."""
 
+COLUMNS = {"filename": "path", "file_name": "path", "file": "path", "image": "path", "class": "label"}
+"""Different names of columns."""
+
 
 def read_table(file: Path) -> list[ListedImage]:
     """Read the rows of a table in order. Raises UserError naming the line or image that is wrong."""
     try:
         text = read_file(file).decode("utf-8-sig")
-        if file.suffix.lower() == ".json":
-            images = TypeAdapter(list[ListedImage]).validate_python(json.loads(text))
-        elif file.suffix.lower() in TABLES:
-            images = [*TypeAdapter(dict[str, ListedImage]).validate_python(_parse_lines(text, file)).values()]
-        else:
-            raise ValueError(f"it is none of {', '.join(TABLES)}")
+        rows = json.loads(text) if file.suffix.lower() == ".json" else _parse_lines(text)
+        # A header is line 1 of its file.
+        named = {f"line {number}": row for number, row in enumerate(map(_rename_columns, rows), 2)}
+        images = [*TypeAdapter(dict[str, ListedImage]).validate_python(named).values()]
     except ValidationError as error:
-        raise UserError(f"table: {file}: {describe_invalid(error, 'the table')}") from None
+        columns = join_first([*map(ascii, rows[0] if isinstance(rows[0], dict) else [])], 8)
+        hint = "path (or filename), label (or class) and perhaps split are needed"
+        raise UserError(f"table: {file}: {describe_invalid(error, 'the table')}; columns: {columns}; {hint}") from None
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
         raise UserError(f"table: {file} cannot be read: {reason}") from None
@@ -43,22 +46,23 @@ def read_table(file: Path) -> list[ListedImage]:
     return images
 
 
-def _parse_lines(text: str, file: Path) -> dict[str, dict[str, Any]]:
-    """Parse a CSV or TSV file; returns its rows by the name of their line. Labels become numbers if all are."""
+def read_columns(line: str) -> tuple[str, list[str]]:
+    """Return the delimiter of a CSV or TSV file and its columns, from its first line."""
+    delimiter = max(",;\t", key=line.count)
+    names = [name.strip().lower() for name in next(csv.reader([line], delimiter=delimiter), [])]
+    return delimiter, [COLUMNS.get(name, name) for name in names]
+
+
+def _parse_lines(text: str) -> list[dict[str, Any]]:
+    """Parse a CSV or TSV file. Labels become numbers if all are."""
     stream = io.StringIO(text, newline="")
-    delimiter, columns = parse_header(stream.readline())
-    if sorted(columns) not in (["label", "path"], ["label", "path", "split"]):
-        names = join_first([*map(ascii, columns)], 8) or "-"
-        raise UserError(f"table: {file} has the columns {names}; path, label and perhaps split are needed")
-    reader = csv.DictReader(stream, columns, restkey="more", delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows: dict[str, dict[str, Any]] = {f"line {reader.line_num + 1}": row for row in reader}
-    labels = [str(row.get("label")) for row in rows.values()]
+    delimiter, columns = read_columns(stream.readline())
+    rows = [*csv.DictReader(stream, columns, "more", delimiter=delimiter, skipinitialspace=True, strict=True)]
+    labels = [str(row.get("label")) for row in rows]
     if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
-        return {line: {**row, "label": int(row["label"])} for line, row in rows.items()}
+        return [{**row, "label": int(row["label"])} for row in rows]
     return rows
 
 
-def parse_header(line: str) -> tuple[str, list[str]]:
-    """Return the delimiter of a CSV or TSV file and its columns in small letters, from its first line."""
-    delimiter = max(",;\t", key=line.count)
-    return delimiter, [name.strip().lower() for name in next(csv.reader([line], delimiter=delimiter), [])]
+def _rename_columns(row: Any) -> Any:
+    return {COLUMNS.get(name, name): value for name, value in row.items()} if isinstance(row, dict) else row

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procap.errors import UserError
-from shards.names import first_few, join_first, unfit_texts
+from shards.names import first_few, join_first
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
 from shards.raw.folders import Images, Listing, file_sizes, small_classes, split_classes, split_missing
@@ -44,7 +44,7 @@ def _image_source(file: Path, description: Description) -> Source:
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
-        images, folder_problems, notes = scan_folders(root, dict((description.splits or {}).items()))
+        images, folder_problems, notes = scan_folders(root, dict(description.splits or {}))
     names, labels = _number_classes(description, images)
     if description.table is None:
         images.sort(key=lambda image: labels[image.label])
@@ -85,46 +85,29 @@ def _number_classes(
     description: Description, images: Sequence[ListedImage]
 ) -> tuple[tuple[str, ...], dict[Label, int]]:
     """Return the class names in label order, and the label of each class in the data."""
-    present: dict[Label, str] = {image.label: str(image.label) for image in images}
-    texts = sorted(label for label in present if isinstance(label, str))
+    present, classes = {image.label for image in images}, description.classes
+    texts = [label for label in present if isinstance(label, str)]
     if texts and len(texts) < len(present):
         raise UserError(f"labels are text ({first_few(texts)}) and numbers: they must be all text or all numbers")
-    names = _name_classes(description, present, bool(texts))
-    differences = {
-        "not listed": present.keys() - names.keys(),
-        "listed without images": names.keys() - present.keys(),
-    }
+    names: dict[Label, str]
+    if isinstance(classes, dict):
+        names = {str(key) if texts else key: name for key, name in classes.items()}
+    elif classes is not None:
+        names = {name if texts else number: name for number, name in enumerate(classes)}
+    elif texts:
+        names = {text: text for text in texts}
+    else:
+        raise UserError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
+    differences = {"not listed": present - names.keys(), "listed without images": names.keys() - present}
     if any(differences.values()):
         named = [f"{what}: {join_first(sorted(map(ascii, some)), 100)}" for what, some in differences.items() if some]
-        without = "leave out its rows" if description.table else "pack a folder of links to the others"
-        hint = f"; to leave a class out, {without}" if differences["not listed"] else ""
-        raise UserError(f"classes: {'; '.join(named)}{hint}")
-    # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
-    order: list[Label] = [*range(len(names))]
-    if texts:
-        order = list(names) if isinstance(description.classes, tuple) else [*texts]
-    elif absent := [label for label in order if label not in names]:
-        raise UserError(f"no image has label {absent[0]}: labels are 0 to C - 1 without a gap")
+        raise UserError(f"classes: {'; '.join(named)}")
+    # A list of names is an order of text labels; other text and numbers are sorted.
+    order: list[Label] = list(names) if isinstance(classes, tuple) else sorted(names)  # type: ignore[type-var]
     classnames = tuple(names[label] for label in order)
-    repeated = [name for name, count in Counter(classnames).items() if count > 1]
-    if texts and repeated:
-        merge = "give them one label in the table" if description.table else "put their images into folders of one name"
-        raise UserError(f"classes: two labels are called {first_few(repeated)}: to make them one class, {merge}")
-    if reason := next(unfit_texts(classnames, ()), ""):
-        raise UserError(f"{reason}: a name is one line without blanks around it")
+    if texts and (repeated := [name for name, count in Counter(classnames).items() if count > 1]):
+        raise UserError(f"classes: two labels are called {first_few(repeated)}: give the images of one class one label")
     return classnames, {label: number for number, label in enumerate(order)}
-
-
-def _name_classes(description: Description, present: dict[Label, str], is_text: bool) -> dict[Label, str]:
-    """Return the class name of each label, as `classes` of the description or the labels themselves give it."""
-    classes = description.classes
-    if isinstance(classes, dict):
-        return {str(key) if is_text else key: name for key, name in classes.items()}
-    if classes is not None:
-        return {name if is_text else number: name for number, name in enumerate(classes)}
-    if not is_text:
-        raise UserError("labels are numbers without names: list them under classes, [name of 0, name of 1, ...]")
-    return present
 
 
 def _assign_splits(
@@ -157,19 +140,10 @@ def _assign_splits(
         images = split_classes(by_name, fractions, rule.seed)
     if not images["test"]:
         raise UserError("there are no test images: nothing could be evaluated")
-    if images.get("val") and not images["train"]:
-        raise UserError("there are val images and no train images")
     splits = {split: rows for split, rows in images.items() if rows}
-    return splits, _empty_classes(splits, names)
-
-
-def _empty_classes(splits: dict[str, Images], names: Sequence[str]) -> list[str]:
-    """Describe the classes without images in train or test."""
     problems = []
-    for split in splits.keys() - {"val"}:
+    for split in sorted(splits.keys() - {"val"}):
         present = {label for _, label in splits[split]}
-        for label, name in enumerate(names):
-            if label not in present:
-                advice = "add some, or remove the class from all splits"
-                problems.append(f"class {name!r} has no {split} image: {advice}")
-    return sorted(problems)
+        absent = [name for label, name in enumerate(names) if label not in present]
+        problems += [f"class {name!r} has no {split} image: add some, or remove the class" for name in absent]
+    return splits, problems
