@@ -16,25 +16,13 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.files import read_file
-from shards.manifest import Manifest, SplitEntry, repack_hint
+from shards.manifest import Manifest, repack_hint
 from shards.names import unsafe_path
 
 INDEX_FILE = "index.npy"
 PATHS_FILE = "paths.txt"
 INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
 """One image: the number of its shard, the bytes it has there and where they begin, and its label."""
-# Bytes: the header of a NumPy file, and the longest path that a file system stores.
-HEADER, LONGEST_PATH = 4096, 4096
-
-
-def index_limit(entry: SplitEntry) -> int:
-    """Return the largest size of `index.npy` in bytes."""
-    return HEADER + INDEX.itemsize * entry.count
-
-
-def paths_limit(entry: SplitEntry) -> int:
-    """Return the largest size of `paths.txt` in bytes."""
-    return LONGEST_PATH * entry.count
 
 
 def index_bytes(rows: NDArray[np.void]) -> bytes:
@@ -46,58 +34,25 @@ def index_bytes(rows: NDArray[np.void]) -> bytes:
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
-    entry, file = manifest.splits[split], folder / split / INDEX_FILE
-    try:
-        data = _read_verified(file, entry.index_sha256, index_limit(entry))
-        rows = np.load(io.BytesIO(data), allow_pickle=False)
-        _check_rows(rows, entry, len(manifest.classnames))
-    # NumPy raises EOFError for an empty file.
-    except (OSError, ValueError, EOFError) as error:
-        raise _unusable(file, error, folder) from None
+    data = _read_verified(folder, split, INDEX_FILE, manifest.splits[split].index_sha256)
+    rows: NDArray[np.void] = np.load(io.BytesIO(data), allow_pickle=False)
     return rows
-
-
-def _check_rows(rows: NDArray[np.void], entry: SplitEntry, classes: int) -> None:
-    """Raise ValueError for an index that does not fit the shards of its manifest."""
-    if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.ndim != 1:
-        raise ValueError("it is no array of shard, size, offset and label")
-    counts = np.array([shard.count for shard in entry.shards])
-    sizes = np.array([shard.size for shard in entry.shards], np.uint64)
-    if not np.array_equal(rows["shard"], np.repeat(np.arange(len(counts), dtype=np.uint32), counts)):
-        raise ValueError("it names different shards, or more or fewer images of one, than the manifest")
-    ends = np.maximum.reduceat(rows["offset"] + rows["size"], np.cumsum(counts) - counts)
-    if rows["offset"].max() >= 2**63 or (ends > sizes).any():
-        raise ValueError("it has images beyond the end of their shard")
-    if rows["label"].min() < 0 or rows["label"].max() >= classes:
-        raise ValueError(f"it has labels that do not exist; there are {classes} classes")
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
     """Read the paths of a split, one per line; raises UserError if they differ from the manifest."""
-    entry, file = manifest.splits[split], folder / split / PATHS_FILE
+    return _read_verified(folder, split, PATHS_FILE, manifest.splits[split].paths_sha256)
+
+
+def _read_verified(folder: Path, split: str, name: str, sha256: str) -> bytes:
+    file, reason = folder / split / name, "SHA-256 differs from the manifest"
     try:
-        text = _read_verified(file, entry.paths_sha256, paths_limit(entry))
-        lines = text.count(b"\n")
-        if lines != entry.count or not text.endswith(b"\n"):
-            raise ValueError(f"it lists {lines} images, the manifest {entry.count}")
-        # Decoding takes memory, and most lists are ASCII.
-        if not text.isascii():
-            text.decode()
-    except (OSError, ValueError) as error:
-        raise _unusable(file, error, folder) from None
-    return text
-
-
-def _read_verified(file: Path, sha256: str, limit: int) -> bytes:
-    data = read_file(file, limit)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("SHA-256 differs from the manifest")
-    return data
-
-
-def _unusable(file: Path, error: Exception, folder: Path) -> UserError:
-    reason = getattr(error, "strerror", None) or error
-    return UserError(f"'{folder.name}' {file.parent.name}: {file} is not usable ({reason}); {repack_hint(folder)}")
+        data = read_file(file)
+        if hashlib.sha256(data).hexdigest() == sha256:
+            return data
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")
 
 
 def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[str]) -> str:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import read_file, write_file
-from shards.index import INDEX_FILE, PATHS_FILE, index_limit, paths_limit
+from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import (
     FILE,
-    MANIFEST_LIMIT,
     MIRROR_FILE,
     Manifest,
     SplitEntry,
@@ -29,7 +28,7 @@ from shards.manifest import (
 )
 from shards.names import NAME
 from shards.remote import download, read_bytes
-from shards.urls import cache_name, canonical, is_url, join, local_path, redact
+from shards.urls import cache_name, canonical, join, local_path, redact
 
 
 def mirror_root(url: str, cache: Path) -> Path:
@@ -59,17 +58,13 @@ def mirror_root(url: str, cache: Path) -> Path:
 
 
 def mirrored_url(root: Path) -> str:
-    """Return the URL that a mirror stands for. Raises UserError for a broken mirror.json or an unknown password."""
-    try:
-        content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
-        url, secret = content["url"], content["secret"]
-        if not is_url(url):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}") from None
-    if secret and _variable(root) not in os.environ:
-        raise UserError(f"{root} mirrors {redact(url)} with a password or signature: name the whole URL with --data")
-    return os.environ[_variable(root)] if secret else url
+    """Return the URL that a mirror stands for. Raises UserError if it holds a password that this process lacks."""
+    content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
+    if not content["secret"]:
+        return str(content["url"])
+    if _variable(root) not in os.environ:
+        raise UserError(f"{root} mirrors {content['url']} with a password or signature: name the whole URL with --data")
+    return os.environ[_variable(root)]
 
 
 def _variable(root: Path) -> str:
@@ -95,9 +90,9 @@ def refresh(root: Path, name: str) -> None:
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
     last = None
     with suppress(OSError, ValueError):
-        last = read_file(folder / FILE, MANIFEST_LIMIT).decode()
+        last = read_file(folder / FILE).decode()
     try:
-        text = read_bytes(url, MANIFEST_LIMIT).decode(errors="replace")
+        text = read_bytes(url).decode(errors="replace")
     except Unreachable as error:
         if last is None:
             raise
@@ -133,11 +128,8 @@ def _remove_outdated(folder: Path, manifest: Manifest) -> None:
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:
     """Download index and paths of a split of a mirrored data set; does nothing elsewhere."""
     if is_mirror(folder.parent):
-        for file, limit, sha256 in (
-            (INDEX_FILE, index_limit(entry), entry.index_sha256),
-            (PATHS_FILE, paths_limit(entry), entry.paths_sha256),
-        ):
-            _fetch(folder, f"{split}/{file}", limit, sha256)
+        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256)
+        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256)
 
 
 def fetch_shards(folder: Path, entry: SplitEntry) -> None:
@@ -146,9 +138,8 @@ def fetch_shards(folder: Path, entry: SplitEntry) -> None:
         for shard in entry.shards:
             file = folder / shard.file
             if not (file.is_file() and file.stat().st_size == shard.size):
-                _fetch(folder, shard.file, shard.size, shard.sha256)
+                _fetch(folder, shard.file, shard.sha256)
 
 
-def _fetch(folder: Path, file: str, limit: int, sha256: str) -> None:
-    url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
-    download(url, folder / file, limit=limit, sha256=sha256)
+def _fetch(folder: Path, file: str, sha256: str) -> None:
+    download(join(mirrored_url(folder.parent), f"{folder.name}/{file}"), folder / file, sha256=sha256)

@@ -89,7 +89,6 @@ def pack_source(
     try:
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
-            _undo_replacement(folder)
             # A packing that was killed leaves its folder.
             shutil.rmtree(partial, ignore_errors=True)
             if not force and (manifest := _find_valid(source, data_root)):
@@ -99,7 +98,8 @@ def pack_source(
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
                 manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
-                _replace(partial, folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
@@ -119,27 +119,6 @@ def _check_names(source: Source) -> None:
         raise UserError(f"'{source.name}' has no images")
     if reason := next(unfit_texts(source.classnames, (source.template, *source.templates), (source.origin,)), ""):
         raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
-
-
-def _replace(complete: Path, folder: Path) -> None:
-    """Rename a complete data set to its final folder."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(complete, folder)
-    except BaseException:
-        _undo_replacement(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _undo_replacement(folder: Path) -> None:
-    """Undo a replacement that was stopped between its two renames."""
-    old = folder.with_name(f".{folder.name}.old")
-    if (old / FILE).exists() and not folder.exists():
-        os.rename(old, folder)
 
 
 def _find_valid(source: Source, data_root: Path) -> Manifest | None:

@@ -1,16 +1,14 @@
 """Remote files through fsspec: open, download, list, read, write and delete.
 
 A location is a URL (http(s)://, s3://, gs://, abfs://, hf://, and whatever else fsspec opens), a file:// URL or a path.
-Object stores take credentials from the environment and the configuration files that their own tools read. Every
-failure is a UserError of one line that names the URL without its secrets.
+Object stores take credentials from the environment and the configuration files that their own tools read, and their
+drivers retry. Every failure is a UserError of one line that names the URL without its secrets.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +20,8 @@ from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end, require_regular
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
-# Extra packages by scheme, for the message if one is missing.
-PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "oss": "ossfs"}
-# Stores in which an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed.
-OBJECT_STORES = (*PACKAGES, "memory")
-
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
+"""Stores in which an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed."""
 SOCKET_SECONDS = 30.0
 """Time without a byte after which a web server counts as unreachable."""
 BLOCK = 2**23
@@ -37,12 +32,10 @@ def filesystem(location: str) -> tuple[Any, str]:
     import fsspec
 
     url = canonical(location)
-    path, name = local_path(url), scheme(url)
+    path = local_path(url)
     if path is not None:
         return fsspec.filesystem("file"), str(path)
-    if name not in fsspec.available_protocols():
-        raise UsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
-    if name in ("http", "https"):
+    if scheme(url) in ("http", "https"):
         import aiohttp
 
         # aiohttp's default would end every download after five minutes.
@@ -53,13 +46,10 @@ def filesystem(location: str) -> tuple[Any, str]:
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise UsageError(f"{redact(url)}: {reason} instead")
-    if name in PACKAGES and not re.match(r"[^/]+://[^/]", url):
-        raise UsageError(f"{redact(url)} names no bucket; for example {name}://bucket/folder")
     try:
         files, inner = fsspec.url_to_fs(url, use_listings_cache=False)
-    except ImportError as error:
-        hint = f"pip install {PACKAGES[name]}" if name in PACKAGES else _first_line(error)
-        raise UserError(f"{redact(url)} needs a package that is not installed here: {hint}") from error
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{url} cannot be opened ({error})") from error
     return files, inner.rstrip("/")
 
 
@@ -76,22 +66,16 @@ def open_stream(location: str) -> BinaryIO:
         return io.BufferedReader(files.open(name, "rb", **options), 2**20)
 
 
-def read_bytes(location: str, limit: int) -> bytes:
-    """Read a small file. Raises UserError, also when it is longer than `limit` bytes."""
+def read_bytes(location: str) -> bytes:
+    """Read a small file."""
     with translate_errors(location), open_stream(location) as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise UserError(f"{redact(location)} is too long ({limit} bytes are the limit)")
-    return data
+        return stream.read()
 
 
-def download(
-    location: str, target: Path, *, sha256: str | None = None, limit: int | None = None, replace: bool = False
-) -> None:
+def download(location: str, target: Path, *, sha256: str | None = None, replace: bool = False) -> None:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
-    Of several processes or threads of a machine one downloads and the others wait. limit: largest size in bytes.
-    replace: download again what exists.
+    Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
     """
     try:
         # Before the lock too: a copy on a read-only disk needs none.
@@ -100,30 +84,20 @@ def download(
         with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
             if not replace and _is_valid(target, sha256):
                 return
-            with replace_at_end(target) as temporary, temporary.open("wb") as out:
-                digest = _copy(location, out, limit)
-                if sha256 not in (None, digest):
-                    what = f"{redact(location)} is not the expected file"
-                    raise UserError(f"{what}: its SHA-256 is {digest}, not {sha256}")
+            with replace_at_end(target) as temporary:
+                with temporary.open("wb") as out, open_stream(location) as stream:
+                    while block := _read_block(location, stream):
+                        out.write(block)
+                if not _is_valid(temporary, sha256):
+                    raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
-def _copy(location: str, out: BinaryIO, limit: int | None) -> str:
-    """Copy a file and return its SHA-256; raises UserError when it is longer than `limit` bytes."""
-    digest, size = hashlib.sha256(), 0
-    with open_stream(location) as stream:
-        while True:
-            with translate_errors(location):
-                block = stream.read(BLOCK)
-            if not block:
-                return digest.hexdigest()
-            size += len(block)
-            if limit is not None and size > limit:
-                raise UserError(f"{redact(location)} is not the expected file: it has more than {limit} bytes")
-            digest.update(block)
-            out.write(block)
+def _read_block(location: str, stream: BinaryIO) -> bytes:
+    with translate_errors(location):
+        return stream.read(BLOCK)
 
 
 def _is_valid(file: Path, sha256: str | None) -> bool:
@@ -171,18 +145,12 @@ class RemoteFolder:
                 folder, _, last = path.rpartition("/")
                 files.makedirs(folder, exist_ok=True)
                 temporary = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.tmp"
-            try:
-                if isinstance(content, Path):
-                    files.put_file(str(content), temporary)
-                else:
-                    files.pipe_file(temporary, content)
-                if temporary != path:
-                    files.mv(temporary, path)
-            except BaseException:
-                with suppress(Exception):
-                    if temporary != path:
-                        files.rm_file(temporary)
-                raise
+            if isinstance(content, Path):
+                files.put_file(str(content), temporary)
+            else:
+                files.pipe_file(temporary, content)
+            if temporary != path:
+                files.mv(temporary, path)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
@@ -205,27 +173,13 @@ def translate_errors(location: str) -> Iterator[None]:
 
 def _translate(location: str, error: Exception) -> UserError:
     """Describe in one line what a file system raised; Unreachable if trying again may help."""
-    name, error_class, status = redact(location), type(error).__name__, getattr(error, "status", None) or 0
-    # aiohttp's errors carry the status; their text would repeat the URL with its secrets.
-    reason = _first_line(f"the server answers {status} {getattr(error, 'message', '')}" if status else error)
+    name, status = redact(location), getattr(error, "status", None)
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
         return NotFound(f"{name} is not there{'; check the address' if is_url(location) else ''}")
-    if not is_url(location):
-        return UserError(f"{name} cannot be read ({getattr(error, 'strerror', None) or reason})")
+    reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    if scheme(location) in ("http", "https"):
+        # The text of aiohttp's errors repeats the URL with its secrets.
+        reason = f"the server answers {status}" if status else type(error).__name__
     if isinstance(error, PermissionError) or status in (401, 403, 407):
         return NotFound(f"{name} is not open to this machine ({reason}); check the credentials")
-    if re.search("Credential|Profile|Token|Auth", error_class):
-        return UserError(f"{name} needs credentials, and this machine has none that work ({error_class})")
-    # The text of errors of addresses is the URL with its secrets.
-    if re.search("Redirect|url|URL", error_class):
-        return UserError(f"{name} is no usable http(s):// address, or redirects too often ({error_class})")
-    if status != 429 and 400 <= status < 500:
-        return UserError(f"{name} cannot be read ({reason})")
     return Unreachable(f"{name} cannot be reached ({reason}); try again later")
-
-
-def _first_line(error: object) -> str:
-    # The query of an address may hold a signature.
-    text = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:200].rstrip(". ")
-    # A status line that is not UTF-8 is decoded to halves of surrogate pairs, which cannot be printed.
-    return text.encode(errors="backslashreplace").decode() or type(error).__name__
