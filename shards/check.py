@@ -40,6 +40,7 @@ class CheckedImage(NamedTuple):
     digest: str
     offset: int = 0
     size: int = 0
+    is_turned: bool = False
 
 
 def content_digest(data: bytes) -> str:

@@ -78,7 +78,9 @@ def load_batches(
     def prepare(image: EncodedImage, out: Tensor) -> None:
         name, data = image
         try:
-            transform(decode(data if isinstance(data, bytes) else data.read_bytes()), out)
+            # Images of shards were turned when they were packed.
+            image = decode(data) if isinstance(data, bytes) else decode(data.read_bytes(), upright=True)
+            transform(image, out)
         except ImageError as error:
             broken[name] = f"cannot be read: {error}"
         except OSError as error:

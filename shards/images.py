@@ -1,18 +1,19 @@
 """Decode images to RGB pixels, the same everywhere: by content and not by file name, without external programs.
 
 JPEG (and the first image of an MPO), PNG, GIF, WebP, BMP and TIFF are read; everything else is refused. What comes out
-is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles and the EXIF
-orientation are ignored, an animation is its first frame, a CMYK JPEG is read as Adobe writes it (inverted). There are
-two differences. 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit colour. 32-bit
-and floating-point pixels, which it clips too, have no known range and are refused.
+is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles are ignored, and the
+EXIF orientation unless asked for; an animation is its first frame, a CMYK JPEG is read as Adobe writes it (inverted).
+There are two differences. 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit
+colour. 32-bit and floating-point pixels, which it clips too, have no known range and are refused.
 """
 
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
@@ -26,11 +27,13 @@ class ImageError(ValueError):
     """Bytes that are not a readable image; the message says why in a few words."""
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode an image to RGB. Raises ImageError; safe to call from many threads."""
+def decode(data: bytes, *, upright: bool = False) -> Image.Image:
+    """Decode an image to RGB, with `upright` turned as its EXIF orientation says. Raises ImageError; thread-safe."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_size(*image.size)
+        if upright:
+            ImageOps.exif_transpose(image, in_place=True)
         return _to_rgb(image)
     except ImageError:
         raise
@@ -44,6 +47,18 @@ def decode(data: bytes) -> Image.Image:
         text = " ".join(str(error).split()) or type(error).__name__
         is_short = "truncated" in text.lower() or "unpack" in text
         raise ImageError("it is cut short" if is_short else f"it is damaged ({text})") from error
+
+
+def turn_upright(data: bytes) -> bytes:
+    """Return an image file with the EXIF orientation applied to its pixels; the same bytes if there is none."""
+    # Parsers of untrusted bytes raise errors of nearly any class, and `decode` reports a file that is broken.
+    with suppress(Exception):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            buffer, file_format = io.BytesIO(), "JPEG" if image.format == "MPO" else image.format
+            decode(data, upright=True).save(buffer, file_format, quality=95, subsampling=0)
+            return buffer.getvalue()
+    return data
 
 
 def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:

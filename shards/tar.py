@@ -6,12 +6,13 @@ Members of a sample lie side by side in alphabetical order and share their name 
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tarfile
-from collections.abc import Mapping
 
 from shards.names import unsafe_path
+from shards.records import ImageRecord
 
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
@@ -28,23 +29,21 @@ def sample_key(position: int) -> str:
     return f"s{position:07d}"
 
 
-def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> dict[str, str | bytes]:
-    """Make the sample that webdataset's TarWriter writes for an image. Raises ValueError if it cannot be stored."""
-    if extension not in IMAGES:
+def add_image(archive: tarfile.TarFile, key: str, record: ImageRecord) -> int:
+    """Add the members of an image, and return the offset of its bytes. Raises ValueError if it cannot be stored."""
+    if record.extension not in IMAGES:
         raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
-    if reason := unsafe_path(path):
+    if reason := unsafe_path(record.path):
         raise ValueError(f"its name {reason}")
-    if len(data) > IMAGE_LIMIT:
+    if len(record.data) > IMAGE_LIMIT:
         raise ValueError("it is larger than 4 GiB")
-    side = json.dumps({"path": path}, ensure_ascii=False).encode()
-    return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
-
-
-def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
-    """Compute the offset of the image of a `tar_sample` in a tar in which the sample begins at byte `start`."""
-    for name in sorted(sample.keys() - {"__key__"}):
-        start += tarfile.BLOCKSIZE
-        if name == extension:
-            break
-        start += -(-len(sample[name]) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    return start
+    side = json.dumps({"path": record.path}, ensure_ascii=False).encode()
+    offset, members = 0, {"cls": str(record.label).encode(), "json": side, record.extension: record.data}
+    for name, content in sorted(members.items()):
+        member = tarfile.TarInfo(f"{key}.{name}")
+        # The owner and rights that webdataset's TarWriter gives, which would import torch in every process that packs.
+        member.size, member.mode, member.uname, member.gname = len(content), 0o444, "bigdata", "bigdata"
+        if name == record.extension:
+            offset = archive.offset + tarfile.BLOCKSIZE
+        archive.addfile(member, io.BytesIO(content))
+    return offset

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from procap.errors import UserError
+from shards.images import turn_upright
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -37,6 +38,7 @@ class Listing:
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
     problems: faults that did not stop the listing; packing refuses a data set with any of them.
+    upright: images are turned as their EXIF orientation says.
     """
 
     root: Path
@@ -45,6 +47,7 @@ class Listing:
     origin: str
     scanned: bool = False
     problems: tuple[str, ...] = ()
+    upright: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -68,16 +71,17 @@ class Listing:
 
     def part(self, split: str, start: int, stop: int) -> FolderPart:
         paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels)
+        return FolderPart(self.root, paths, labels, self.upright)
 
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Files below `root`, packed as they are under their relative paths."""
+    """Files below `root`, packed under their relative paths as they are, or `upright`."""
 
     root: Path
     paths: tuple[str, ...]
     labels: tuple[int, ...]
+    upright: bool = False
 
     def records(self) -> Iterator[ImageRecord]:
         """Read the files. Raises UserError naming a file that cannot be read."""
@@ -89,7 +93,8 @@ class FolderPart:
                 data = file.read_bytes()
             except OSError as error:
                 raise_unreadable(error)
-            yield ImageRecord(path, label, data)
+            turned = turn_upright(data) if self.upright else data
+            yield ImageRecord(path, label, turned, is_turned=turned is not data)
 
 
 def raise_unreadable(error: OSError) -> NoReturn:

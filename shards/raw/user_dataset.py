@@ -40,16 +40,16 @@ def user_source(file: Path, text: str = "") -> Source:
 
 def _image_source(file: Path, description: Description) -> Source:
     if description.table is not None:
-        root, origin = _resolve(file, description.images or "."), "own table"
+        root, origin = _resolve(file, description.images or "."), "own table, EXIF orientation applied"
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
     else:
-        root, origin = _resolve(file, description.folder or ""), "own folders"
+        root, origin = _resolve(file, description.folder or ""), "own folders, EXIF orientation applied"
         images, folder_problems, notes = scan_folders(root, dict(description.splits or {}))
     names, labels = _number_classes(description, images)
     if description.table is None:
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
-    listing = Listing(root, names, splits, origin, scanned=True)
+    listing = Listing(root, names, splits, origin, scanned=True, upright=True)
     if len(names) == 1:
         notes.append("there is one class: such a set can be evaluated, and nothing can be trained on it")
     sizes = file_sizes(root, listing.paths)
