@@ -24,7 +24,6 @@ from procap.errors import UserError
 from runner.config import Amount, Count
 from runner.meters import MeterState
 from runner.results import CheckpointCard, EpochLog, describe_no_checkpoint, read_description, write_bytes
-from shards.files import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Te
 def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
     """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
-        data = read_file(path)
+        data = path.read_bytes()
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot read the checkpoint {path}: {reason}; train again with --force") from error
@@ -157,7 +156,7 @@ class StateFiles:
         """Find the newest intact state, as bytes for `unpack`, and its file. Raises UserError for a foreign one."""
         for path in self._newest_first():
             try:
-                data = read_file(path)
+                data = path.read_bytes()
                 if hashlib.sha256(data).hexdigest()[:16] != path.stem[-16:]:
                     raise ValueError("its hash is not the one in its name")
             except (OSError, ValueError) as error:

@@ -31,7 +31,7 @@ from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
-from shards.files import read_file, require_regular, write_file
+from shards.files import write_file
 from shards.names import has_control
 
 SCHEMA: Literal[1] = 1
@@ -330,7 +330,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
     """
     try:
-        return model.model_validate_json(read_file(path), strict=True)
+        return model.model_validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -382,7 +382,6 @@ def read_description(header: bytes) -> str:
 def read_card(path: Path) -> CheckpointCard | None:
     """Read the card of a checkpoint; None if there is no file. Raises UserError if it is not a checkpoint."""
     try:
-        require_regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length) if length <= MAX_HEADER else b""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from procap.errors import UserError
-from shards.files import read_file
 from shards.index import list_digest, path_problem, read_paths
 from shards.manifest import FILE, Manifest, Shard, convention_texts, is_mirror
 from shards.names import MAX_NAMED, join_first
@@ -242,6 +241,6 @@ def _differing_texts(folder: Path, texts: Mapping[str, str]) -> Iterator[str]:
     """Describe the text files below `folder` that are absent or have different text."""
     for name, text in texts.items():
         with suppress(OSError):
-            if read_file(folder / name, len(text.encode())) == text.encode():
+            if (folder / name).read_bytes() == text.encode():
                 continue
         yield f"{folder / name} differs from the manifest"

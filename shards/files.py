@@ -38,20 +38,6 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def require_regular(file: Path) -> None:
-    """Raise OSError for what exists and is no file: opening a FIFO waits for a writer, reading a device may not end."""
-    if file.exists() and not file.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(file))
-
-
-def read_file(file: Path, limit: int | None = None) -> bytes:
-    """Read a whole file. Raises OSError, also for what `require_regular` refuses and for more than `limit` bytes."""
-    require_regular(file)
-    if limit is not None and file.stat().st_size > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(file))
-    return file.read_bytes()
-
-
 def file_sha256(file: Path) -> str:
     """Compute the SHA-256 of a whole file, in hex."""
     with file.open("rb") as stream:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UserError
-from shards.files import read_file
 from shards.manifest import Manifest, repack_hint
 from shards.names import unsafe_path
 
@@ -47,7 +46,7 @@ def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
 def _read_verified(folder: Path, split: str, name: str, sha256: str) -> bytes:
     file, reason = folder / split / name, "SHA-256 differs from the manifest"
     try:
-        data = read_file(file)
+        data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() == sha256:
             return data
     except OSError as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
-from shards.files import read_file, write_file
+from shards.files import write_file
 from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import (
     FILE,
@@ -90,7 +90,7 @@ def refresh(root: Path, name: str) -> None:
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
     last = None
     with suppress(OSError, ValueError):
-        last = read_file(folder / FILE).decode()
+        last = (folder / FILE).read_bytes().decode()
     try:
         text = read_bytes(url).decode(errors="replace")
     except Unreachable as error:

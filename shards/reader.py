@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UsageError, UserError
-from shards.files import require_regular
 from shards.index import read_index, read_paths
 from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
@@ -60,7 +59,6 @@ class SplitFiles:
         """Read `size` bytes at `offset` of a shard; raises UserError when they are not there."""
         file = self.folder / self.shards[number].file
         try:
-            require_regular(file)
             with file.open("rb", buffering=0) as stream:
                 data = os.pread(stream.fileno(), size, offset)
         except OSError as error:
@@ -209,7 +207,6 @@ def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str:
     """Describe a shard that is missing, no regular file or has a different size; hashed: or different bytes."""
     file, images = folder / shard.file, f"{shard.count} images"
     try:
-        require_regular(file)
         size = file.stat().st_size
         if size != shard.size:
             verdict = "truncated" if size < shard.size else "altered"

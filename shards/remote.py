@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
-from shards.files import file_lock, file_sha256, replace_at_end, require_regular
+from shards.files import file_lock, file_sha256, replace_at_end
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
@@ -58,7 +58,6 @@ def open_stream(location: str) -> BinaryIO:
     with translate_errors(location):
         path = local_path(canonical(location))
         if path is not None:
-            require_regular(path)
             return path.open("rb")
         files, name = filesystem(location)
         # For HTTP: one streaming GET. Passing any size avoids a request for the size.

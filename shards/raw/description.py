@@ -19,7 +19,6 @@ from pydantic import (
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
-from shards.files import read_file
 from shards.names import PACKED_NAME, unfit_texts
 
 SplitName = Literal["train", "val", "test"]
@@ -105,7 +104,7 @@ class Description(BaseModel):
 def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
     try:
-        return parse_description(read_file(file).decode("utf-8-sig"), file)
+        return parse_description(file.read_bytes().decode("utf-8-sig"), file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
 

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import Dataset, RawLayout
-from shards.files import read_file
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
 from shards.raw.folders import Images, Listing, is_image_name, list_folder, split_missing, total_size
@@ -164,7 +163,7 @@ def _read_split_file(location: RawLocation) -> Listing:
     """Read CoOp's lists of `[path, label, class name]` per split; `published_differences` compares them."""
     file = location.find_list(location.raw.split_file)
     try:
-        document = SplitFile.validate_json(read_file(file), strict=True)
+        document = SplitFile.validate_json(file.read_bytes(), strict=True)
         splits = {split: [(path, label) for path, label, _ in document[split]] for split in SPLITS}
         names = {label: name for rows in document.values() for _, label, name in rows}
         classnames = tuple(names[label] for label in range(len(names)))

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from procap.errors import UserError, describe_invalid
-from shards.files import read_file
 from shards.names import first_few, join_first
 from shards.raw.class_folders import ListedImage
 
@@ -26,7 +25,7 @@ COLUMNS = {"filename": "path", "file_name": "path", "file": "path", "image": "pa
 def read_table(file: Path) -> list[ListedImage]:
     """Read the rows of a table in order. Raises UserError naming the line or image that is wrong."""
     try:
-        text = read_file(file).decode("utf-8-sig")
+        text = file.read_bytes().decode("utf-8-sig")
         rows = json.loads(text) if file.suffix.lower() == ".json" else _parse_lines(text)
         # A header is line 1 of its file.
         named = {f"line {number}": row for number, row in enumerate(map(_rename_columns, rows), 2)}
