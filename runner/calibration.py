@@ -8,11 +8,10 @@ Shapes: N images of a target, K = BINS bins of images of similar confidence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import gt
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from runner.config import Amount, Count, FrozenModel
 
@@ -28,15 +27,6 @@ class ReliabilityBins(FrozenModel):
     count: list[Count] = Field(min_length=BINS, max_length=BINS, description="images of each bin")
     confidence: list[Amount] = Field(min_length=BINS, max_length=BINS, description="sum over the images of each bin")
     correct: list[Count] = Field(min_length=BINS, max_length=BINS, description="correct images of each bin")
-
-    @model_validator(mode="after")
-    def _bins_add_up(self) -> ReliabilityBins:
-        if any(map(gt, self.correct, self.count)):
-            raise ValueError("a bin has more correct images than images")
-        gaps = sum(abs(confidence - correct) for confidence, correct in zip(self.confidence, self.correct, strict=True))
-        if abs(self.ece * sum(self.count) - 100 * gaps) > 1e-6 * sum(self.count):
-            raise ValueError("ece is not that of the bins")
-        return self
 
 
 class Calibration(FrozenModel):

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
 from procap.clip import describe_differences
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 from runner.config import Amount, Count
 from runner.meters import MeterState
-from runner.results import CheckpointCard, EpochLog, describe_no_checkpoint, read_description, write_bytes
+from runner.results import CheckpointCard, EpochLog, write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -58,23 +58,17 @@ def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
 def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
-        tensors, text = unpack_tensors(data)
-        card = CheckpointCard.model_validate_json(text, strict=True)
-    except (SafetensorError, ValueError) as error:
-        raise describe_no_checkpoint(path, error) from error
-    if name := find_not_finite(tensors):
-        raise UserError(f"{path}: {name} has a value that is not finite; train again with --force")
-    return tensors, card
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        card = CheckpointCard.model_validate_json(header["__metadata__"]["procap"], strict=True)
+        return load_tensors(data), card
+    except (SafetensorError, ValueError, LookupError, TypeError) as error:
+        reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).partition("\n")[0]
+        raise UserError(f"{path} is not a checkpoint of this program ({reason}); train again with --force") from error
 
 
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or do not fit."""
-    expected = method.state_dict()
-    problems = describe_differences(expected, tensors)
-    if not problems:
-        types = ((name, tensors[name].dtype, like.dtype) for name, like in expected.items())
-        problems = [f"{name} is {dtype}, expected {wanted}" for name, dtype, wanted in types if dtype != wanted]
-    if problems:
+    if problems := describe_differences(method.state_dict(), tensors):
         raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems[:3])}")
     method.load_state_dict(dict(tensors))
 
@@ -152,8 +146,8 @@ class StateFiles:
             old.unlink(missing_ok=True)
         return path
 
-    def newest(self) -> tuple[bytes, Path] | None:
-        """Find the newest intact state, as bytes for `unpack`, and its file. Raises UserError for a foreign one."""
+    def newest(self) -> bytes | None:
+        """Return the newest intact state, for `unpack`. Raises UserError for the state of a different training."""
         for path in self._newest_first():
             try:
                 data = path.read_bytes()
@@ -162,17 +156,12 @@ class StateFiles:
             except (OSError, ValueError) as error:
                 logger.warning("%s cannot be used (%s); going back to the state before it", path, error)
                 continue
-            try:
-                identity = _load(data)["identity"]
-            # Damaged bytes make torch's unpickler raise errors of many classes.
-            except Exception as error:
-                reason = str(error).partition("\n")[0] or type(error).__name__
-                raise cannot_resume(path, f"it is not a state of this program ({reason})") from error
+            identity = _load(data)["identity"]
             for name, value in self.identity.items():
                 if identity.get(name) != value:
-                    label = name.replace("_", " ")
-                    raise cannot_resume(path, f"its {label} is {identity.get(name)}, here it is {value}")
-            return data, path
+                    reason = f"its {name.replace('_', ' ')} is {identity.get(name)}, here it is {value}"
+                    raise UserError(f"cannot resume from {path}: {reason}; start over with --force")
+            return data
         return None
 
     @staticmethod
@@ -191,29 +180,14 @@ def _load(data: bytes) -> dict[str, Any]:
     return content
 
 
-def cannot_resume(path: Path, reason: str) -> UserError:
-    """Explain in one line why the saved state at `path` cannot be used."""
-    return UserError(f"cannot resume from {path}: {reason}; start over with --force")
-
-
-def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds a NaN or an infinity."""
-    return next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
-
-
 def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
     """Raise UserError naming the first tensor that holds a NaN or an infinity."""
-    if name := find_not_finite(tensors):
-        raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
+    for name, value in tensors.items():
+        if not torch.isfinite(value).all():
+            raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
 
 
 def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
     """Encode tensors and plain JSON in the safetensors format."""
     # One metadata entry only: safetensors writes several in an order that differs from process to process.
     return dump_tensors(tensors, {"procap": json.dumps(plain, sort_keys=True, allow_nan=False)})
-
-
-def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], str]:
-    """Decode the result of `pack_tensors` to tensors and JSON. Raises SafetensorError or ValueError for other bytes."""
-    tensors = load_tensors(data)
-    return tensors, read_description(data[8 : 8 + int.from_bytes(data[:8], "little")])

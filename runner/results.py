@@ -6,23 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from operator import gt
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import from_json
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError, model_validator
 
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
@@ -32,11 +22,8 @@ from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
 from shards.files import write_file
-from shards.names import has_control
 
 SCHEMA: Literal[1] = 1
-MAX_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library."""
 Document = TypeVar("Document", bound=BaseModel)
 WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 """A time in UTC, ISO 8601 in seconds."""
@@ -78,16 +65,6 @@ class ImportedFile(FrozenModel):
     epoch: Count | None = Field(description="epochs that were trained; None if the file does not say")
 
 
-def _check_epochs(epochs: list[EpochLog]) -> list[EpochLog]:
-    if any(number != log.epoch for number, log in enumerate(epochs)):
-        raise ValueError("an epoch is missing, repeated or out of order")
-    return epochs
-
-
-EpochLogs = Annotated[list[EpochLog], AfterValidator(_check_epochs)]
-"""The first epochs of a training, in order."""
-
-
 class TrainResult(FrozenModel):
     """`train.json`, written last: if it exists, the training is finished."""
 
@@ -96,7 +73,7 @@ class TrainResult(FrozenModel):
     status: Literal["finished"] = "finished"
     steps: Count
     images: Count
-    epochs: EpochLogs
+    epochs: list[EpochLog]
     seconds: Amount = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
     images_per_second: Rate | None = Field(description="warm-up steps and checkpoints left out")
     images_per_second_model: Rate | None = Field(description="the same, waiting for images left out too")
@@ -129,12 +106,6 @@ class TrainResult(FrozenModel):
         hint = f"restore that code, or repeat the command of the training with `--methods {config.method} --force`"
         return change and f"{config.path} was trained {change}: {hint}"
 
-    @model_validator(mode="after")
-    def _has_steps(self) -> TrainResult:
-        if bool(self.steps) != bool(self.epochs):
-            raise ValueError(f"there are {self.steps} steps in {len(self.epochs)} epochs")
-        return self
-
 
 class Progress(FrozenModel):
     """`progress.json`, the state of a run that has not finished."""
@@ -144,17 +115,11 @@ class Progress(FrozenModel):
     status: RunStatus = "running"
     step: Count
     steps: Count
-    epochs: EpochLogs
+    epochs: list[EpochLog]
     seconds: Amount
     resumed: Count = 0
     environment: dict[str, Any]
     reason: MaskedText = Field(default="", description="of the failure, in one line")
-
-    @model_validator(mode="after")
-    def _steps_are_planned(self) -> Progress:
-        if self.step > self.steps:
-            raise ValueError(f"step {self.step} is beyond the last one, {self.steps}")
-        return self
 
 
 class ValidationCount(FrozenModel):
@@ -165,12 +130,6 @@ class ValidationCount(FrozenModel):
     correct: Count
     total: Count = Field(gt=0)
     limit: int | None = Field(default=None, description="always None: all images")
-
-    @model_validator(mode="after")
-    def _counts_fit(self) -> ValidationCount:
-        if self.correct > self.total:
-            raise ValueError(f"correct is {self.correct}, total is {self.total}")
-        return self
 
     @property
     def accuracy(self) -> float:
@@ -192,14 +151,6 @@ class PerClass(FrozenModel):
     correct: list[Count]
     total: list[Count]
     names: list[str] | None = None
-
-    @model_validator(mode="after")
-    def _classes_fit(self) -> PerClass:
-        if not len(self.correct) == len(self.total) == len(self.total if self.names is None else self.names):
-            raise ValueError("correct, total and names are of different numbers of classes")
-        if any(map(gt, self.correct, self.total)):
-            raise ValueError("a class has more correct images than images")
-        return self
 
 
 def harmonic_mean(base: float, novel: float) -> float:
@@ -243,29 +194,11 @@ class EvalResult(FrozenModel):
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
         counts = self.per_class
-        if wrong_text := next(filter(has_control, (self.target, *(counts.names or ()))), None):
-            raise ValueError(f"{wrong_text!r:.200} holds control characters")
         if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
             raise ValueError(
                 f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
                 "in the sum of per_class"
             )
-        if len(counts.total) != self.num_classes:
-            raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
-        if self.total != min(self.limit or self.dataset_size, self.dataset_size):
-            raise ValueError(f"total is {self.total}, limit {self.limit} and dataset_size {self.dataset_size}")
-        bins = self.calibration and self.calibration.equal_width
-        if bins and (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
-            raise ValueError("the bins of calibration have another sum of images than correct and total")
-        if self.labels is not None and self.predicted is not None:
-            if not len(self.labels) == len(self.predicted) == self.total:
-                raise ValueError(f"labels and predicted have {len(self.labels)} and {len(self.predicted)} images")
-            labels, predicted = np.array(self.labels), np.array(self.predicted)
-            if max(labels.max(), predicted.max()) >= self.num_classes:
-                raise ValueError("labels or predicted have a label of no class")
-            for wanted, counted in ((counts.total, labels), (counts.correct, labels[labels == predicted])):
-                if np.bincount(counted, minlength=self.num_classes).tolist() != wanted:
-                    raise ValueError("labels and predicted have different counts of images by class than per_class")
         return self
 
     @property
@@ -352,49 +285,7 @@ class CheckpointCard(FrozenModel):
     backbone_digest: str
     manifest_digest: str
 
-    @field_validator("template", "templates")
-    @classmethod
-    def _has_a_place_for_the_name(cls, templates: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        for template in (templates,) if isinstance(templates, str) else templates:
-            if template.count("{}") != 1 or template.replace("{}", "").count("{"):
-                raise ValueError("a template has one {} for the class name")
-        return templates
-
     @property
     def space(self) -> LabelSpace:
         """The classes the prompts were trained on."""
         return LabelSpace(self.classnames, self.template, self.templates, self.config.dataset)
-
-
-def read_description(header: bytes) -> str:
-    """Return the JSON text that this program wrote into the header of a safetensors file, after its first 8 bytes.
-
-    Raises ValueError if there is none.
-    """
-    content: Any = from_json(header)
-    found = content.get("__metadata__") if isinstance(content, dict) else None
-    text = found.get("procap") if isinstance(found, dict) else None
-    if not isinstance(text, str):
-        raise ValueError("it carries no description of this program")
-    return text
-
-
-def read_card(path: Path) -> CheckpointCard | None:
-    """Read the card of a checkpoint; None if there is no file. Raises UserError if it is not a checkpoint."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(length) if length <= MAX_HEADER else b""
-        return CheckpointCard.model_validate_json(read_description(header), strict=True)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise describe_no_checkpoint(path, error) from error
-
-
-def describe_no_checkpoint(path: Path, error: Exception) -> UserError:
-    """Explain in one line why `path` is not a checkpoint."""
-    reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
-    return UserError(f"{path} is not a checkpoint of schema {SCHEMA} ({reason}); train again with --force")

@@ -9,22 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from procap.errors import UsageError, UserError
 from runner.config import EvalSettings, RunConfig, Target
-from runner.results import (
-    EvalResult,
-    Progress,
-    TrainResult,
-    ValidationCount,
-    ValidationHistory,
-    read_card,
-    read_document,
-)
+from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
 from shards.files import LockHeld, file_lock
 from shards.manifest import FILE
 from shards.reader import open_dataset
@@ -32,10 +24,8 @@ from shards.reader import open_dataset
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
 RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ValidationHistory)
-NO_RUNS = {"mlartifacts", "mlruns", "collections"}
-"""Folders of results that hold no runs."""
-DEPTH = 6
-"""Parts of a run's path below the results: classes, data set, method, backbone, shots, and seed with hash."""
+RUNS = "*/*/*/*/*/seed*-*"
+"""Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
 
 
 class RunHeld(UserError):
@@ -69,17 +59,8 @@ class RunFolder:
         return self._read(self.progress_file, Progress)
 
     def train(self) -> TrainResult | None:
-        """Read the result of the finished training; None if there is none.
-
-        Raises UserError if it, or the checkpoint if that is here, belongs to another run than the folder.
-        """
-        training = self._read(self.train_file, TrainResult)
-        if training and (card := read_card(self.checkpoint_file)):
-            self._check_hash(self.checkpoint_file, card.config.hash)
-            if (card.backbone_digest, card.manifest_digest) != (training.backbone_digest, training.manifest_digest):
-                names = f"{self.checkpoint_file} and {self.train_file.name}"
-                raise UserError(f"{names} belong to different weights or data sets; train again with --force")
-        return training
+        """Read the result of the finished training; None if there is none."""
+        return self._read(self.train_file, TrainResult)
 
     def status(self) -> str:
         """Return the state of the run in a word. Raises UserError for a broken file."""
@@ -116,15 +97,12 @@ class RunFolder:
 
     def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
         """Read a document of the run. Raises UserError for a broken one or a different configuration."""
-        document = read_document(path, model)
-        if document:
-            self._check_hash(path, document.config_hash)
+        document, expected = read_document(path, model), self.path.name.rpartition("-")[2]
+        if document and document.config_hash != expected:
+            raise UserError(
+                f"{path} is of run {document.config_hash!r}, not {expected}; move it away, or repeat with --force"
+            )
         return document
-
-    def _check_hash(self, path: Path, config_hash: str) -> None:
-        """Raise UserError unless the file at `path` has the configuration that the folder is named after."""
-        if config_hash != (expected := self.path.name.rpartition("-")[2]):
-            raise UserError(f"{path} is of run {config_hash!r}, not {expected}; move it away, or repeat with --force")
 
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
@@ -144,22 +122,13 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run, or raise RunHeld, which names the holder; remove temporary files of killed processes."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
-            except LockHeld as error:
-                raise RunHeld(
-                    f"the run {self.path} is held by another process ({error.owner}); wait for it or stop it"
-                ) from None
-            except OSError as error:
-                reason = error.strerror or error
-                raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
-            # Evaluations are written without the lock, so a temporary file in `eval` may have a writer.
-            for pattern in (".[a-z]*.json.*.tmp", ".checkpoint.*.tmp", "state/.*.tmp"):
-                for leftover in self.path.glob(pattern):
-                    leftover.unlink(missing_ok=True)
-            yield
+        """Lock the run, or raise RunHeld, which names the holder."""
+        try:
+            with file_lock(self.path / ".lock", timeout=0):
+                yield
+        except LockHeld as error:
+            held = f"the run {self.path} is held by another process ({error.owner})"
+            raise RunHeld(f"{held}; wait for it or stop it") from None
 
 
 class OtherContent(UserError):
@@ -203,29 +172,10 @@ def locate_run(folder: Path) -> tuple[RunConfig, Path]:
         raise UsageError(
             f"{folder} was moved or changed: its config.json is of {config.path}; move it back to RESULTS/{config.path}"
         )
-    return config, folder.parents[DEPTH - 1]
+    return config, folder.parents[RUNS.count("/")]
 
 
 def find_runs(results_root: Path) -> list[RunFolder]:
-    """List every run below `results_root`, finished or not, ordered by path; links to folders are followed.
-
-    Raises UserError that names two copies of a run, because no number could be preferred.
-    """
-    folders: dict[tuple[str, ...], RunFolder] = {}
-    visited: set[Path] = set()
-    for parent, names, files in os.walk(results_root, followlinks=True):
-        path = Path(parent)
-        if (target := path.resolve()) in visited:
-            # A folder that is linked twice, or a link to a folder above.
-            names.clear()
-            continue
-        visited.add(target)
-        if not {"config.json", "train.json"}.isdisjoint(files) and path.match("seed*-*") and path != results_root:
-            folder = RunFolder(path)
-            other = folders.setdefault(path.parts[-DEPTH:], folder)
-            if other is not folder:
-                raise UserError(f"{other.path} and {path} are the same run: move one of them out of the results")
-            names.clear()
-        # MLflow's folders hold copies of files of the runs, and walking through them takes long.
-        names[:] = [name for name in names if name not in NO_RUNS]
-    return sorted(folders.values(), key=lambda folder: folder.path)
+    """List every run below `results_root`, finished or not, ordered by path."""
+    folders = map(RunFolder, sorted(results_root.glob(RUNS)))
+    return [folder for folder in folders if folder.config_file.exists() or folder.train_file.exists()]
