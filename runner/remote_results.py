@@ -10,22 +10,21 @@ result, whose checkpoint has the SHA-256 that its `train.json` names.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes
-from shards.files import file_lock
+from shards.files import file_lock, file_sha256
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 
@@ -76,10 +75,11 @@ class RemoteResults:
         with self._locked(run):
             remote = RemoteFolder(self.url)
             names = [f"{run}/{name}" for name in remote.list(run)]
-            documents = remote.read(name for name in names if name.endswith(".json") and not LOCAL_ONLY.match(name))
+            documents = remote.read(name for name in names if name.endswith(".json"))
             self._write_run(run, documents, weights=weights)
-            for name in (name for name in names if state and name.startswith(f"{run}/state/")):
-                if not (self.local / name).exists() and f"{run}/{TRAIN}" not in documents:
+            for name in names:
+                is_state = name.startswith(f"{run}/state/") and f"{run}/{TRAIN}" not in documents
+                if state and is_state and not (self.local / name).exists():
                     download(join(self.url, name), self.local / name)
 
     def pull_all(self, *, weights: bool = False) -> None:
@@ -107,47 +107,38 @@ class RemoteResults:
         if not self.url or not (self.local / run).is_dir():
             return
         with self._locked(run):
-            remote = RemoteFolder(self.url)
-            names = self._list_local(run)
-            there = {f"{run}/{name}" for name in remote.list(run)}
-            documents = [name for name in names if name.endswith(".json")]
-            uploaded = remote.read(documents)
-            changed = [name for name in documents if self._read(name) not in (None, uploaded.get(name))]
-            if f"{run}/{TRAIN}" in changed:
-                if not _is_complete(self.local / run):
+            remote, names = RemoteFolder(self.url), self._list_local(run)
+            stored = {f"{run}/{name}" for name in remote.list(run)}
+            documents = self._changed(name for name in names if name.endswith(".json"))
+            train = documents.pop(f"{run}/{TRAIN}", None)
+            if train is not None:
+                if not _is_complete(self.local / run, train):
                     problem = f"{self.local / run / CHECKPOINT} is not the file that training wrote"
                     raise UserError(f"{problem} (its SHA-256 differs); train again with --force")
                 remote.delete(f"{run}/{TRAIN}")
                 remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
             # States keep their content; one that was removed since has none.
-            states = [name for name in names if name.startswith(f"{run}/state/") and name not in there]
-            for name in [*states, *sorted(changed, key=lambda name: name == f"{run}/{TRAIN}")]:
-                if content := self._read(name):
+            for name in names:
+                if name.startswith(f"{run}/state/") and name not in stored and (content := self._read(name)):
                     remote.write(name, content)
-            finished = f"{run}/{TRAIN}" in documents
-            for name in there - set(names):
-                if name.startswith(f"{run}/state/") or (finished and name == f"{run}/{PROGRESS}"):
+            for name, content in documents.items():
+                remote.write(name, content)
+            if train is not None:
+                remote.write(f"{run}/{TRAIN}", train)
+            unneeded = (f"{run}/state/", f"{run}/{PROGRESS}") if f"{run}/{TRAIN}" in names else (f"{run}/state/",)
+            for name in stored - set(names):
+                if name.startswith(unneeded):
                     remote.delete(name)
-
-    def push_file(self, name: str) -> None:
-        """Upload a file, unless it does not exist."""
-        if self.url and (content := self._read(name)):
-            RemoteFolder(self.url).write(name, content)
 
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
         if not self.url:
             return
-        remote = RemoteFolder(self.url)
         names = self._list_local(below)
         for run in sorted({match[0] for name in names if (match := RUN.match(name))}):
             self.push_run(run)
-        plain = [name for name in names if not RUN.match(name)]
-        uploaded = remote.read(plain)
-        for name in plain:
-            content = self._read(name)
-            if content is not None and content != uploaded.get(name):
-                remote.write(name, content)
+        for name, content in self._changed(name for name in names if not RUN.match(name)).items():
+            RemoteFolder(self.url).write(name, content)
 
     def try_push_all(self, below: str = "") -> None:
         """Call `push_all` and log a failure; what was not uploaded is on the local disk as well."""
@@ -184,6 +175,13 @@ class RemoteResults:
         names = (file.relative_to(self.local).as_posix() for file in files)
         return sorted(name for name in names if not LOCAL_ONLY.match(name))
 
+    def _changed(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the local files whose content differs from that at the URL."""
+        assert self.url is not None
+        local = {name: content for name in names if (content := self._read(name)) is not None}
+        stored = RemoteFolder(self.url).read(local)
+        return {name: content for name, content in local.items() if stored.get(name) != content}
+
     def _read(self, name: str) -> bytes | None:
         """Read a local file; None if it does not exist."""
         with suppress(FileNotFoundError):
@@ -194,11 +192,9 @@ class RemoteResults:
         if self._read(name) != content:
             write_bytes(self.local / name, content)
 
-    @contextmanager
-    def _locked(self, run: str) -> Iterator[None]:
+    def _locked(self, run: str) -> AbstractContextManager[None]:
         """Let one process of this machine at a time synchronize a run."""
-        with file_lock(self.local / ".remote" / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock"):
-            yield
+        return file_lock(self.local / ".remote" / f"{run.replace('/', '-')}.lock")
 
 
 class CheckpointUploader:
@@ -232,10 +228,10 @@ def synchronized_run(store: RemoteResults, run: str, *, resumes: bool = True) ->
     store.push_run(run)
 
 
-def _is_complete(folder: Path, train: bytes | None = None) -> bool:
-    """Whether the checkpoint of a run is the one that `train`, by default its `train.json`, names."""
+def _is_complete(folder: Path, train: bytes) -> bool:
+    """Whether the checkpoint of a run is the one that the content of its `train.json` names."""
     try:
-        expected = json.loads((folder / TRAIN).read_bytes() if train is None else train)["checkpoint_sha256"]
-        return bool(expected == hashlib.sha256((folder / CHECKPOINT).read_bytes()).hexdigest())
-    except (OSError, ValueError, KeyError, TypeError):
+        expected = json.loads(train)["checkpoint_sha256"]
+        return bool(expected == file_sha256(folder / CHECKPOINT))
+    except (OSError, ValueError, LookupError):
         return False
