@@ -21,7 +21,7 @@ class Recipe(BaseModel):
     passes as they take, and its epochs are equal parts of them, after which it is logged and validated.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -70,15 +69,6 @@ class RunConfig(FrozenModel):
         if has_control(name) or "/" in last or last in ("", ".", ".."):
             raise ValueError("this cannot be the name of a folder")
         return name
-
-    @field_validator("options", "recipe")
-    @classmethod
-    def _finite(cls, fields: Any) -> Any:
-        for name, value in (fields.model_dump() if isinstance(fields, Recipe) else fields).items():
-            numbers = value if isinstance(value, list | tuple) else [value]
-            if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-                raise ValueError(f"{name} must be a finite number")
-        return fields
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights and no others, so that equal trainings are one run.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from procap.errors import UserError
-from shards.index import list_digest, path_problem, read_paths
-from shards.manifest import FILE, Manifest, Shard, convention_texts, is_mirror
+from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
 from shards.reader import ShardSet, Split, open_dataset, shard_problem
@@ -143,7 +141,7 @@ class DatasetReport:
     """The result of a full check of a data set; `problems` has those of the whole set."""
 
     splits: tuple[SplitReport, ...]
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -168,50 +166,34 @@ def check_dataset(
         shards = open_dataset(data_root, name)
     except UserError as error:
         return DatasetReport((), (str(error),))
-    counts, folder = shards.manifest.counts, shards.folder
-    reports = {split: _check_lists(shards, split) for split in counts}
-    tasks = [task for split, (_, images) in reports.items() for task in _list_tasks(shards, split, images)]
+    counts = shards.manifest.counts
+    reports: dict[str, SplitReport] = {}
+    tasks: list[ShardTask] = []
+    for split, entry in shards.manifest.splits.items():
+        present = sum((shards.folder / shard.file).is_file() for shard in entry.shards)
+        reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
+        try:
+            images = shards.list_images(split)
+            _ = images.paths
+        except UserError as error:
+            reports[split].problems.append(str(error))
+            images = None
+        tasks += _list_tasks(shards, split, images)
     done = dict.fromkeys(counts, 0)
     broken_images: dict[str, list[str]] = {split: [] for split in counts}
     results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // PART))
     for task, (problem, decoded, errors) in zip(tasks, results, strict=True):
-        report, _ = reports[task.split]
-        report.problems += [problem] if problem else []
-        report.readable += decoded
+        reports[task.split].problems += [problem] if problem else []
+        reports[task.split].readable += decoded
         broken_images[task.split] += errors
         done[task.split] += task.shard.count
         if on_progress:
             on_progress(task.split, done[task.split], counts[task.split])
     for split, errors in broken_images.items():
         if errors:
-            reports[split][0].problems += errors[:MAX_NAMED]
-            reports[split][0].problems.append(f"'{name}' {split}: {len(errors)} images are unreadable")
-    problems = tuple(_differing_texts(folder, convention_texts(shards.manifest)))
-    return DatasetReport(tuple(report for report, _ in reports.values()), problems)
-
-
-def _check_lists(shards: ShardSet, split: str) -> tuple[SplitReport, Split | None]:
-    """Check index and paths of a split; returns its images unless one of them cannot be used."""
-    manifest, entry = shards.manifest, shards.manifest.splits[split]
-    present = sum((shards.folder / shard.file).is_file() for shard in entry.shards)
-    report = SplitReport(split, entry.count, len(entry.shards), present)
-    try:
-        images, text = shards.list_images(split), read_paths(shards.folder, manifest, split)
-    except UserError as error:
-        report.problems.append(str(error))
-        return report, None
-    for problem in (_digest_problem(shards.folder, manifest, split, text, images), path_problem(text)):
-        report.problems += [f"'{shards.name}' {split}: {problem}"] if problem else []
-    return report, images
-
-
-def _digest_problem(folder: Path, manifest: Manifest, split: str, paths: bytes, images: Split) -> str:
-    """Describe a split whose paths, labels or class names are not those of its digest."""
-    digest = list_digest(paths, images.labels, manifest.classnames)
-    if digest == manifest.splits[split].digest:
-        return ""
-    what = f"its paths, labels and class names have digest {digest}, not {manifest.splits[split].digest}"
-    return f"{folder / FILE} is altered ({what})"
+            number = f"'{name}' {split}: {len(errors)} images are unreadable"
+            reports[split].problems += [*errors[:MAX_NAMED], number]
+    return DatasetReport(tuple(reports.values()))
 
 
 def _list_tasks(shards: ShardSet, split: str, images: Split | None) -> Iterator[ShardTask]:
@@ -235,12 +217,3 @@ def _check_shard(task: ShardTask) -> tuple[str, int, list[str]]:
         except UserError as error:
             errors.append(str(error))
     return problem, len(task.images) - len(errors), errors
-
-
-def _differing_texts(folder: Path, texts: Mapping[str, str]) -> Iterator[str]:
-    """Describe the text files below `folder` that are absent or have different text."""
-    for name, text in texts.items():
-        with suppress(OSError):
-            if (folder / name).read_bytes() == text.encode():
-                continue
-        yield f"{folder / name} differs from the manifest"

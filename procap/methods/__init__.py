@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from procap.errors import UsageError, UserError, explain_invalid, unknown_name
+from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugin_source
 from procap.weights.architectures import check_towers
 
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
-    from torch import Tensor
 
     from procap.clip import CLIP
     from procap.methods.method import Method
@@ -68,13 +67,8 @@ def method_class(name: str) -> type[Method]:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
-        text, place = str(error), find_place(error).rpartition(" fails in ")[2].removesuffix(", <module>")
-        if isinstance(error, SyntaxError):
-            text, place = error.msg, f"{error.filename}, line {error.lineno}"
-        why = " ".join(f"{type(error).__name__}: {text}".split())
-        raise UsageError(
-            f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}{place and f' ({place})'}"
-        ) from error
+        why = " ".join(f"{type(error).__name__}: {error} {find_place(error)}".split())
+        raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}") from error
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
     if name not in METHODS and (missing := cls.missing_members()):
@@ -157,22 +151,3 @@ def build_method(
     filled = method_options(name, options)
     check_towers(name, method_class(name).changes, clip.name, clip.plain_towers)
     return method_class(name)(clip, space, filled, seed_generator).to(clip.device)
-
-
-def load_public(method: Method, tensors: Mapping[str, Tensor]) -> None:
-    """Set the parameters of `method` to `tensors`, which have the names of the method's public code.
-
-    Raises UserError naming the first tensors that are missing, unknown or of another shape.
-    """
-    import torch
-
-    from procap.clip import describe_differences
-
-    public = method.public_parameters()
-    if not public:
-        raise UserError(f"{type(method).__name__} has no public code whose tensors could be loaded")
-    if problems := describe_differences(public, tensors):
-        raise UserError(f"not a checkpoint of {type(method).__name__}: " + "; ".join(problems))
-    with torch.no_grad():
-        for name, parameter in public.items():
-            parameter.copy_(tensors[name])

@@ -28,7 +28,7 @@ from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
-STRICT = ConfigDict(frozen=True, extra="forbid")
+STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 """Configuration of every `Options`: a value never changes, an unknown field is refused."""
 
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")

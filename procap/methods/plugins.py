@@ -71,9 +71,9 @@ def find_place(error: BaseException) -> str:
         file, code = Path(frame.f_code.co_filename), frame.f_code
         inside = [(noun, point) for noun, point, root in plugins if root in (file, *file.parents)]
         # Of several plug-ins in one module the one whose class has the function.
-        of_class = [entry for entry in inside if entry[1].attr == code.co_qualname.partition(".")[0]]
+        inside.sort(key=lambda entry: entry[1].attr != code.co_qualname.partition(".")[0])
         if inside:
-            noun, point = (of_class or inside)[0]
+            noun, point = inside[0]
             return f"{noun} '{point.name}' (plug-in) fails in {file}, line {line}, {code.co_name}"
     return ""
 
