@@ -88,41 +88,6 @@ def control_options(method: str, recipe: str) -> dict[str, Any]:
     return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
 
 
-def recipe_settings(
-    config: RunConfig, task: str | None = None, recipe: str = "published"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that a recipe has for a run; see `plan_run`."""
-    from procap.methods import method_class, method_options
-
-    cls, task = method_class(config.method), task or ("few-shot" if config.classes == "all" else "base-to-novel")
-    case = task, config.shots, config.dataset
-    default_options = cls.task_options(*case) if recipe == "published" else control_options(config.method, recipe)
-    options = method_options(config.method, default_options).model_dump(mode="json")
-    return options, (cls if recipe == "published" else method_class("procap")).recipe(*case).model_dump(mode="json")
-
-
-def changed_settings(
-    config: RunConfig, task: str | None = None, recipe: str = "published"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options, and the fields of the recipe, that differ from those of a recipe; see `plan_run`."""
-    options, fields = recipe_settings(config, task, recipe)
-    return (
-        {name: value for name, value in config.options.items() if value != options.get(name, value)},
-        {name: value for name, value in config.recipe.model_dump(mode="json").items() if value != fields[name]},
-    )
-
-
-def check_recipe(changes: Mapping[str, Any]) -> None:
-    """Raise UsageError for a field of a recipe that is wrong whatever the others are."""
-    if changes.get("epochs") == 0:
-        raise UsageError("epochs = 0 trains nothing: give 1 or more, or `procap eval --methods zeroshot`")
-    try:
-        Recipe.model_validate({"lr": 1, "epochs": 1, "batch_size": 1, **changes})
-    except ValidationError as error:
-        if error.errors()[0]["loc"]:
-            raise explain_invalid(error, "recipe", Recipe.model_fields) from error
-
-
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(fields)

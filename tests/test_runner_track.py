@@ -22,7 +22,6 @@ from runner.results import ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking import log
-from runner.tracking.content import name_run
 from runner.tracking.log import Exporter, exporter_for
 from runner.tracking.store import TrackingError, TrackingStore
 from runner.tracking.sync import PARENT_TAG, sync
@@ -58,14 +57,6 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
     for key in store.client.get_run(run_id).data.metrics:
         steps = Counter(step for step, _ in points(store, run_id, key))
         assert max(steps.values()) == 1, f"{key} was logged twice"
-
-
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"overrides": {"lr": 0.03}, "shots": 1}, "1 shot · seed 1 · custom recipe · lr 0.03"),
-    ({"recipe": "procap", "options": {"n_ctx": 4}}, "16 shots · seed 1 · procap recipe"),
-])  # fmt: skip
-def test_the_name_of_a_run_has_what_differs_from_the_published_one(changes, named):
-    assert name_run(plan_run(method="maple", dataset="shapes", **changes)).endswith(named)
 
 
 def test_a_finished_run_arrives_whole(store, folder, export):

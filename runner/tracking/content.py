@@ -16,7 +16,6 @@ from typing import Any
 from procap.errors import UserError
 from procap.recipe import format_value
 from runner.config import RunConfig
-from runner.planning import changed_settings
 from runner.results import EpochLog, EvalResult, Progress, TrainResult, ValidationCount, harmonic_mean
 from runner.run_collection import Collection
 from runner.run_folders import RunFolder
@@ -125,15 +124,10 @@ def collection_content(collection: Collection, results: Path, now: int) -> Conte
 
 
 def name_run(config: RunConfig) -> str:
-    """Name a run, with the settings that differ from those published for the task."""
-    changes = [] if config.recipe_name == "published" else [f"{config.recipe_name} recipe"]
-    # The plug-in may not be installed here.
-    with suppress(UserError):
-        options, fields = changed_settings(config, recipe="procap" if config.recipe_name == "procap" else "published")
-        changes += [f"{name} {value}" for name, value in {**options, **fields}.items()]
+    """Name a run by what its path names, and by its recipe unless that is the published one."""
     shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
-    parts = [config.method, config.dataset, config.classes, *shots, f"seed {config.seed}", *changes]
-    return " · ".join(parts)[:MAX_NAME]
+    recipe = [f"{config.recipe_name} recipe"] * (config.recipe_name != "published")
+    return " · ".join([config.method, config.dataset, config.classes, *shots, f"seed {config.seed}", *recipe])
 
 
 def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path) -> dict[str, str]:
