@@ -17,7 +17,7 @@ from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
 from shards.raw.class_folders import JUNK_EXTENSIONS, JUNK_NAMES
-from shards.raw.folders import FILE_LIMIT, IMAGE_EXTENSIONS, is_image_name
+from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 from shards.transforms import EvalTransform
 
 EncodedImage = tuple[str, Path | bytes]
@@ -49,7 +49,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
         if path.is_dir():
             images: Iterable[EncodedImage] = _list_folder(path, on_error)
         else:
-            images = _read_tar(path, on_error) if path.suffix.lower() == ".tar" else [(str(path), path)]
+            images = _read_tar(path) if path.suffix.lower() == ".tar" else [(str(path), path)]
         try:
             for image in images:
                 has_images = True
@@ -108,25 +108,9 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
             on_error(str(file), "is no image of a known format")
 
 
-def _read_tar(file: Path, on_error: OnError) -> Iterator[EncodedImage]:
-    """Read from start to end; no member is extracted to the disk. on_error: called for what is passed over."""
+def _read_tar(file: Path) -> Iterator[EncodedImage]:
+    """Read the images of a tar from start to end; no member is extracted to the disk."""
     with tarfile.open(file, "r:") as archive:
         for member in archive:
-            name = f"{file}/{member.name}"
-            if not is_image_name(member.name) or member.isdir():
-                continue
-            if not member.isreg() or member.issparse():
-                on_error(name, "is a link, a sparse file or no file: only plain members are read")
-            elif member.size > FILE_LIMIT:
-                on_error(name, f"has more than {FILE_LIMIT // 10**6:,} MB")
-            else:
-                content = archive.extractfile(member)
-                assert content is not None
-                yield name, content.read()
-        end = archive.offset
-    with file.open("rb") as stream:
-        stream.seek(end)
-        while block := stream.read(2**20):
-            if block.strip(b"\0"):
-                on_error(str(file), "has a second archive after the first, which is not read")
-                return
+            if member.isreg() and is_image_name(member.name) and (content := archive.extractfile(member)):
+                yield f"{file}/{member.name}", content.read()

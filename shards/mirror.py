@@ -8,7 +8,6 @@ manifest, and appears whole or not at all. The server is not trusted: the manife
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -32,44 +31,28 @@ from shards.urls import cache_name, canonical, join, local_path, redact
 
 
 def mirror_root(url: str, cache: Path) -> Path:
-    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself.
-
-    A password or a signature of the URL is kept in the environment of this process and those it starts, on no disk.
-    """
+    """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself."""
     url = canonical(url)
     folder = local_path(url)
     if folder is not None:
         return folder
-    root, public = cache / "mirrors" / cache_name(url), redact(url)
-    if public != url:
-        os.environ[_variable(root)] = url
-    content = json.dumps({"url": public, "secret": public != url}) + "\n"
-    try:
-        with suppress(FileNotFoundError):
-            if (root / MIRROR_FILE).read_text(encoding="utf-8") == content:
-                return root
-        # Data behind a password are readable by this user only.
-        root.mkdir(parents=True, exist_ok=True, mode=0o777 if public == url else 0o700)
-        write_file(root / MIRROR_FILE, content)
-    except OSError as error:
-        reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
-        raise UserError(f"{root} cannot be written {reason}") from error
+    if redact(url) != url:
+        raise UsageError(
+            f"{redact(url)}: a password or signature would be stored with it: put it into ~/.netrc instead"
+        )
+    root = cache / "mirrors" / cache_name(url)
+    if not is_mirror(root):
+        try:
+            write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
+        except OSError as error:
+            reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
+            raise UserError(f"{root} cannot be written {reason}") from error
     return root
 
 
 def mirrored_url(root: Path) -> str:
-    """Return the URL that a mirror stands for. Raises UserError if it holds a password that this process lacks."""
-    content = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))
-    if not content["secret"]:
-        return str(content["url"])
-    if _variable(root) not in os.environ:
-        raise UserError(f"{root} mirrors {content['url']} with a password or signature: name the whole URL with --data")
-    return os.environ[_variable(root)]
-
-
-def _variable(root: Path) -> str:
-    """Return the name of the environment variable with the URL of a mirror, if that holds a secret."""
-    return f"PROCAP_MIRROR_{root.name[-16:].upper()}"
+    """Return the URL that a mirror stands for."""
+    return str(json.loads((root / MIRROR_FILE).read_bytes())["url"])
 
 
 def refuse_packing(root: Path) -> None:

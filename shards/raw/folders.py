@@ -28,9 +28,6 @@ IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 # Files that are measured for an estimate within 1 to 2 %; a million `stat` calls on a network disk take minutes.
 SIZE_SAMPLE = 5_000
 
-# Largest file that is read, because files are read as a whole. An image of 100 million pixels with 3 bytes fits.
-FILE_LIMIT = 500_000_000
-
 
 @dataclass(frozen=True)
 class Listing:
@@ -86,11 +83,8 @@ class FolderPart:
     def records(self) -> Iterator[ImageRecord]:
         """Read the files. Raises UserError naming a file that cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
-            file = self.root / path
             try:
-                if file.stat().st_size > FILE_LIMIT:
-                    raise UserError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
-                data = file.read_bytes()
+                data = (self.root / path).read_bytes()
             except OSError as error:
                 raise_unreadable(error)
             turned = turn_upright(data) if self.upright else data
