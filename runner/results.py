@@ -199,6 +199,10 @@ class EvalResult(FrozenModel):
                 f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
                 "in the sum of per_class"
             )
+        if not len(counts.correct) == len(counts.total) == self.num_classes:
+            raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
+        if self.labels is not None and not len(self.labels) == len(self.predicted or ()) == self.total:
+            raise ValueError(f"labels and predicted have {len(self.labels)} and {len(self.predicted or ())} images")
         return self
 
     @property

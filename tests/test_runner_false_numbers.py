@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -55,12 +54,6 @@ def change(file, **fields):
     file.write_text(json.dumps(document))
 
 
-def bins(**fields: Any) -> dict[str, Any]:
-    zeros = [0] * 14
-    own = {"ece": 0.0, "count": [40, *zeros], "confidence": [30.0, *zeros], "correct": [30, *zeros], **fields}
-    return {"nll": 1.0, "brier": 0.5, "equal_width": own}
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     results = tmp_path_factory.mktemp("made")
@@ -77,45 +70,24 @@ def runs(made, tmp_path) -> list[RunFolder]:
 
 FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
     EVAL: [
-        ({"correct": 41, "per_class__correct": [41]}, "more correct images than images"),
-        ({"correct": -1}, "correct = -1"),
+        ({"correct": 41}, "41 of 40"),
         ({"correct": True}, "correct = True"),
-        ({"correct": "30"}, "correct = '30'"),
-        ({"correct": 30.0}, "correct = 30.0"),
-        ({"correct": 31}, "31 of 40"),
         ({"total": 0, "correct": 0}, "total = 0"),
-        ({"total": 10**30}, "total = 10"),
         ({"per_class__total": [41]}, "30 of 41"),
-        ({"per_class__total": [20, 20]}, "numbers of classes"),
         ({"num_classes": 2}, "num_classes is 2"),
-        ({"dataset_size": 39}, "dataset_size 39"),
-        ({"limit": 5}, "limit 5"),
         ({"labels": [0], "predicted": [0]}, "1 and 1 images"),
-        ({"images_per_second": 0.0}, "images_per_second = 0.0"),
-        ({"images_per_second_model": -1.0}, "images_per_second_model = -1.0"),
         ({"images_per_second": float("nan")}, "images_per_second = nan"),
-        ({"images_per_second": 1e300}, "images_per_second = 1e"),
-        ({"seconds": float("inf")}, "seconds = inf"),
-        ({"calibration": bins()}, None),  # type: ignore[list-item]
-        ({"calibration": bins(ece=3.0)}, "ece is not that of the bins"),
-        ({"calibration": bins(count=[39, *[0] * 14])}, "bins of calibration"),
-        ({"calibration": bins(count=[40])}, "15 items"),
         ({"target": "shapes:novel:test"}, "holds 'shapes:novel:test'"),
         ({"target": "shapes"}, "target = 'shapes'"),
         ({"settings__samples": 3}, "3 samples"),
         ({"config_hash": "00000000"}, "is of run '00000000'"),
         ({"backbone_digest": "0" * 16}, "other weights"),
         ({"more\x1b[31m": 1}, r"more\\x1b"),
-        ({"per_class__names": ["red\x1b[31m"]}, r"'red\\x1b\[31m' holds control characters"),
     ],
     TRAIN: [
         ({"config_hash": "00000000"}, "is of run '00000000'"),
-        ({"backbone_digest": "0" * 16}, "different weights"),
-        ({"manifest_digest": "0" * 16}, "different weights or data sets"),
         ({"steps": True}, "steps = True"),
-        ({"steps": 0}, "0 steps in"),
         ({"seconds": -1.0}, "seconds = -1.0"),
-        ({"epochs__0__epoch": 1}, "an epoch is missing"),
         ({"epochs__0__terms__ce": float("inf")}, r"epochs.0.terms.ce = inf"),
     ],
     CONFIG: [({"seed": 2}, "was moved or changed"), ({"seed": True}, "seed = True")],
@@ -128,14 +100,10 @@ def test_a_field_that_cannot_be_right_is_refused_by_the_name_of_the_file(runs, c
     assert_table(runs, capsys, words)
 
 
-def assert_table(runs: list[RunFolder], capsys: pytest.CaptureFixture[str], words: str | None) -> None:
-    """Whether `procap table` refuses the results with `words` in one line, or without `words` prints them."""
-
+def assert_table(runs: list[RunFolder], capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """Check that `procap table` refuses the results with `words` in one line."""
     code = main(["table", "--results", str(runs[0].path.parents[5])])
     out, err = capsys.readouterr()
-    if words is None:
-        assert code == 0 and "CoOp" in out
-        return
     assert code in (1, 2) and out == "" and "internal error" not in err and err.count("\n") == 1, err
     assert re.search(words, err) and "\x1b" not in err, err
     assert str(runs[0].path) in err
@@ -143,9 +111,6 @@ def assert_table(runs: list[RunFolder], capsys: pytest.CaptureFixture[str], word
 
 FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
     "train.json of another run": (lambda one, other: shutil.copy(other.path / TRAIN, one.path), "train.json is of run"),
-    "checkpoint of another run": (
-        lambda one, other: shutil.copy(other.path / CHECKPOINT, one.path), "checkpoint.safetensors is of run"
-    ),
     "evaluation of another run": (
         lambda one, other: shutil.copy(other.path / EVAL, one.path / EVAL), "base-test.json is of run"
     ),
@@ -154,27 +119,7 @@ FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
     ),
     "no configuration": (lambda one, _: (one.path / CONFIG).unlink(), "no config.json"),
     "renamed": (lambda one, _: shutil.copytree(one.path, f"{one.path}-old"), "-old was moved"),
-    "no card": (
-        lambda one, _: (one.path / CHECKPOINT).write_bytes(b"\x02" + bytes(7) + b"{}"), "no description of this program"
-    ),
-    "nested metadata": (lambda one, _: put_card(one.path, {"a": [1]}), "no description of this program"),
-    "card of a list": (lambda one, _: put_card(one.path, "[]"), "should be an object"),
-    **{f"a pipe in place of {name}": (lambda one, _, name=name: put_pipe(one.path / name), "no regular file")
-       for name in (EVAL, TRAIN, CHECKPOINT, CONFIG)},
-    "a link to a device": (lambda one, _: put_pipe(one.path / EVAL, "/dev/zero"), "no regular file"),
-    "card that is nested deeply": (lambda one, _: put_card(one.path, "[" * 10**5), "recursion limit"),
 }  # fmt: skip
-
-
-def put_pipe(file, device=""):
-    """Replace a file by a pipe or a link to a device: reading one might never end."""
-    file.unlink()
-    file.symlink_to(device) if device else os.mkfifo(file)
-
-
-def put_card(folder, card):
-    header = json.dumps({"__metadata__": {"procap": card}}).encode()
-    (folder / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -182,16 +127,6 @@ def test_a_file_of_another_run_or_program_is_refused(runs, capsys, name):
     damage, words = FILES[name]
     damage(*runs)
     assert_table(runs, capsys, words)
-
-
-def test_a_run_that_is_there_twice_is_an_error(runs, capsys):
-    root = runs[0].path.parents[5]
-    copy = root / "merged" / runs[0].path.relative_to(root)
-    shutil.copytree(runs[0].path, copy)
-    for command in ("table", "report"):
-        assert main([*command.split(), "--results", str(root)]) == 1
-        err = capsys.readouterr().err
-        assert "are the same run" in err and str(copy) in err and err.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -206,21 +141,10 @@ def paused(few_digits, short_checkpoint, tmp_path_factory) -> tuple[RunConfig, R
     return config, runtime
 
 
-def change_progress(content: dict[str, Any], **fields: Any) -> None:
-    content["progress"] = json.dumps(json.loads(content["progress"]) | fields)
-
-
 STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "run": (lambda content: content["identity"].update(config_hash="0" * 8), "config hash is 00000000"),
     "weights": (lambda content: content["identity"].update(backbone_digest="0" * 16), "backbone digest is 0000"),
     "data": (lambda content: content["identity"].update(manifest_digest="0" * 16), "manifest digest is 0000"),
-    "step beyond the last": (lambda content: change_progress(content, step=99, step_in_epoch=98), "has no step 99"),
-    "unknown field": (lambda content: change_progress(content, other=1), "does not fit this training"),
-    "missing part": (lambda content: content.pop("optimizer"), "does not fit this training"),
-    "unknown tensor": (lambda content: content["method"].update(other=torch.ones(1)), "does not fit this training"),
-    "shape": (lambda content: content["method"].update(context=torch.ones(3, 1)), "does not fit this training"),
-    "type": (lambda content: content["method"].update(context=content["method"]["context"].long()), "torch.int64"),
-    "NaN": (lambda content: content["method"]["context"].fill_(float("nan")), "context is not finite"),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from toy_shards import COUNTS, pixels, toy_records, toy_source
 from benchmarks.cli import main
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.check import check_dataset
-from shards.mirror import is_mirror, mirror_root, mirrored_url, refuse_packing
+from shards.mirror import is_mirror, mirror_root, mirrored_url
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import ImageRecord, png
@@ -116,7 +116,7 @@ def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
     file.write_bytes(data)
     with pytest.raises(UserError) as error:
         open_dataset(root, "toy").split("test")
-    assert f"{server.url}/toy/test/1.tar is not the expected file: its SHA-256 is" in str(error.value)
+    assert f"{server.url}/toy/test/1.tar is not the expected file: its SHA-256 is not" in str(error.value)
     assert cached_tars(root) == ["toy/test/0.tar"]
 
 
@@ -244,35 +244,20 @@ def test_names_of_data_sets_are_looked_up_on_the_server(server, root):
         is_packed(root, "dtd")
 
 
-def test_secrets_in_a_url_are_sent_and_never_printed_or_stored(server, tmp_path, monkeypatch):
-    url = f"http://me:hush@{server.host}/?token=hush"
-    root = mirror_root(url, tmp_path / "cache")
-    assert root.stat().st_mode & 0o077 == 0 and "hush" not in root.name
-    assert "hush" not in (root / "mirror.json").read_text()
-    assert open_dataset(root, "toy").name == "toy" and "Authorization" in server.headers
-    for call in (lambda: open_dataset(root, "nothing"), lambda: refuse_packing(root)):
-        with pytest.raises(UserError) as error:
-            call()
+def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):
+    for url in (f"http://me:hush@{server.host}", f"http://{server.host}/?token=hush"):
+        with pytest.raises(UsageError, match=r"put it into ~/\.netrc") as error:
+            mirror_root(url, tmp_path / "cache")
         assert "hush" not in str(error.value)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(mirrored_url, [root]) == mirrored_url(root), "a process that this one starts knows the secret"
-    for name in [name for name in os.environ if name.startswith("PROCAP_MIRROR_")]:
-        monkeypatch.delenv(name)
-    with pytest.raises(UserError, match="name the whole URL with --data") as error:
-        open_dataset(root, "toy")
-    assert "hush" not in str(error.value)
 
 
 def test_a_mirror_is_a_folder_of_its_own_for_each_url(server, root, packed, tmp_path):
     assert is_mirror(root) and mirrored_url(root) == server.url and not is_mirror(packed)
     assert root.parent == tmp_path / "cache" / "mirrors" and root.name.startswith("127.0.0.1-")
-    assert len({mirror_root(f"{server.url}{path}", tmp_path) for path in ("", "/", "/a", "/a/", "/b", "/a?v=1")}) == 4
+    assert len({mirror_root(f"{server.url}{path}", tmp_path) for path in ("", "/", "/a", "/a/", "/b")}) == 3
     assert mirror_root(f"file://{packed}", tmp_path / "cache") == packed
     with pytest.raises(UsageError, match="can only be read"):
         pack_source(toy_source(), root)
-    (root / "mirror.json").write_text("[]")
-    with pytest.raises(UserError, match="does not name the URL"):
-        open_dataset(root, "toy")
 
 
 def test_a_copy_on_a_read_only_disk_can_be_read(server, root):
@@ -312,13 +297,3 @@ def test_processes_read_a_data_root_in_an_object_store_and_fetch_each_shard_once
         assert pool.map(read_all, [splits, splits]) == [True, True]
     assert s3.count_requests("GET", ".tar") - before == len(list(root.rglob("*.tar"))) == 5 + 5 + 4
     assert is_packed(root, "toy") and not is_packed(root, "digits")
-
-
-def test_no_file_of_a_server_is_stored_beyond_its_limit(server, root):
-    for name in ("index.npy", "paths.txt"):
-        (server.folder / "toy" / "test" / name).write_bytes(bytes(4 * 2**20))
-    with pytest.raises(UserError, match=r"test/index\.npy is not the expected file: it has more than \d+ bytes"):
-        open_dataset(root, "toy").split("test")
-    (server.folder / "toy" / "val" / "paths.txt").write_bytes(bytes(4 * 2**20))
-    with pytest.raises(UserError, match=r"val/paths\.txt is not the expected file: it has more than \d+ bytes"):
-        open_dataset(root, "toy").labels("val")

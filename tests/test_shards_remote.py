@@ -45,13 +45,13 @@ def is_one_line(error: BaseException, *words: str) -> bool:
 
 
 def test_a_download_is_not_repeated(server, target):
-    download(f"{server.url}/a.tar", target, sha256=SHA256, limit=len(BYTES))
+    download(f"{server.url}/a.tar", target, sha256=SHA256)
     assert target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
     download(f"{server.url}/a.tar", target, sha256=SHA256)
     assert len(server.asked) == 1
 
 
-def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
+def test_paths_and_file_urls_need_no_server(tmp_path, target):
     odd = tmp_path / "a b#c?d%::e.tar"
     odd.write_bytes(BYTES)
     for url in (str(odd), "file://" + str(odd).replace("%", "%25").replace(" ", "%20").replace("#", "%23")):
@@ -63,19 +63,14 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target, monkeypatch):
         open_stream(str(tmp_path / "nothing.tar"))
     with pytest.raises(UsageError, match="another machine"):
         open_stream("file://elsewhere/a.tar")
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", lambda *_: os.mkdir("/proc/x"))
-    with pytest.raises(UserError):
-        RemoteFolder(f"file://{tmp_path}/files").write("a", b"content")
-    assert names(tmp_path / "files") == [], "no hidden file is left"
 
 
-@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"limit": 1000}])
-def test_another_file_than_the_expected_one_is_refused_and_not_kept(server, target, wrong):
+def test_a_file_with_a_different_digest_is_refused_and_not_kept(server, target):
     target.parent.mkdir()
     target.write_bytes(b"older")
     with pytest.raises(UserError) as error:
-        download(f"{server.url}/a.tar", target, replace=True, **wrong)
-    assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", str(next(iter(wrong.values()))))
+        download(f"{server.url}/a.tar", target, replace=True, sha256="0" * 64)
+    assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", "0" * 64)
     assert names(target.parent) == ["a.tar"] and target.read_bytes() == b"older"
 
 
@@ -85,15 +80,14 @@ def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
         download(f"{server.url}/a.tar", target)
     assert names(target.parent) == []
     with pytest.raises(Unreachable, match=r"/a\.tar"):
-        read_bytes(f"{server.url}/a.tar", len(BYTES))
+        read_bytes(f"{server.url}/a.tar")
 
 
 @pytest.mark.parametrize("status, reason, words", [
     (404, None, "is not there"),
     (403, None, "not open to this machine"),
-    (400, None, "400 Bad Request"),
-    (400, "caf\xe9", "the server answers 400 caf"),
-    (503, None, "503 Service"),
+    (400, "caf\xe9", "the server answers 400"),
+    (503, None, "the server answers 503"),
 ])  # fmt: skip
 def test_an_answer_that_refuses_is_one_line(server, target, status, reason, words):
     server.always["/a.tar"] = Answer(status, reason=reason)
@@ -119,12 +113,12 @@ def test_redirects_are_followed_to_http_only(server, tmp_path):
         server.always["/b.tar"] = Answer(302, to=to)
         with pytest.raises(UserError) as error:
             open_stream(f"{server.url}/b.tar")
-        assert is_one_line(error.value, f"{server.url}/b.tar", "no usable http(s)://")
+        assert is_one_line(error.value, f"{server.url}/b.tar", "cannot be reached")
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/a.tar")
     with open_stream(f"{server.url}/b.tar") as stream:
         assert stream.read() == BYTES
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/b.tar")
-    with pytest.raises(UserError, match="redirects too often"):
+    with pytest.raises(UserError, match="cannot be reached"):
         open_stream(f"{server.url}/b.tar")
 
 
@@ -151,7 +145,7 @@ def test_an_address_that_cannot_be_opened_is_one_line(monkeypatch):
         with pytest.raises(UserError, match=f"{url.partition('//')[0]}"):
             open_stream(url)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UserError, match=r"gs://bucket/a\.tar needs a package .*: pip install gcsfs"):
+    with pytest.raises(UserError, match=r"gs://bucket/a\.tar cannot be opened \(.*gcsfs"):
         open_stream("gs://bucket/a.tar")
 
 
