@@ -2,7 +2,6 @@
 
 import io
 import multiprocessing
-import os
 import shutil
 import subprocess
 import sys
@@ -131,39 +130,6 @@ def test_a_changed_renderer_has_a_new_version(family):
     assert builtin_sources.builtin_source(catalogue.find(family)).origin == f"world {VERSION}"
     mend = f"raise VERSION in shards/world/generate.py and pin in RENDERED what it draws now: {appearance(family)}"
     assert appearance(family) == pytest.approx(RENDERED.get(VERSION, {}).get(family), abs=0.01), mend
-
-
-@pytest.mark.parametrize("stopped_at", [1, 2])
-def test_a_stop_between_the_renames_leaves_the_old_set(tmp_path, monkeypatch, stopped_at):
-    first = pack_source(toy_source(), tmp_path)
-    rename, calls = os.rename, []
-
-    def interrupted(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) == stopped_at:
-            raise KeyboardInterrupt
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pack_source(toy_source(swapped_colours), tmp_path, force=True)
-    monkeypatch.undo()
-    assert reader.open_dataset(tmp_path, "toy").manifest == first
-    assert check_dataset(tmp_path, "toy").ok
-
-
-def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
-    first = pack_source(toy_source(), tmp_path)
-    code = (
-        "import os; from toy_shards import toy_source; from shards.pack import *; rename = os.rename\n"
-        "def die(source, target): rename(source, target); os._exit(9)\n"
-        f"os.rename = die; pack_source(toy_source(), Path({str(tmp_path)!r}), force=True)"
-    )
-    died = subprocess.run([sys.executable, "-c", code], env=SAME_PATH)
-    assert died.returncode == 9 and not (tmp_path / "toy").exists()
-    assert pack_source(toy_source(refuse), tmp_path) == first
-    assert check_dataset(tmp_path, "toy").ok
-    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
 def pack_slowly(root: Path) -> None:

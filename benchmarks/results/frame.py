@@ -16,7 +16,7 @@ from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
-from runner.run_folders import DEPTH, RunFolder, find_runs, locate_run
+from runner.run_folders import RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +113,7 @@ def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
     runs = []
     for folder in find_runs(results) if results.is_dir() else []:
         config = folder.config()
-        if config is None or "/".join(folder.path.parts[-DEPTH:]) != config.path:
+        if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
             config, _ = locate_run(folder.path)
         runs.append((folder, config))
     return runs
