@@ -68,14 +68,11 @@ def list_class_folders(folder: Path) -> list[str]:
 def find_class_root(folder: Path) -> str:
     """Return the relative path of the folder that holds the class folders or the folders of splits.
 
-    It is `folder`, or what an archive has put around it: a folder that is alone, and holds no image itself.
+    It is `folder`, or what an archive has put around it: a folder that is alone, and holds folders itself.
     """
     path = ""
-    while len(names := list_class_folders(folder / path)) == 1:
-        inner = posixpath.join(path, names[0])
-        if any(entry == "file" and is_image_name(name) for name, entry in list_folder(folder / inner).items()):
-            break
-        path = inner
+    while len(names := list_class_folders(folder / path)) == 1 and list_class_folders(folder / path / names[0]):
+        path = posixpath.join(path, names[0])
     return path
 
 

@@ -40,10 +40,10 @@ def user_source(file: Path, text: str = "") -> Source:
 
 def _image_source(file: Path, description: Description) -> Source:
     if description.table is not None:
-        root, origin = _resolve(file, description.images or "."), "own table, EXIF orientation applied"
+        root, origin = _resolve(file, description.images or "."), "own table"
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
     else:
-        root, origin = _resolve(file, description.folder or ""), "own folders, EXIF orientation applied"
+        root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root, dict(description.splits or {}))
     names, labels = _number_classes(description, images)
     if description.table is None:
@@ -60,7 +60,7 @@ def _image_source(file: Path, description: Description) -> Source:
         classnames=names,
         template=description.template,
         templates=description.prompts,
-        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}",
+        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, EXIF orientation applied",
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),
