@@ -79,8 +79,8 @@ def load_batches(
         name, data = image
         try:
             # Images of shards were turned when they were packed.
-            image = decode(data) if isinstance(data, bytes) else decode(data.read_bytes(), upright=True)
-            transform(image, out)
+            pixels = decode(data) if isinstance(data, bytes) else decode(data.read_bytes(), upright=True)
+            transform(pixels, out)
         except ImageError as error:
             broken[name] = f"cannot be read: {error}"
         except OSError as error:

@@ -44,7 +44,7 @@ def _image_source(file: Path, description: Description) -> Source:
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
-        images, folder_problems, notes = scan_folders(root, dict(description.splits or {}))
+        images, folder_problems, notes = scan_folders(root, dict((description.splits or {}).items()))
     names, labels = _number_classes(description, images)
     if description.table is None:
         images.sort(key=lambda image: labels[image.label])
@@ -103,7 +103,7 @@ def _number_classes(
         named = [f"{what}: {join_first(sorted(map(ascii, some)), 100)}" for what, some in differences.items() if some]
         raise UserError(f"classes: {'; '.join(named)}")
     # A list of names is an order of text labels; other text and numbers are sorted.
-    order: list[Label] = list(names) if isinstance(classes, tuple) else sorted(names)  # type: ignore[type-var]
+    order: list[Label] = list(names) if isinstance(classes, tuple) else sorted(names)
     classnames = tuple(names[label] for label in order)
     if texts and (repeated := [name for name, count in Counter(classnames).items() if count > 1]):
         raise UserError(f"classes: two labels are called {first_few(repeated)}: give the images of one class one label")
