@@ -197,9 +197,7 @@ def test_the_table_follows_from_the_answers(whole):
 
 def test_a_table_does_not_depend_on_the_order_of_results_or_on_chance(whole):
     frame = load(whole)
-    first, second = (
-        comparison_table(split_variants(order), "ProCAP", draws=200) for order in (frame, frame[::-1])
-    )
+    first, second = (comparison_table(split_variants(order), "ProCAP", draws=200) for order in (frame, frame[::-1]))
     assert first == second
 
 

@@ -78,7 +78,7 @@ def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpo
         if log_checkpoints:
             content.files.append(folder.checkpoint_file)
             content.version["checkpoint"] = state.checkpoint_sha256
-        last = milliseconds(max(state.written, *(result.written for result in evaluations)))
+        last = milliseconds(max([state.written, *(result.written for result in evaluations)]))
         for name, value in result_metrics(config, state, evaluations).items():
             content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))
         content.inputs = [(config.dataset, state.manifest_digest, "training")]
