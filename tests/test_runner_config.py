@@ -149,7 +149,7 @@ def test_a_wrong_field_is_answered_in_one_line_that_helps(more, words):
 
 @pytest.mark.parametrize("options", [{"lr": math.nan}, {"crop_scale": (0.5, math.inf)}])
 def test_a_number_that_is_none_is_refused_alone_and_in_a_range(options):
-    with pytest.raises(UsageError, match="finite number|range"):
+    with pytest.raises(UsageError, match=r"finite number|range"):
         plan_run(method="coop", dataset="shapes", overrides=options)
 
 
