@@ -162,11 +162,11 @@ def test_validation_accuracy_is_a_curve_under_its_own_name(store, folder, export
 def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_count(store, folder, export):
     finished(folder)
     export()
-    tracked_runs.evaluate(folder, "novel", 60, written="2026-02-01T00:00:00Z")
+    tracked_runs.evaluate(folder, "novel", 60, written="2099-02-01T00:00:00Z")
     assert export().sent and not export().sent
     (run,) = runs_of(store, folder)
     assert run.data.metrics["accuracy/novel"] == run.data.metrics["accuracy"] == 75.0
-    tracked_runs.evaluate(folder, "novel", 9, total=10, written="2026-02-02T00:00:00Z")
+    tracked_runs.evaluate(folder, "novel", 9, total=10, written="2099-02-02T00:00:00Z")
     result = folder.read_evaluation(folder.eval_files()[0])
     result = result.model_copy(update={"settings": EvalSettings(precision="fp32", resize="squash", samples=8)})
     write_json(folder.eval_file(Target("shapes", "base"), result.settings), result)
