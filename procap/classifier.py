@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 
 if TYPE_CHECKING:
     from procap.clip import CLIP
@@ -69,6 +69,20 @@ class Classifier:
         with torch.autocast(features.device.type, enabled=False):
             logits = self.scale * unit(features) @ self.class_features.t()
             return logits if self.clip.logit_bias is None else logits + self.clip.logit_bias
+
+
+class HeadClassifier(Classifier):
+    """Images [B, 3, H, W] to logits [B, C] by a head on the frozen image tower's features."""
+
+    def __init__(self, clip: CLIP, head: nn.Module, num_classes: int) -> None:
+        """head: maps features [B, E], not normalised, to logits [B, C] in float32; a copy is kept."""
+        self.clip, self.image_plan, self.num_classes = clip, NO_CHANGE, num_classes
+        self.head = copy.deepcopy(head).requires_grad_(False).eval()
+
+    def logits(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            logits: Tensor = self.head(features.float())
+        return logits
 
 
 class SampledClassifier:

@@ -17,10 +17,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.clip import describe_differences
 from procap.errors import UserError, describe_invalid
+from procap.methods.method import Method
 from runner.config import Amount, Count
 from runner.meters import MeterState
 from runner.results import CheckpointCard, EpochLog, write_bytes
@@ -32,7 +33,7 @@ STATE_NAME = re.compile(r"step-\d{8}-epoch-\d{4,}-[0-9a-f]{16}\.pt")
 """Names of saved states: steps and epochs that are done, and the beginning of the file's SHA-256."""
 
 
-def save_checkpoint(path: Path, method: nn.Module, card: CheckpointCard) -> str:
+def save_checkpoint(path: Path, method: Method, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
     return write_bytes(path, pack_tensors(tensors, card.model_dump(mode="json")))
@@ -66,8 +67,9 @@ def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], Check
         raise UserError(f"{path} is not a checkpoint of this program ({reason}); train again with --force") from error
 
 
-def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+def load_into(method: Method, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or do not fit."""
+    method.adapt_shapes(tensors)
     if problems := describe_differences(method.state_dict(), tensors):
         raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems[:3])}")
     method.load_state_dict(dict(tensors))

@@ -15,6 +15,7 @@ import torch
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
+from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
@@ -41,6 +42,8 @@ from shards.transforms import EvalTransform, TrainAugment, eval_transform
 @dataclass(frozen=True)
 class Setup:
     """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples.
+
+    A `FeatureMethod` gets its engine and schedule from `runner.feature_bank.learn_features`.
 
     files: the SHA-256 of files that the method has read, by option. method_source: the code of a plug-in method.
     """
@@ -79,7 +82,8 @@ def set_up(
     # Missing shards are reported before minutes are spent on a backbone.
     fewshot = load_training_images(config, shards, group.size)
     clip = clip or load_backbone(config, device, acceleration)
-    if fewshot:
+    learns_features = issubclass(method_class(config.method), FeatureMethod)
+    if fewshot and not learns_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from procap.errors import UserError
+from procap.methods.features import FeatureMethod
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
@@ -18,6 +19,7 @@ from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch
 from runner.environment import environment, provenance, resolve_device
 from runner.failures import describe_failure
+from runner.feature_bank import learn_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
@@ -144,6 +146,10 @@ def _train(
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group)
+    bank = None
+    if isinstance(setup.method, FeatureMethod):
+        with meter.phase("features", rated=False):
+            setup, bank = learn_features(setup, runtime, group)
     first, facts = group.ranks.is_first, environment(device)
     if force and first:
         # What is there stays where the set-up fails.
@@ -167,6 +173,8 @@ def _train(
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             checkpointer.average.apply()
+    if bank is not None and isinstance(setup.method, FeatureMethod):
+        setup.method.finish(bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
     result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))

@@ -18,7 +18,7 @@ from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
 NEEDED = {"coprompt": {"sentences": "templates"}}
-TRAINED = tuple(name for name in METHODS if name != "zeroshot")
+TRAINED = tuple(name for name in IMAGE_METHODS if name != "zeroshot")
 
 
 def build(name, clip, space, seed=0, **options):
@@ -138,7 +138,7 @@ def large_clip():
     return CLIP.random(replace(SHORT_GEOMETRY, image_size=42, patch_size=14, **sizes))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", IMAGE_METHODS)
 def test_every_method_trains_and_classifies_at_the_widths_of_vit_l_14(large_clip, space, name):
     method = build(name, large_clip, space, **SHORT_OPTIONS.get(name, {}))
     images = torch.randn(2, 3, 42, 42, generator=seeded(1))

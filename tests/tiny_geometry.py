@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from procap.geometry import Geometry
+from procap.methods import METHODS, method_class
+from procap.methods.features import FeatureMethod
 
 GEOMETRY = Geometry(
     image_size=32, patch_size=16, vision_width=128, vision_layers=12, vision_heads=2, text_width=64, text_layers=12,
@@ -29,3 +31,6 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "procap": {"depth": 2},
 }  # fmt: skip
 """Options by method for towers of three layers, whose last one gets no prompt of its own."""
+
+IMAGE_METHODS = tuple(name for name in METHODS if not issubclass(method_class(name), FeatureMethod))
+"""Methods whose training steps see images; the others see features."""

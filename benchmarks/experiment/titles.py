@@ -8,6 +8,13 @@ from procap.methods import METHODS, title_and_colour
 
 TITLES: Mapping[str, str] = {
     "zeroshot": "CLIP (zero-shot)",
+    "probe": "Linear probe",
+    "ncm": "Nearest mean",
+    "tipadapter": "Tip-Adapter",
+    "tipadapterf": "Tip-Adapter-F",
+    "clipadapter": "CLIP-Adapter",
+    "taskres": "TaskRes",
+    "lppp": "LP++",
     "coop": "CoOp",
     "cocoop": "CoCoOp",
     "kgcoop": "KgCoOp",

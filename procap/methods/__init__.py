@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "zeroshot": "procap.methods.zeroshot:ZeroShot",
+    "probe": "procap.methods.probe:LinearProbe",
+    "ncm": "procap.methods.probe:NearestMean",
+    "tipadapter": "procap.methods.tipadapter:TipAdapter",
+    "tipadapterf": "procap.methods.tipadapter:TipAdapterF",
+    "clipadapter": "procap.methods.clipadapter:ClipAdapter",
+    "taskres": "procap.methods.taskres:TaskRes",
+    "lppp": "procap.methods.lppp:LPPP",
     "coop": "procap.methods.coop:CoOp",
     "cocoop": "procap.methods.cocoop:CoCoOp",
     "kgcoop": "procap.methods.kgcoop:KgCoOp",

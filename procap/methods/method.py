@@ -72,6 +72,7 @@ class Method(nn.Module):
         training and inference; the identity unless a method replaces them.
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
+    knows_new_classes: it can classify images of classes that it was not trained on.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -83,6 +84,7 @@ class Method(nn.Module):
     views: ClassVar[int] = 1
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
+    knows_new_classes: ClassVar[bool] = True
     class_ids: Tensor
     class_reference: Tensor | None
 
@@ -198,6 +200,9 @@ class Method(nn.Module):
     def kernels(self) -> str:
         """Which of several implementations the method uses on its device, recorded in `train.json`; empty for one."""
         return ""
+
+    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Prepare learned tensors whose shape depends on the training images for loading `tensors`."""
 
     def lr_scales(self) -> dict[str, float]:
         """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""

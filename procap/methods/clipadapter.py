@@ -1,0 +1,74 @@
+"""CLIP-Adapter: a bottleneck on the image features, blended with them.
+
+Source: Gao et al. 2021, "CLIP-Adapter: Better Vision-Language Models with Feature Adapters", section 3.2, and its public
+code. Learns 131,072 parameters on ViT-B/16.
+
+Shapes: B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import cosine_logits
+from procap.clip import CLIP
+from procap.methods.adapters import FeatureAdapter
+from procap.methods.features import FeatureMethod
+from procap.methods.method import STRICT, PublicLayout
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class ClipAdapterOptions(BaseModel):
+    """The options of CLIP-Adapter."""
+
+    model_config = STRICT
+
+    share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
+    views: int = Field(
+        10, ge=0, description="random views of each image, of which every epoch uses the next; 0: new views in every epoch"
+    )
+
+
+class AdapterHead(nn.Module):
+    """Cosine logits of adapted image features."""
+
+    def __init__(self, adapter: nn.Module, text: Tensor, scale: Tensor) -> None:
+        """text [C, E]."""
+        super().__init__()
+        self.adapter = adapter
+        self.register_buffer("text", text)
+        self.register_buffer("scale", scale)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return cosine_logits(self.adapter(features), self.text, self.scale)
+
+
+class ClipAdapter(FeatureMethod):
+    """CLIP-Adapter."""
+
+    Options = ClipAdapterOptions
+    summary: ClassVar[str] = "CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features"
+    public_layout = PublicLayout(
+        "clip_adapter", {"adapter.0": "fc.0", "adapter.2": "fc.2"}, module="adapter"
+    )
+    options: ClipAdapterOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: ClipAdapterOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.adapter = FeatureAdapter(clip.geometry.embed_dim, options.share, generator)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return CoOp's recipe for ImageNet, which the public code names: SGD 0.002, batch 32, 50 epochs."""
+        return Recipe(optimizer="sgd", lr=0.002, epochs=50, batch_size=32)
+
+    def templates(self, space: LabelSpace) -> tuple[str, ...]:
+        return (space.template,)
+
+    def head(self, space: LabelSpace) -> AdapterHead:
+        return AdapterHead(self.adapter, self.text(space), self.scale())

@@ -1,0 +1,125 @@
+"""The base class of methods that learn from image features, which the frozen image tower computes once.
+
+Shapes: N training images, V views of each, M validation images, B images of a batch, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from procap.classifier import Classifier, HeadClassifier
+from procap.errors import UserError
+from procap.methods.method import Method, Noise
+from procap.methods.prompts import ClassPrompts, template_prompts
+from procap.methods.zeroshot import ENSEMBLE
+from procap.plan import NO_CHANGE, Plan
+from procap.recipe import Recipe
+from procap.teacher import text_bank
+from procap.text import LabelSpace
+
+
+@dataclass(frozen=True)
+class FeatureBank:
+    """Frozen image features of a run's few-shot samples, float32 and not normalised.
+
+    features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most four
+        of each class; M is 0 for a data set without a val split.
+    """
+
+    features: Tensor
+    labels: Tensor
+    val_features: Tensor
+    val_labels: Tensor
+
+
+class FeatureMethod(Method):
+    """A method that leaves both towers unchanged and learns a head on their features.
+
+    A training encodes the views of its images (`num_views`), calls `fit`, takes the recipe's steps on batches of
+    features if a parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.
+
+    augments: views are random, as the recipe says; otherwise there is one, prepared as test images are.
+    per_image: names of learned tensors whose first dimension is the number of training images.
+    """
+
+    augments: ClassVar[bool] = True
+    per_image: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def missing_members(cls) -> list[str]:
+        own = [name for name in super().missing_members() if name not in ("class_prompts()", "plans()")]
+        return own + ["head()"] * (cls.head is FeatureMethod.head)
+
+    def num_views(self, recipe: Recipe) -> int:
+        """Return V: the option `views` if the method has one and it is not 0, else one view for each epoch."""
+        return (getattr(self.options, "views", 0) or recipe.epochs) if self.augments else 1
+
+    def fit(self, bank: FeatureBank) -> None:
+        """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
+
+    def finish(self, bank: FeatureBank) -> None:
+        """Set what is chosen after the last step."""
+
+    @abstractmethod
+    def head(self, space: LabelSpace) -> nn.Module:
+        """Return the map of image features [B, E], not normalised, to logits [B, C] of the classes of `space`."""
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return template_prompts(self.clip, space)
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return NO_CHANGE, NO_CHANGE
+
+    def templates(self, space: LabelSpace) -> tuple[str, ...]:
+        """Return the prompts of a class: the data set's template, on ImageNet the seven of CLIP."""
+        return ENSEMBLE if space.dataset.lower() == "imagenet" else (space.template,)
+
+    def text(self, space: LabelSpace) -> Tensor:
+        """Compute class features [C, E], normalised: the mean over normalised `templates`."""
+        if space == self.space:
+            return self.constant("text", lambda: text_bank(self.clip, space, self.templates(space)))
+        return text_bank(self.clip, space, self.templates(space))
+
+    def known(self, space: LabelSpace) -> Tensor:
+        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
+        position = {name: i for i, name in enumerate(self.space.classnames)}
+        found = [position.get(name, -1) for name in space.classnames]
+        return torch.tensor(found, device=self.clip.device)
+
+    def known_only(self, space: LabelSpace) -> Tensor:
+        """Return `known` for a method without a rule for new classes; UserError names the first one."""
+        positions = self.known(space)
+        if (positions < 0).any():
+            new = space.classnames[int((positions < 0).nonzero()[0])]
+            raise UserError(f"{type(self).__name__} has no rule for a class that it was not trained on, such as '{new}'")
+        return positions
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy of a global batch; `images` are its features [B, E]."""
+        with torch.autocast(images.device.type, enabled=False):
+            return {"ce": F.cross_entropy(self.head(self.space)(images), labels)}
+
+    @torch.no_grad()
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        space = space or self.space
+        return HeadClassifier(self.clip, self.head(space), len(space.classnames))
+
+    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give each tensor in `per_image` as many rows as in `tensors`, so that these can be loaded."""
+        for name in self.per_image:
+            own = self.state_dict()[name]
+            if name in tensors and tensors[name].shape[1:] == own.shape[1:]:
+                rows = own.new_zeros(tensors[name].shape)
+                setattr(self, name, nn.Parameter(rows) if name in dict(self.named_parameters()) else rows)
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Compute the share of logits [M, C] whose largest entry is at the label, in [0, 1]."""
+    return float((logits.argmax(dim=1) == labels).double().mean())

@@ -1,0 +1,119 @@
+"""LP++: a linear classifier on frozen features, blended with the class features by one learned factor per class.
+
+Source: Huang et al. 2024, "LP++: A Surprisingly Strong Linear Probe for Few-Shot CLIP", section 3, and its public code.
+Learns 514 parameters per class on ViT-B/16.
+
+Shapes: N training images, M validation images, B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import unit
+from procap.clip import CLIP
+from procap.initialisation import linear
+from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.method import STRICT
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+MOMENTUM = 0.9
+ALPHA_START = 250
+"""Times the mean cosine of the training images to their class, the initial factor of every class."""
+ALPHA_EVERY = 10
+"""Full-batch steps from one change of the factors to the next."""
+
+
+class LPPPOptions(BaseModel):
+    """The options of LP++."""
+
+    model_config = STRICT
+
+    steps: int = Field(300, ge=1, description="full-batch gradient steps")
+    select: bool = Field(
+        True, description="keep the step with the highest accuracy on validation images, if there are any, else the last"
+    )
+
+
+class BlendedHead(nn.Module):
+    """Linear logits, and cosines to the class features with a factor per class."""
+
+    def __init__(self, rows: Tensor, bias: Tensor, alpha: Tensor, text: Tensor) -> None:
+        """rows, text [C, E], bias, alpha [C]."""
+        super().__init__()
+        for name, value in {"rows": rows, "bias": bias, "alpha": alpha, "text": text}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, features: Tensor) -> Tensor:
+        image = unit(features)
+        return F.linear(image, self.rows, self.bias) + self.alpha * (image @ self.text.t())
+
+
+class LPPP(FeatureMethod):
+    """LP++, trained by block coordinate descent with step sizes from the data."""
+
+    Options = LPPPOptions
+    summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
+    knows_new_classes: ClassVar[bool] = False
+    options: LPPPOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: LPPPOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        start = linear(clip.geometry.embed_dim, len(space.classnames), generator)
+        self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
+        self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
+        self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return one random view of each image; the steps are an option, and their sizes follow from the features."""
+        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
+
+    def head(self, space: LabelSpace) -> BlendedHead:
+        known = self.known_only(space)
+        return BlendedHead(self.rows[known], self.bias[known], self.alpha[known], self.text(space))
+
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        """Descend on rows and bias with momentum in every step, and on alpha in every tenth.
+
+        As in the public code, alpha moves along the sum of all its gradients so far, and of equal validation accuracies
+        the last one counts.
+        """
+        image, text = unit(bank.features[:, 0]), self.text(self.space)
+        one_hot = F.one_hot(bank.labels, len(text)).float()
+        cosines = image @ text.t()
+        self.rows.copy_(one_hot.t() @ image)
+        self.alpha.fill_(ALPHA_START * (cosines * one_hot).sum(dim=1).mean())
+        lr, lr_alpha = step_sizes(image, cosines)
+        learned, velocity = (self.rows, self.bias), (torch.zeros_like(self.rows), torch.zeros_like(self.bias))
+        alpha_gradient, best, kept = torch.zeros_like(self.alpha), -1.0, list[Tensor]()
+        for step in range(1, self.options.steps + 1):
+            logits = self.head(self.space)(image)
+            error = (logits.softmax(dim=1) - one_hot) / len(image)
+            alpha_gradient += (error * cosines).sum(dim=0)
+            for parameter, momentum, gradient in zip(
+                learned, velocity, (error.t() @ image, error.sum(dim=0)), strict=True
+            ):
+                momentum.mul_(MOMENTUM).add_(gradient)
+                parameter.sub_(lr * momentum)
+            if step % ALPHA_EVERY == 0:
+                self.alpha.sub_(lr_alpha * alpha_gradient)
+            if self.options.select and len(bank.val_labels):
+                score = accuracy(self.head(self.space)(bank.val_features), bank.val_labels)
+                if score >= best:
+                    best, kept = score, [value.clone() for value in (self.rows, self.bias, self.alpha)]
+        for parameter, value in zip((self.rows, self.bias, self.alpha), kept, strict=False):
+            parameter.copy_(value)
+
+
+def step_sizes(image: Tensor, cosines: Tensor) -> tuple[float, float]:
+    """Compute the step sizes of rows and factors from features [N, E] and cosines [N, C]: inverse curvature bounds."""
+    largest = torch.linalg.eigvalsh((image.t() @ image).double())[-1]
+    return float(4 * len(image) / largest), float(len(image) / (4 * cosines.square().sum(dim=0).max()))

@@ -1,0 +1,150 @@
+"""Baselines on frozen image features alone: a linear probe, and the nearest class mean.
+
+Source: Radford et al. 2021, appendix A.3 (logistic regression whose strength is chosen on validation images).
+
+Shapes: N training images, M validation images, B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import cosine_logits
+from procap.clip import CLIP
+from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.method import STRICT
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+STRENGTHS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
+"""Inverse weights of the L2 penalty that are compared on validation images."""
+ITERATIONS = 1000
+
+
+class Baseline(FeatureMethod):
+    """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
+
+    augments: ClassVar[bool] = False
+    knows_new_classes: ClassVar[bool] = False
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return one pass over the images, without steps."""
+        return Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
+
+
+class ProbeOptions(BaseModel):
+    """The options of the linear probe."""
+
+    model_config = STRICT
+
+    strength: float = Field(
+        1.0, gt=0, description="inverse weight of the L2 penalty, unless validation images choose one"
+    )
+    search: bool = Field(True, description="choose the strength by the accuracy on validation images, if there are any")
+
+
+class LinearHead(nn.Module):
+    """Logits linear in the features."""
+
+    def __init__(self, rows: Tensor, bias: Tensor) -> None:
+        """rows [C, E], bias [C]."""
+        super().__init__()
+        self.register_buffer("rows", rows)
+        self.register_buffer("bias", bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.nn.functional.linear(features, self.rows, self.bias)
+
+
+class LinearProbe(Baseline):
+    """Logistic regression on image features."""
+
+    Options = ProbeOptions
+    summary: ClassVar[str] = "linear probe: logistic regression on frozen image features"
+    options: ProbeOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: ProbeOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.bias = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
+
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        """Fit the rows for each strength, and keep those with the highest validation accuracy, the first of equals."""
+        search = self.options.search and len(bank.val_labels)
+        best = -1.0
+        for strength in STRENGTHS if search else (self.options.strength,):
+            rows, bias = regress(bank.features[:, 0], bank.labels, len(self.rows), strength)
+            score = accuracy(LinearHead(rows, bias)(bank.val_features), bank.val_labels) if search else 0.0
+            if score > best:
+                best = score
+                self.rows.copy_(rows)
+                self.bias.copy_(bias)
+
+    def head(self, space: LabelSpace) -> LinearHead:
+        known = self.known_only(space)
+        return LinearHead(self.rows[known], self.bias[known])
+
+
+def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> tuple[Tensor, Tensor]:
+    """Fit a logistic regression to features [N, E] and labels [N]; returns rows [C, E] and bias [C].
+
+    A class without images gets a bias that is never the largest.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=ITERATIONS)
+    model.fit(features.cpu().double().numpy(), labels.cpu().numpy())
+    rows, bias = (torch.from_numpy(values).to(features) for values in (model.coef_, model.intercept_))
+    if len(model.classes_) == 2:
+        # One row decides between two classes.
+        rows, bias = torch.cat([-rows, rows]) / 2, torch.cat([-bias, bias]) / 2
+    all_rows = features.new_zeros(classes, features.shape[1])
+    all_bias = features.new_full((classes,), torch.finfo(features.dtype).min)
+    present = torch.from_numpy(model.classes_).to(labels)
+    all_rows[present], all_bias[present] = rows, bias
+    return all_rows, all_bias
+
+
+class NearestMeanOptions(BaseModel):
+    """The nearest class mean has no options."""
+
+    model_config = STRICT
+
+
+class MeanHead(nn.Module):
+    """Cosine logits to class means."""
+
+    def __init__(self, rows: Tensor, scale: Tensor) -> None:
+        """rows [C, E]."""
+        super().__init__()
+        self.register_buffer("rows", rows)
+        self.register_buffer("scale", scale)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return cosine_logits(features, self.rows, self.scale)
+
+
+class NearestMean(Baseline):
+    """The class whose mean feature has the highest cosine to the image."""
+
+    Options = NearestMeanOptions
+    summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
+    options: NearestMeanOptions
+
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        """Average the normalised features of each class."""
+        image = torch.nn.functional.normalize(bank.features[:, 0], dim=-1)
+        self.rows.index_reduce_(0, bank.labels, image, "mean", include_self=False)
+
+    def head(self, space: LabelSpace) -> MeanHead:
+        return MeanHead(self.rows[self.known_only(space)], self.scale())

@@ -1,0 +1,156 @@
+"""Tip-Adapter: few-shot features vote for their classes, beside zero-shot CLIP; Tip-Adapter-F trains these features.
+
+Source: Zhang et al. 2022, "Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification", sections 3.1 and
+3.2, and its public code. Tip-Adapter-F learns 512 parameters per training image on ViT-B/16.
+
+Shapes: N training images, V views of each, M validation images, B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import unit
+from procap.clip import CLIP
+from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.method import STRICT
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+BETAS, ALPHAS = 200, 20
+"""Values of beta and alpha that the search compares."""
+SMALLEST = 0.1
+PUBLISHED = {
+    "caltech101": (3, 12, 5), "dtd": (2, 13, 13), "eurosat": (2, 12, 10), "fgvc-aircraft": (5, 30, 30),
+    "food101": (1.17, 10, 10), "oxford-flowers": (10, 50, 50), "oxford-pets": (1.17, 7, 3),
+    "stanford-cars": (3, 20, 10), "sun397": (1.17, 12, 10), "ucf101": (3, 7, 3), "imagenet": (1.17, 7, 3),
+}  # fmt: skip
+"""alpha, and the ends of the search for beta and alpha, of the public code by data set."""
+
+
+class TipAdapterOptions(BaseModel):
+    """The options of Tip-Adapter and Tip-Adapter-F."""
+
+    model_config = STRICT
+
+    alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
+    beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
+    search: bool = Field(True, description="choose alpha and beta by the accuracy on validation images, if there are any")
+    beta_end: float = Field(7.0, gt=SMALLEST, description="end of the search for beta, which starts at 0.1")
+    alpha_end: float = Field(3.0, gt=SMALLEST, description="end of the search for alpha, which starts at 0.1")
+    views: int = Field(10, ge=0, description="random views of each image, whose features are averaged; 0: one per epoch")
+
+
+class CacheHead(nn.Module):
+    """Zero-shot logits, and votes of the training images for their classes."""
+
+    def __init__(self, text: Tensor, keys: nn.Parameter, votes: Tensor, alpha: Tensor, beta: Tensor) -> None:
+        """text [C, E] scaled, keys [N, E]; votes [N, C]: one-hot, zero for an image of no class of the head."""
+        super().__init__()
+        self.keys = keys
+        for name, value in {"text": text, "votes": votes, "alpha": alpha, "beta": beta}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, features: Tensor) -> Tensor:
+        image = unit(features)
+        return image @ self.text.t() + self.alpha * votes_of(image @ self.keys.t(), self.votes, self.beta)
+
+
+def votes_of(affinities: Tensor, votes: Tensor, beta: Tensor | float) -> Tensor:
+    """Sum the votes [N, C] with weights that fall with the distance, 1 - affinities [B, N]; returns [B, C]."""
+    return (-beta * (1 - affinities)).exp() @ votes
+
+
+class TipAdapter(FeatureMethod):
+    """Tip-Adapter: nothing is trained."""
+
+    Options = TipAdapterOptions
+    summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
+    per_image = ("keys", "key_labels")
+    trains_keys: ClassVar[bool] = False
+    options: TipAdapterOptions
+    key_labels: Tensor
+    alpha: Tensor
+    beta: Tensor
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.keys = nn.Parameter(torch.zeros(0, clip.geometry.embed_dim), requires_grad=self.trains_keys)
+        self.register_buffer("key_labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("alpha", torch.tensor(options.alpha))
+        self.register_buffer("beta", torch.tensor(options.beta))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return the augmentation of the views, in one epoch without steps; the public code is for few-shot only."""
+        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return alpha, and the ends of the search, of the public code for `dataset`."""
+        values = PUBLISHED.get(dataset.lower())
+        return dict(zip(("alpha", "beta_end", "alpha_end"), values, strict=True)) if values else {}
+
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        """Store the normalised mean feature of each training image as a key, and choose alpha and beta."""
+        self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.trains_keys)
+        self.key_labels = bank.labels.clone()
+        if not self.trains_keys:
+            self.search(bank)
+
+    @torch.no_grad()
+    def search(self, bank: FeatureBank) -> None:
+        """Set alpha and beta to the pair with the highest validation accuracy, the first of equals."""
+        if not self.options.search or not len(bank.val_labels):
+            return
+        image, head = unit(bank.val_features), self.head(self.space)
+        zero_shot, affinities = image @ head.text.t(), image @ self.keys.t()
+        best = 0.0
+        for beta in search_values(self.options.beta_end, BETAS):
+            votes = votes_of(affinities, head.votes, beta)
+            for alpha in search_values(self.options.alpha_end, ALPHAS):
+                score = accuracy(zero_shot + alpha * votes, bank.val_labels)
+                if score > best:
+                    best = score
+                    self.alpha.fill_(alpha)
+                    self.beta.fill_(beta)
+
+    def head(self, space: LabelSpace) -> CacheHead:
+        """Make the head; an image votes in no class of `space` that it does not show, so new classes get no votes."""
+        votes = (self.key_labels[:, None] == self.known(space)).float()
+        return CacheHead(self.scale() * self.text(space), self.keys, votes, self.alpha, self.beta)
+
+
+class TipAdapterF(TipAdapter):
+    """Tip-Adapter-F: the keys are trained."""
+
+    summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
+    trains_keys: ClassVar[bool] = True
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return AdamW 1e-3, batch 256, 20 epochs and 100 on EuroSAT; the public code is for few-shot only."""
+        return super().recipe(task, shots, dataset).model_copy(
+            update={
+                "optimizer": "adamw",
+                "eps": 1e-4,
+                "weight_decay": 0.01,
+                "epochs": 100 if dataset.lower() == "eurosat" else 20,
+                "schedule": "step",
+            }
+        )
+
+    def finish(self, bank: FeatureBank) -> None:
+        """Choose alpha and beta for the trained keys."""
+        self.search(bank)
+
+
+def search_values(end: float, count: int) -> Iterator[float]:
+    """Yield `count` values from 0.1 on, evenly spaced; `end` itself is left out."""
+    yield from (SMALLEST + i * (end - SMALLEST) / count for i in range(count))

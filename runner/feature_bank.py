@@ -1,0 +1,97 @@
+"""Encode a run's few-shot samples once, and train a `FeatureMethod` on their features.
+
+Shapes: N training images, V views of each, M images, B images of a batch, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from procap.methods.features import FeatureBank, FeatureMethod
+from runner.config import RuntimeConfig
+from runner.distributed.collectives import ProcessGroup
+from runner.engine import autocast
+from runner.environment import num_decoders
+from runner.schedule import Schedule
+from runner.setup import Setup, clip_transform, train_augment
+from shards.loader import DecodedImages, TrainStream, prepare_batches
+from shards.reader import Split
+from shards.transforms import TrainAugment
+
+Prepare = Callable[[int, Tensor], object]
+"""Write the pixels of an image, by its index in a split, to a tensor [3, S, S]."""
+
+
+class FeatureStream(TrainStream):
+    """The batches of `TrainStream`, of which each process gets all features instead of its share of the images."""
+
+    def __init__(self, split: Split, bank: FeatureBank, augment: TrainAugment, batch: int, seed: int, drop: bool) -> None:
+        super().__init__(split, batch, augment, seed, drop_last=drop)
+        self._features = bank.features.cpu()
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
+        """Yield (features [B, E] of the next view, labels [B]) of every step."""
+        view = epoch % self._features.shape[1]
+        for batch in self.batches(epoch, start_step):
+            yield self._features[batch, view], self.labels[batch]
+
+
+def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> tuple[Setup, FeatureBank]:
+    """Encode the samples and call `fit`; the new setup has an engine if a parameter requires a gradient."""
+    method, config = setup.method, setup.card.config
+    assert isinstance(method, FeatureMethod) and setup.fewshot is not None
+    bank = encode_samples(setup, runtime, group)
+    method.fit(bank)
+    if not any(parameter.requires_grad for parameter in method.parameters()):
+        return setup, bank
+    recipe, augment = config.recipe, train_augment(config.recipe, method.clip)
+    train = setup.fewshot.train
+    stream = FeatureStream(train, bank, augment, recipe.batch_size, config.seed, recipe.drop_last)
+    method.begin_stage(0)
+    return replace(setup, engine=setup.make_engine(), schedule=Schedule(recipe, stream, method)), bank
+
+
+def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:
+    """Encode the views of the training images and the validation images with the frozen image tower."""
+    method, config = setup.method, setup.card.config
+    assert isinstance(method, FeatureMethod) and setup.fewshot is not None
+    train, val, device = setup.fewshot.train, setup.fewshot.val, method.clip.device
+    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
+    transform = clip_transform(method.clip)
+
+    def plain(images: DecodedImages) -> Prepare:
+        return lambda i, out: transform(images[i], out)
+
+    decoded = DecodedImages(train)
+    if method.augments:
+        augment = train_augment(config.recipe, method.clip)
+        stream = TrainStream(train, config.recipe.batch_size, augment, config.seed)
+
+        def prepare_view(view: int) -> Prepare:
+            return lambda i, out: augment(decoded[i], stream.draws(view, i), out)
+
+        views = [encode(len(train), prepare_view(view)) for view in range(method.num_views(config.recipe))]
+    else:
+        views = [encode(len(train), plain(decoded))]
+    labels, val_labels = (torch.from_numpy(split.labels).to(device) for split in (train, val))
+    val_features = encode(len(val), plain(DecodedImages(val)))
+    return FeatureBank(torch.stack(views, dim=1), labels, val_features, val_labels)
+
+
+@torch.no_grad()
+def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, prepare: Prepare) -> Tensor:
+    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of every batch."""
+    clip, config = setup.method.clip, setup.card.config
+    size, batch = clip.geometry.image_size, config.recipe.test_batch_size
+    features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
+    mine = range(group.rank, count, group.size)
+    shares = [list(mine[first : first + batch]) for first in range(0, len(mine), batch)]
+    for share, pixels in prepare_batches(shares, prepare, (3, size, size), workers):
+        with autocast(config.precision, clip.device):
+            features[share] = clip.encode_image(pixels.to(clip.device)).float()
+    return group.gather(features[None]).sum(dim=0)

@@ -1,0 +1,229 @@
+"""Methods that learn from frozen image features equal their public code; the figures are those of tests/public_code/."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+
+from procap import recipe, text
+from procap.classifier import unit
+from procap.errors import UserError
+from procap.methods import build_method, method_class
+from procap.methods.features import FeatureBank
+from procap.methods.lppp import step_sizes
+from procap.methods.tipadapter import ALPHAS, BETAS, search_values
+from runner.engine import Batch, Engine
+from runner.planning import plan_run
+from shards.catalogue import CATALOGUE
+
+PET, ACTION = "a photo of a {}, a type of pet.", "a photo of a person doing {}."
+
+
+def figures_of(name):
+    return np.load(FIGURES / f"{name}.npz")
+
+
+def near(ours, theirs, tolerance=2e-5):
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max()
+
+
+def near_condensed(tensor, theirs, tolerance=2e-5):
+    ours = condense(tensor.detach().numpy())
+    assert np.abs(ours[:HEAD] - theirs[:HEAD]).max() <= tolerance * float(tensor.abs().max())
+    near(ours[HEAD:], theirs[HEAD:], tolerance)
+
+
+def built(name, template="a photo of a {}.", **options):
+    space = text.LabelSpace(CLASSNAMES, template)
+    return build_method(name, small_clip(), space, options, torch.Generator().manual_seed(0))
+
+
+def encode(pixels):
+    with torch.no_grad():
+        return small_clip().encode_image(pixels)
+
+
+def bank_of(*passes, labels, val=None):
+    """Make a bank of views [N, E]; val: features and labels of validation images."""
+    val_features, val_labels = val or (torch.zeros(0, 512), torch.zeros(0, dtype=torch.int64))
+    return FeatureBank(torch.stack(passes, dim=1), labels, val_features, val_labels)
+
+
+def fitted_tipadapter(name="tipadapter", **options):
+    labels = torch.arange(9).repeat_interleave(2)
+    passes = [encode(images(18, seed=51 + number)) for number in range(3)]
+    method = built(name, PET, alpha=1.17, beta=1.0, **options)
+    method.fit(bank_of(*passes, labels=labels))
+    return method, labels
+
+
+def test_tipadapter_equals_the_public_code():
+    figures, (method, _) = figures_of("tipadapter"), fitted_tipadapter()
+    near_condensed(method.keys, figures["cache_keys"])
+    near(method.classifier()(images()), figures["eval_logits"])
+    for (beta, alpha), logits in zip(figures["grid"], figures["grid_logits"], strict=True):
+        method.beta.fill_(beta)
+        method.alpha.fill_(alpha)
+        near(method.classifier()(images()), logits)
+
+
+def test_training_of_tipadapterf_equals_the_public_code():
+    figures, (method, labels) = figures_of("tipadapter"), fitted_tipadapter("tipadapterf")
+    published = plan_run(method="tipadapterf", dataset="oxford-pets", classes="all", data=None)
+    config = published.model_copy(update={"recipe": published.recipe.model_copy(update={"epochs": 4})})
+    engine = Engine(method, config)
+    for step, (rate, loss) in enumerate(zip(figures["steps/lr"], figures["steps/loss"], strict=True)):
+        assert recipe.step_rate(config.recipe, step, 4) == pytest.approx(rate)
+        engine.set_rate(rate)
+        terms = engine.terms(Batch(encode(images(18, seed=141 + step)), labels, ()))
+        assert terms.item() == pytest.approx(loss, rel=2e-5)
+        engine.backward(terms.sum())
+        if not step:
+            near_condensed(method.keys.grad, figures["grad/keys"])
+        engine.update()
+    near_condensed(method.keys, figures["final_keys"], 1e-4)
+    near(method.classifier()(images()), figures["eval_logits_f"], 1e-4)
+
+
+def test_tipadapter_chooses_alpha_and_beta_as_the_public_code():
+    figures = figures_of("tipadapter")
+    cloud = {key.removeprefix("cloud/"): torch.from_numpy(figures[key]) for key in figures.files if "cloud/" in key}
+    method = built("tipadapter", alpha=20, beta_end=12, alpha_end=60)
+    method._constants["text"] = cloud["text"]
+    labels = torch.arange(9).repeat_interleave(2)
+    method.fit(bank_of(cloud["keys"], labels=labels, val=(cloud["val_features"], cloud["labels"])))
+    best_beta, best_alpha = figures["cloud/search/best_beta_alpha"]
+    correct = figures["cloud/search/correct"]
+    i, j = ([*search_values(end, count)].index(pytest.approx(best)) for end, count, best in
+            ((12, BETAS, method.beta.item()), (60, ALPHAS, method.alpha.item())))  # fmt: skip
+    assert correct[i, j] == correct.max(), "the chosen pair is among the best of the public code"
+    assert (method.beta.item(), method.alpha.item()) == pytest.approx((best_beta, best_alpha))
+
+
+def test_options_of_tipadapter_by_data_set_are_those_of_the_public_code():
+    names = {"fgvc": "fgvc-aircraft", "oxford_flowers": "oxford-flowers", "oxford_pets": "oxford-pets",
+             "stanford_cars": "stanford-cars"}  # fmt: skip
+    for line in figures_of("tipadapter")["rule/options"].tolist():
+        fields = dict(part.split("=", 1) for part in line.replace(", ", ",").split(" "))
+        dataset = names.get(fields["dataset"], fields["dataset"])
+        options = method_class("tipadapterf").task_options("few-shot", 16, dataset)
+        beta_end, alpha_end = json.loads(fields["search_scale"])
+        assert options == {"alpha": float(fields["init_alpha"]), "beta_end": beta_end, "alpha_end": alpha_end}
+        trained = method_class("tipadapterf").recipe("few-shot", 16, dataset)
+        assert (trained.epochs, trained.lr) == (int(fields["train_epoch"]), float(fields["lr"]))
+
+
+def test_new_classes_of_tipadapter_get_no_votes():
+    method, _ = fitted_tipadapter()
+    space = replace(method.space, classnames=("dog", "a new class"))
+    zero_shot = build_method("zeroshot", small_clip(), method.space, {}, torch.Generator())
+    logits, plain = method.classifier(space)(images()), zero_shot.classifier(space)(images())
+    near(logits[:, 1], plain[:, 1])
+    assert (logits[:, 0] > plain[:, 0]).all()
+
+
+def test_taskres_equals_the_public_code():
+    figures, method = figures_of("taskres"), built("taskres", PET)
+    near(method.classifier()(images()), figures["eval_logits_at_start"])
+    features = encode(images())
+    engine = Engine(method, plan_run(method="taskres", dataset="oxford-pets", classes="all"))
+    engine.set_rate(2e-3)
+    for loss in figures["steps/loss"]:
+        terms = engine.terms(Batch(features, LABELS, ()))
+        assert terms.item() == pytest.approx(loss, rel=2e-5)
+        engine.backward(terms.sum())
+        engine.update()
+    near_condensed(method.residual, figures["final"], 1e-4)
+    with torch.no_grad():
+        method.residual.copy_(torch.from_numpy(0.2 * draws(13).standard_normal((9, 512), dtype=np.float32)))
+    method.residual.grad = None
+    loss = method.loss(features, LABELS, ())["ce"]
+    loss.backward()
+    near(loss.detach(), figures["loss/ce"])
+    near_condensed(method.residual.grad, figures["grad/residual"])
+    near(method.classifier()(images()), figures["eval_logits"])
+    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    near(method.classifier(novel)(images()), figures["novel_logits_without_residual"])
+
+
+def test_clipadapter_equals_the_public_code():
+    figures, method = figures_of("clipadapter"), built("clipadapter", ACTION)
+    names = {"adapter.fc.0.weight": "adapter.0.weight", "adapter.fc.2.weight": "adapter.2.weight"}
+    shapes = {theirs: method.get_parameter(ours).shape for theirs, ours in names.items()}
+    with torch.no_grad():
+        for theirs, value in walk(shapes, lambda name: shapes[name][1] ** -0.5).items():
+            method.get_parameter(names[theirs]).copy_(value)
+    assert sum(parameter.numel() for parameter in method.parameters()) == figures["rule/trainable"][0]
+    features = encode(images())
+    near(method.classifier()(images()), figures["eval_logits"])
+    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    near(method.classifier(novel)(images()), figures["novel_logits"])
+    engine = Engine(method, plan_run(method="clipadapter", dataset="ucf101", classes="all"))
+    engine.set_rate(0.002)
+    for step, loss in enumerate(figures["steps/loss"]):
+        terms = engine.terms(Batch(features, LABELS, ()))
+        assert terms.item() == pytest.approx(loss, rel=2e-5)
+        engine.backward(terms.sum())
+        if not step:
+            for theirs, ours in names.items():
+                near_condensed(method.get_parameter(ours).grad, figures[f"grad/{theirs}"])
+        engine.update()
+    for theirs, ours in names.items():
+        near_condensed(method.get_parameter(ours), figures[f"after/{theirs}"])
+
+
+def lppp_bank():
+    labels = torch.arange(9).repeat_interleave(2)
+    train, noise = images(18, seed=71), images(18, seed=72)
+    return bank_of(encode(train), labels=labels, val=(encode(train + 1.2 * noise), labels))
+
+
+def test_lppp_equals_the_public_code():
+    figures, bank = figures_of("lppp"), lppp_bank()
+    bias = torch.from_numpy(figures["param/classifier.bias"])
+    for steps, column in ((1, None), (300, "eval_logits")):
+        method = built("lppp", steps=steps, select=False)
+        method.bias.copy_(bias)
+        method.fit(bank)
+        if column:
+            near(method.classifier()(images()), figures[column], 1e-3)
+            near(method.alpha, figures["steps/alpha_last"][0], 1e-3)
+    image = unit(bank.features[:, 0])
+    lr, lr_alpha = step_sizes(image, image @ method.text(method.space).t())
+    assert (lr, lr_alpha) == pytest.approx((float(figures["rule/lr_w"]), float(figures["rule/lr_alpha"])), rel=2e-5)
+
+
+def test_lppp_keeps_the_step_with_the_highest_validation_accuracy():
+    figures, bank = figures_of("lppp"), lppp_bank()
+    accuracies = figures["select/val_accuracy"]
+    kept = len(accuracies) - 1 - int(np.argmax(accuracies[::-1]))
+    assert kept == figures["select/kept_epoch"]
+    chosen, stopped = built("lppp"), built("lppp", steps=kept + 1, select=False)
+    for method in (chosen, stopped):
+        method.bias.copy_(torch.from_numpy(figures["param/classifier.bias"]))
+        method.fit(bank)
+    assert torch.equal(chosen.rows, stopped.rows) and torch.equal(chosen.alpha, stopped.alpha)
+
+
+@pytest.mark.parametrize("name", ["probe", "ncm", "lppp"])
+def test_a_method_without_a_rule_for_new_classes_refuses_them(name):
+    method = built(name)
+    method.fit(lppp_bank())
+    logits = method.classifier()(images())
+    order = tuple(reversed(CLASSNAMES))
+    assert torch.equal(method.classifier(replace(method.space, classnames=order))(images()), logits.flip(1))
+    with pytest.raises(UserError, match="no rule for a class that it was not trained on, such as 'cat'"):
+        method.classifier(replace(method.space, classnames=("dog", "cat")))
+
+
+def test_templates_of_the_catalogue_are_those_of_the_public_code():
+    names = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
+    for method in ("taskres", "clipadapter"):
+        for line in figures_of(method)["rule/templates"].tolist():
+            dataset, template = line.split("=", 1)
+            assert CATALOGUE[names[dataset.lower()]].template == template
