@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
-from runner.config import RuntimeConfig
+from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.environment import num_decoders
@@ -30,8 +30,9 @@ Prepare = Callable[[int, Tensor], object]
 class FeatureStream(TrainStream):
     """The batches of `TrainStream`, of which each process gets all features instead of its share of the images."""
 
-    def __init__(self, split: Split, bank: FeatureBank, augment: TrainAugment, batch: int, seed: int, drop: bool) -> None:
-        super().__init__(split, batch, augment, seed, drop_last=drop)
+    def __init__(self, bank: FeatureBank, split: Split, config: RunConfig, augment: TrainAugment) -> None:
+        recipe = config.recipe
+        super().__init__(split, recipe.batch_size, augment, config.seed, drop_last=recipe.drop_last)
         self._features = bank.features.cpu()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
@@ -49,11 +50,9 @@ def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     method.fit(bank)
     if not any(parameter.requires_grad for parameter in method.parameters()):
         return setup, bank
-    recipe, augment = config.recipe, train_augment(config.recipe, method.clip)
-    train = setup.fewshot.train
-    stream = FeatureStream(train, bank, augment, recipe.batch_size, config.seed, recipe.drop_last)
+    stream = FeatureStream(bank, setup.fewshot.train, config, train_augment(config.recipe, method.clip))
     method.begin_stage(0)
-    return replace(setup, engine=setup.make_engine(), schedule=Schedule(recipe, stream, method)), bank
+    return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method)), bank
 
 
 def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.recipe import Recipe
-from runner.config import RunConfig
-from shards.fewshot import parse_classes
+from runner.config import RunConfig, Target
+from shards.fewshot import CLASS_CHOICES, parse_classes
 
 
 def plan_run(
@@ -86,6 +86,22 @@ def plan_run(
 def control_options(method: str, recipe: str) -> dict[str, Any]:
     """Return the options of a method where the recipe is chosen by name: in ProCAP's, MaPLe has as many tokens."""
     return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
+
+
+def can_classify(config: RunConfig, target: Target, data: Path | None = None) -> bool:
+    """Whether the method of a run has a rule for all classes of `target`.
+
+    A method without one for new classes answers for those trained on, also in test sets of another kind of image.
+    """
+    from procap.methods import method_class
+    from shards.resolve import resolve_dataset
+
+    if method_class(config.method).knows_new_classes:
+        return True
+    if target.dataset != config.dataset:
+        return resolve_dataset(target.dataset, data).test_only
+    within = {"base": ("dev-base", "dev-novel"), "all": CLASS_CHOICES}.get(config.classes, ())
+    return target.classes in (config.classes, *within)
 
 
 def _make_recipe(fields: Mapping[str, Any]) -> Recipe:

@@ -359,6 +359,7 @@ def _write_result(
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     config, few = setup.card.config, setup.fewshot
+    on_features = isinstance(setup.method, FeatureMethod)
     few_shot = (
         None
         if few is None
@@ -370,8 +371,9 @@ def _write_result(
         images=state.images,
         epochs=state.epochs,
         seconds=max(0.0, meter.seconds - sum(meter.phases.get(name, 0.0) for name in UNTIMED_PHASES)),
-        images_per_second=meter.images_per_second(),
-        images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
+        # The steps of a method on features see no image.
+        images_per_second=None if on_features else meter.images_per_second(),
+        images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
         phases=meter.phases_with_other(),
         peak_memory_bytes=peak_memory(meter.device),

@@ -35,7 +35,7 @@ from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.planning import control_options, plan_run
+from runner.planning import can_classify, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
 from runner.run_folders import locate_run
 from shards.catalogue import CATALOGUE, find_or_none
@@ -124,9 +124,9 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
 def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     """Return both halves of the training data set, or all classes if they were trained on or no half has two classes.
 
-    A half of one class is left out, as every answer on it is right. A data set that is not here, of which results may
-    be, has both halves. A run on half of the base classes, for model selection, is evaluated on val, else train
-    (ImageNet), never on test.
+    A half of one class is left out, as every answer on it is right, and so is one that the method has no rule for. A
+    data set that is not here, of which results may be, has both halves. A run on half of the base classes, for model
+    selection, is evaluated on val, else train (ImageNet), never on test.
     """
     if config.classes.startswith("dev-"):
         split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
@@ -135,7 +135,8 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     with suppress(UsageError):
         labels = range(resolve_dataset(config.dataset, data).classes)
         halves = [half for half in halves if len(select_labels(labels, half)) > 1]
-    return [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves or ["all"]]
+    targets = [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves or ["all"]]
+    return [target for target in targets if can_classify(config, target, data)]
 
 
 def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:

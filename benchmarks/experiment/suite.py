@@ -21,7 +21,7 @@ from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
 from procap.recipe import format_value
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.planning import control_options, plan_run
+from runner.planning import can_classify, control_options, plan_run
 from runner.run_collection import COLLECTION_NAME
 
 SHOTS = 16
@@ -39,6 +39,14 @@ def is_trained(method: str) -> bool:
     from procap.methods import method_class
 
     return method_class(method).recipe().epochs > 0
+
+
+def learns_from_features(method: str) -> bool:
+    """Whether the method trains on features that the frozen image tower computes once, which takes seconds."""
+    from procap.methods import method_class
+    from procap.methods.features import FeatureMethod
+
+    return issubclass(method_class(method), FeatureMethod)
 
 
 @dataclass(frozen=True)
@@ -106,18 +114,21 @@ class SuiteOptions:
     def recipe_of(self, variant: Variant) -> str:
         """Return whose recipe a variant is trained in, "published" or "procap".
 
-        The profile's is for the built-in methods, for which rates were chosen; a plug-in has its own.
+        The profile's is for the built-in methods, for which rates were chosen; plug-ins, and methods that learn from
+        features in seconds, have their own.
         """
-        return variant.recipe or self.recipe or (self.profile.recipe if variant.method in METHODS else "published")
+        own = variant.method not in METHODS or learns_from_features(variant.method)
+        return variant.recipe or self.recipe or ("published" if own else self.profile.recipe)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
         profile, method = self.profile, variant.method
         recipe = self.recipe_of(variant)
         changes: dict[str, Any] = {}
-        if recipe == profile.recipe:
+        if recipe == profile.recipe and not learns_from_features(method):
             changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}
-        changes |= profile.quick if self.quick else {}
+        if self.quick and not learns_from_features(method):
+            changes |= profile.quick
         prescribed = {**self.overrides, **variant.overrides}
         changes |= prescribed
         planned = partial(
@@ -298,8 +309,10 @@ class Suite:
                     if not variant.key:
                         raise
                     raise UsageError(f"suite '{self.name}', variant '{variant.name}': {error}") from error
+                parsed = map(Target.parse_unchecked, targets)
+                known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [
-                    SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=targets))
+                    SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=known))
                     for config in {config.path: config for config in configs}.values()
                 ]
         return runs

@@ -1,7 +1,7 @@
 """CLIP-Adapter: a bottleneck on the image features, blended with them.
 
-Source: Gao et al. 2021, "CLIP-Adapter: Better Vision-Language Models with Feature Adapters", section 3.2, and its public
-code. Learns 131,072 parameters on ViT-B/16.
+Source: Gao et al. 2021, "CLIP-Adapter: Better Vision-Language Models with Feature Adapters", section 3.2, and its
+public code. Learns 131,072 parameters on ViT-B/16.
 
 Shapes: B images, C classes, E joint embedding.
 """
@@ -29,13 +29,14 @@ class ClipAdapterOptions(BaseModel):
     model_config = STRICT
 
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
-    views: int = Field(
-        10, ge=0, description="random views of each image, of which every epoch uses the next; 0: new views in every epoch"
-    )
+    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class AdapterHead(nn.Module):
     """Cosine logits of adapted image features."""
+
+    text: Tensor
+    scale: Tensor
 
     def __init__(self, adapter: nn.Module, text: Tensor, scale: Tensor) -> None:
         """text [C, E]."""

@@ -29,8 +29,8 @@ from procap.text import LabelSpace
 class FeatureBank:
     """Frozen image features of a run's few-shot samples, float32 and not normalised.
 
-    features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most four
-        of each class; M is 0 for a data set without a val split.
+    features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most
+        four of each class; M is 0 for a data set without a val split.
     """
 
     features: Tensor
@@ -98,7 +98,7 @@ class FeatureMethod(Method):
         positions = self.known(space)
         if (positions < 0).any():
             new = space.classnames[int((positions < 0).nonzero()[0])]
-            raise UserError(f"{type(self).__name__} has no rule for a class that it was not trained on, such as '{new}'")
+            raise UserError(f"{type(self).__name__} has no rule for classes that it did not learn, such as '{new}'")
         return positions
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:

@@ -36,13 +36,16 @@ class LPPPOptions(BaseModel):
     model_config = STRICT
 
     steps: int = Field(300, ge=1, description="full-batch gradient steps")
-    select: bool = Field(
-        True, description="keep the step with the highest accuracy on validation images, if there are any, else the last"
-    )
+    select: bool = Field(True, description="keep the best step on validation images, if there are any, else the last")
 
 
 class BlendedHead(nn.Module):
     """Linear logits, and cosines to the class features with a factor per class."""
+
+    rows: Tensor
+    bias: Tensor
+    alpha: Tensor
+    text: Tensor
 
     def __init__(self, rows: Tensor, bias: Tensor, alpha: Tensor, text: Tensor) -> None:
         """rows, text [C, E], bias, alpha [C]."""

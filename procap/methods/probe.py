@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from procap.classifier import cosine_logits
+from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, accuracy
 from procap.methods.method import STRICT
@@ -55,6 +56,9 @@ class ProbeOptions(BaseModel):
 class LinearHead(nn.Module):
     """Logits linear in the features."""
 
+    rows: Tensor
+    bias: Tensor
+
     def __init__(self, rows: Tensor, bias: Tensor) -> None:
         """rows [C, E], bias [C]."""
         super().__init__()
@@ -62,7 +66,7 @@ class LinearHead(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        return torch.nn.functional.linear(features, self.rows, self.bias)
+        return F.linear(features, self.rows, self.bias)
 
 
 class LinearProbe(Baseline):
@@ -123,6 +127,9 @@ class NearestMeanOptions(BaseModel):
 class MeanHead(nn.Module):
     """Cosine logits to class means."""
 
+    rows: Tensor
+    scale: Tensor
+
     def __init__(self, rows: Tensor, scale: Tensor) -> None:
         """rows [C, E]."""
         super().__init__()
@@ -142,9 +149,8 @@ class NearestMean(Baseline):
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
-        """Average the normalised features of each class."""
-        image = torch.nn.functional.normalize(bank.features[:, 0], dim=-1)
-        self.rows.index_reduce_(0, bank.labels, image, "mean", include_self=False)
+        """Sum the normalised features of each class, which has the direction of their mean."""
+        self.rows.index_add_(0, bank.labels, unit(bank.features[:, 0]))
 
     def head(self, space: LabelSpace) -> MeanHead:
         return MeanHead(self.rows[self.known_only(space)], self.scale())

@@ -29,13 +29,14 @@ class TaskResOptions(BaseModel):
     model_config = STRICT
 
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
-    views: int = Field(
-        10, ge=0, description="random views of each image, of which every epoch uses the next; 0: new views in every epoch"
-    )
+    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class ResidualHead(nn.Module):
     """Cosine logits of class features with a residual."""
+
+    base: Tensor
+    scale: Tensor
 
     def __init__(self, base: Tensor, residual: Tensor, alpha: float, scale: Tensor) -> None:
         """base, residual [C, E]."""
@@ -54,7 +55,10 @@ class TaskRes(FeatureMethod):
     Options = TaskResOptions
     summary: ClassVar[str] = "TaskRes (Yu et al. 2023): a learned residual of every class feature"
     public_layout = PublicLayout(
-        "prompt_learner", {"residual": "text_feature_residuals"}, module="prompt_learner", unused=("base_text_features",)
+        "prompt_learner",
+        {"residual": "text_feature_residuals"},
+        module="prompt_learner",
+        unused=("base_text_features",),
     )
     options: TaskResOptions
 

@@ -40,14 +40,19 @@ class TipAdapterOptions(BaseModel):
 
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
-    search: bool = Field(True, description="choose alpha and beta by the accuracy on validation images, if there are any")
+    search: bool = Field(True, description="choose alpha and beta on validation images, if there are any")
     beta_end: float = Field(7.0, gt=SMALLEST, description="end of the search for beta, which starts at 0.1")
     alpha_end: float = Field(3.0, gt=SMALLEST, description="end of the search for alpha, which starts at 0.1")
-    views: int = Field(10, ge=0, description="random views of each image, whose features are averaged; 0: one per epoch")
+    views: int = Field(10, ge=1, description="random views of each image, whose features are averaged")
 
 
 class CacheHead(nn.Module):
     """Zero-shot logits, and votes of the training images for their classes."""
+
+    text: Tensor
+    votes: Tensor
+    alpha: Tensor
+    beta: Tensor
 
     def __init__(self, text: Tensor, keys: nn.Parameter, votes: Tensor, alpha: Tensor, beta: Tensor) -> None:
         """text [C, E] scaled, keys [N, E]; votes [N, C]: one-hot, zero for an image of no class of the head."""
