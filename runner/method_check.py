@@ -21,6 +21,7 @@ from torch import Tensor
 
 from procap.errors import UserError
 from procap.methods import COLOUR, method_class, method_options
+from procap.methods.features import FeatureBank, FeatureMethod
 from procap.methods.method import TASKS, Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -32,10 +33,11 @@ from runner.distributed.ranks import Ranks
 from runner.engine import Batch, autocast, check_terms, learned_parameters
 from runner.environment import resolve_device
 from runner.failures import describe_failure
+from runner.feature_bank import learn_features
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
-from runner.setup import Setup, label_space, make_method, set_up
+from runner.setup import Setup, clip_transform, label_space, make_method, set_up
 from runner.train import train
 from shards.fewshot import evaluation_labels
 from shards.reader import open_dataset
@@ -81,17 +83,39 @@ class CheckCase:
         )
         return cls(config, runtime)
 
+    def prepare(self) -> tuple[Setup, FeatureBank | None]:
+        """Set up a training, with the features of a method that learns from them."""
+        setup = set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup())
+        if isinstance(setup.method, FeatureMethod):
+            return learn_features(setup, self.runtime, ProcessGroup())
+        return setup, None
+
     @cached_property
+    def prepared(self) -> tuple[Setup, FeatureBank | None]:
+        return self.prepare()
+
+    @property
     def setup(self) -> Setup:
-        return set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup())
+        return self.prepared[0]
 
     @cached_property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """The first batch of the training, on the device."""
-        assert self.setup.schedule is not None
-        images, labels = next(iter(self.setup.schedule.batches(0)))
-        device = self.setup.method.clip.device
-        return images.to(device), labels.to(device)
+        """The first batch of the training, on the device: images, or features of a method that learns from them."""
+        setup, bank = self.prepared
+        if bank is not None:
+            return bank.features[:BATCH, 0], bank.labels[:BATCH]
+        assert setup.schedule is not None
+        images, labels = next(iter(setup.schedule.batches(0)))
+        return images.to(setup.method.clip.device), labels.to(setup.method.clip.device)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """Images [4, 3, S, S] for classifiers, on the device."""
+        setup = self.setup
+        assert setup.fewshot is not None
+        transform = clip_transform(setup.method.clip)
+        images = [transform(setup.fewshot.train.image(i)) for i in range(BATCH)]
+        return torch.stack(images).to(setup.method.clip.device)
 
     def space(self, classes: str) -> LabelSpace:
         """Return base, novel or all classes of the data set."""
@@ -111,18 +135,25 @@ class CheckCase:
         setup = self.setup
         method = make_method(self.config, setup.method.clip, setup.method.space)
         method.prepare_training()
+        if isinstance(method, FeatureMethod) and self.prepared[1]:
+            method.fit(self.prepared[1])
         method.begin_stage(0)
         return method
 
+    def can_classify(self, classes: str) -> bool:
+        """Whether the method has a rule for base, novel or all classes of the data set."""
+        return self.setup.method.knows_new_classes or classes == "base"
+
     def step(self, method: Method) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute loss terms and gradients of the first step."""
+        """Compute loss terms and gradients of the first step; there are none if no parameter requires a gradient."""
         images, labels = self.batch
+        if not learned_parameters(method):
+            return {}, {}
         noise = method.draw(generator(self.config.seed, "noise", 0))
         method.zero_grad(set_to_none=True)
         with autocast(self.config.precision, images.device):
             terms = method.loss(images, labels, tuple(each.to(images.device) for each in noise))
         check_terms(terms, self.config.method)
-        _require(next(iter(terms)) == "ce", 'loss() must return the term "ce" first')
         for name, term in terms.items():
             _require(bool(torch.isfinite(term)), f"loss term {name} is not finite")
         total = torch.stack(list(terms.values())).sum()
@@ -162,14 +193,14 @@ def check_class(case: CheckCase) -> str:
 
 def check_shapes(case: CheckCase) -> str:
     """Check that loss terms are finite numbers, and that logits have a column per class."""
-    method, images = case.make_method(), case.batch[0]
+    method = case.make_method()
     terms, _ = case.step(method)
-    for space in map(case.space, ("base", "novel", "all")):
+    for space in map(case.space, filter(case.can_classify, ("base", "novel", "all"))):
         with torch.no_grad():
-            shape = tuple(method.classifier(space)(images[:3]).shape)
+            shape = tuple(method.classifier(space)(case.images[:3]).shape)
         wanted = (3, len(space.classnames))
         _require(shape == wanted, f"the classifier of {wanted[1]} classes gives {shape} for 3 images, not {wanted}")
-    return f"loss terms: {', '.join(terms)}"
+    return f"loss terms: {', '.join(terms)}" if terms else "learns without steps"
 
 
 def check_inference(case: CheckCase) -> str:
@@ -178,14 +209,14 @@ def check_inference(case: CheckCase) -> str:
     replaced = {name for name in ("features", "classifier", "make_classifier") if name in _defined_members(cls)}
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
     _require(replaced != {"features"}, f"features() is replaced, which only loss() calls: {remedy}")
-    draws, images = generator(0, "check"), case.batch[0]
+    draws, images = generator(0, "check"), case.images
 
     def logits_after(parameters: Iterable[Tensor]) -> Tensor:
         for parameter in parameters:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draws).to(parameter))
         return method.classifier()(images)
 
-    learned = learned_parameters(method)
+    learned = learned_parameters(method) or dict(method.named_parameters())
     with torch.no_grad():
         # Every tensor first: a second factor that starts at zero hides the first.
         logits, unused = logits_after(learned.values()), []
@@ -231,7 +262,7 @@ def check_determinism(case: CheckCase) -> str:
         starts.append({f"draw {number}": tensor for number, tensor in noise.items()} | dict(method.state_dict()))
         results.append(case.step(method))
         with torch.no_grad():
-            logits = [method.classifier()(case.batch[0]) for _ in range(2)]
+            logits = [method.classifier()(case.images) for _ in range(2)]
         _require(torch.equal(*logits), "the classifier gives different logits for the same images")
     remedy = "draw in draw() and __init__() with their generator, not with a global one (as torch.randn does)"
     for first, second in (starts, *zip(*results, strict=True)):
@@ -249,7 +280,7 @@ def check_resume(case: CheckCase) -> str:
     same = again.checkpoint_sha256 == case.training.checkpoint_sha256
     _require(same, f"a resumed training has different weights: {KEEP_STATE}")
     losses = [f"{sum(epoch.terms.values()):.3f}" for epoch in again.epochs]
-    return f"loss {' -> '.join(losses)}"
+    return f"loss {' -> '.join(losses)}" if losses else ""
 
 
 def check_reloaded(case: CheckCase) -> str:
@@ -260,10 +291,11 @@ def check_reloaded(case: CheckCase) -> str:
     """
     method = train_in_memory(case)
     loaded = make_method(case.config, method.clip, method.space)
+    loaded.adapt_shapes(method.state_dict())
     loaded.load_state_dict(method.state_dict())
-    for classes in ("base", "novel"):
+    for classes in filter(case.can_classify, ("base", "novel")):
         with torch.no_grad():
-            trained, reloaded = (each.classifier(case.space(classes))(case.batch[0]) for each in (method, loaded))
+            trained, reloaded = (each.classifier(case.space(classes))(case.images) for each in (method, loaded))
         difference = (trained - reloaded).abs().max().item()
         reason = f"logits of {classes} classes differ by {difference:.2g} after a reload: {KEEP_STATE}"
         _require(torch.equal(trained, reloaded), reason)
@@ -272,11 +304,12 @@ def check_reloaded(case: CheckCase) -> str:
 
 def train_in_memory(case: CheckCase) -> Method:
     """Train as `runner.train` does, without files, and return the trained object."""
-    setup = set_up(case.config, case.runtime, resolve_device(case.runtime.device), ProcessGroup())
+    setup, bank = case.prepare()
     method, schedule, engine, stage = setup.method, setup.schedule, setup.engine, 0
-    assert schedule is not None and engine is not None
     device = method.clip.device
     for epoch in range(case.config.recipe.epochs):
+        if schedule is None or engine is None:
+            break
         for step, (images, labels) in enumerate(schedule.batches(epoch), schedule.first_step(epoch)):
             if schedule.stage(step) != stage:
                 stage = schedule.stage(step)
@@ -288,7 +321,10 @@ def train_in_memory(case: CheckCase) -> Method:
             batch = Batch(images.to(device), labels.to(device), tuple(each.to(device) for each in noise))
             engine.backward(engine.terms(batch).sum())
             engine.update()
-    engine.close()
+    if engine is not None:
+        engine.close()
+    if isinstance(method, FeatureMethod) and bank is not None:
+        method.finish(bank)
     return method
 
 
