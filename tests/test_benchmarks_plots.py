@@ -262,6 +262,6 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
         assert (one.marker, one.dashes) != (other.marker, other.dashes)
     # Every method has a look of its own, in whatever plot it is.
     assert {*style.LOOKS} == {*METHODS}
-    assert len(set(style.LOOKS.values())) == 16
+    assert len(set(style.LOOKS.values())) == len(METHODS)
     for method, look in style.LOOKS.items():
         assert style.assign_looks({"CoOp": "coop", "title": method})["title"] == look or method == "coop"

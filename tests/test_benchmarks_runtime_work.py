@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import ReplayByRunning
+from tiny_geometry import IMAGE_METHODS
 
 from benchmarks.runtime import measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
-from procap.methods import METHODS
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", IMAGE_METHODS)
 def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
     for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():

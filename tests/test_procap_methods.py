@@ -7,7 +7,7 @@ import pytest
 import torch
 from plug_ins import METHOD, install
 from small_runs import embed_words, normed, perturb, pictures, seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
+from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP

@@ -31,6 +31,9 @@ PROCAP = {"optimizer": "adamw", "weight_decay": 0.03, "warmup": "linear", "warmu
 MMRL = {"optimizer": "adamw", "crop_scale": (0.5, 1.0), "test_batch_size": 250}
 TWO_STAGES = {"optimizer": "adamw", "weight_decay": 0.01, "drop_last": False, "test_batch_size": 32, "warmup": "none"}
 TWO_STAGES |= {"schedule": "step", "min_lr": 1e-6, "epochs": 10}
+FEATURES = {"warmup": "none", "drop_last": False}
+TIP = {**FEATURES, "crop_scale": (0.5, 1.0), "optimizer": "adamw", "eps": 1e-4, "weight_decay": 0.01}
+TIP |= {"schedule": "step"}
 ONE_CLASS = {"batches": "class", "warmup_lr": 1e-6}
 
 OWN = [
@@ -75,6 +78,15 @@ OWN = [
     ("skipt", "cross-dataset", 16, "imagenet", 1e-5, 5, 4, {**ONE_CLASS, "vision_lr": 1e-6, "warmup_lr": 1e-8}),
     ("skipt", "few-shot", 4, "dtd", 1e-5, 40, 4, {**ONE_CLASS, "warmup": "none"}),
     ("skipt", "few-shot", 2, "sun397", 1e-5, 10, 4, {**ONE_CLASS, "warmup": "none", "batches": "random"}),
+    ("probe", "few-shot", 16, "dtd", 1e-3, 1, 256, FEATURES),
+    ("ncm", "few-shot", 16, "dtd", 1e-3, 1, 256, FEATURES),
+    ("tipadapter", "few-shot", 16, "dtd", 1e-3, 1, 256, {**FEATURES, "crop_scale": (0.5, 1.0)}),
+    ("tipadapterf", "few-shot", 16, "dtd", 1e-3, 20, 256, TIP),
+    ("tipadapterf", "few-shot", 1, "eurosat", 1e-3, 100, 256, TIP),
+    ("lppp", "few-shot", 16, "dtd", 1e-3, 1, 256, {**FEATURES, "crop_scale": (0.5, 1.0)}),
+    ("clipadapter", "few-shot", 16, "dtd", 0.002, 50, 32, {}),
+    ("taskres", "few-shot", 4, "dtd", 0.002, 100, 256, {"optimizer": "adam"}),
+    ("taskres", "few-shot", 16, "imagenet", 2e-4, 200, 256, {"optimizer": "adam"}),
     ("mmlop", "base-to-novel", 16, "dtd", 0.0025, 30, 4, {}),
     ("mmlop", "few-shot", 1, "dtd", 0.0025, 50, 4, {}),
     ("mmlop", "domain-generalization", 16, "imagenet", 0.0025, 50, 4, {}),
@@ -377,6 +389,8 @@ LAYOUTS = {
     "2sfs": ("two_stages", {"visual.transformer.resblocks.0.ln_1.weight": (128,),
                             "transformer.resblocks.1.ln_2.bias": (64,)}),
     "coop": ("prompt_learner", {"ctx": (4, 64)}),
+    "taskres": ("prompt_learner", {"text_feature_residuals": (4, 48)}),
+    "clipadapter": ("clip_adapter", {"fc.0.weight": (12, 48), "fc.2.weight": (48, 12)}),
     "cocoop": ("prompt_learner", {"ctx": (4, 64), **META_NET, "meta_net.linear2.bias": (64,)}),
     "kgcoop": ("prompt_learner", {"ctx": (4, 64)}),
     "maple": ("MultiModalPromptLearner", {"prompt_learner.ctx": (2, 64), "prompt_learner.proj.weight": (128, 64)}),

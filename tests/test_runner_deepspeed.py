@@ -20,12 +20,12 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import make_runtime, seeded
-from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS
+from tiny_geometry import GEOMETRY, IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
 
 from benchmarks.cli import main
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import METHODS, build_method
+from procap.methods import build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner import evaluate, run_folders, train
@@ -280,7 +280,7 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
-OTHER_METHODS = [name for name in METHODS if name not in (*TRAINED, "zeroshot")]
+OTHER_METHODS = [name for name in IMAGE_METHODS if name not in (*TRAINED, "zeroshot")]
 GRADIENTS = (*TRAINED, *OTHER_METHODS)
 NEEDED: dict[str, dict[str, Any]] = {"coprompt": {"sentences": "templates"}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]

@@ -8,6 +8,7 @@ Shapes: B images, S image size.
 import pytest
 import torch
 from small_runs import ReplayByRunning, seeded
+from tiny_geometry import IMAGE_METHODS
 
 from procap.methods import METHODS, build_method
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
@@ -18,7 +19,7 @@ from runner.step import AsyncLosses, TrainStep
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
-ALL_TRAINED = [name for name in METHODS if name != "zeroshot"]
+ALL_TRAINED = [name for name in IMAGE_METHODS if name != "zeroshot"]
 TWO_RATES = {"logvar_lr_scale": 3.0}
 """Option of ProCAP under which its parameters are in two groups with learning rates of their own."""
 

@@ -54,9 +54,7 @@ class ClipAdapter(FeatureMethod):
 
     Options = ClipAdapterOptions
     summary: ClassVar[str] = "CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features"
-    public_layout = PublicLayout(
-        "clip_adapter", {"adapter.0": "fc.0", "adapter.2": "fc.2"}, module="adapter"
-    )
+    public_layout = PublicLayout("clip_adapter", {"adapter": "adapter.fc.{}"}, module="adapter")
     options: ClipAdapterOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ClipAdapterOptions, generator: torch.Generator) -> None:

@@ -49,6 +49,7 @@ class FeatureMethod(Method):
     per_image: names of learned tensors whose first dimension is the number of training images.
     """
 
+    changes = ()
     augments: ClassVar[bool] = True
     per_image: ClassVar[tuple[str, ...]] = ()
 

@@ -56,7 +56,7 @@ class TaskRes(FeatureMethod):
     summary: ClassVar[str] = "TaskRes (Yu et al. 2023): a learned residual of every class feature"
     public_layout = PublicLayout(
         "prompt_learner",
-        {"residual": "text_feature_residuals"},
+        {"residual": "prompt_learner.text_feature_residuals"},
         module="prompt_learner",
         unused=("base_text_features",),
     )

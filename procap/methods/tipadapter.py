@@ -141,14 +141,18 @@ class TipAdapterF(TipAdapter):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 1e-3, batch 256, 20 epochs and 100 on EuroSAT; the public code is for few-shot only."""
-        return super().recipe(task, shots, dataset).model_copy(
-            update={
-                "optimizer": "adamw",
-                "eps": 1e-4,
-                "weight_decay": 0.01,
-                "epochs": 100 if dataset.lower() == "eurosat" else 20,
-                "schedule": "step",
-            }
+        return (
+            super()
+            .recipe(task, shots, dataset)
+            .model_copy(
+                update={
+                    "optimizer": "adamw",
+                    "eps": 1e-4,
+                    "weight_decay": 0.01,
+                    "epochs": 100 if dataset.lower() == "eurosat" else 20,
+                    "schedule": "step",
+                }
+            )
         )
 
     def finish(self, bank: FeatureBank) -> None:
