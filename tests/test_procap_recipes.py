@@ -389,7 +389,7 @@ LAYOUTS = {
     "2sfs": ("two_stages", {"visual.transformer.resblocks.0.ln_1.weight": (128,),
                             "transformer.resblocks.1.ln_2.bias": (64,)}),
     "coop": ("prompt_learner", {"ctx": (4, 64)}),
-    "taskres": ("prompt_learner", {"text_feature_residuals": (4, 48)}),
+    "taskres": ("prompt_learner", {"text_feature_residuals": (5, 48)}),
     "clipadapter": ("clip_adapter", {"fc.0.weight": (12, 48), "fc.2.weight": (48, 12)}),
     "cocoop": ("prompt_learner", {"ctx": (4, 64), **META_NET, "meta_net.linear2.bias": (64,)}),
     "kgcoop": ("prompt_learner", {"ctx": (4, 64)}),
