@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 def encode_image(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     """Encode images [B, 3, H, W] to features [B, E], not normalised (Dosovitskiy et al. 2021; Radford et al. 2021)."""
-    if "image" not in clip.plain_towers:
-        return clip.encode_image(images, plan)
     rows, weights = _final_image_rows(clip, images, plan)
     cls = next(state for label, state in rows if label == 0)
     return _layer_norm(cls, weights, "ln_post") @ weights["proj"]
@@ -57,8 +55,6 @@ def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row]
 
 def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     """Encode token ids [C, T], padded to the whole context, to features [C, E], not normalised."""
-    if "text" not in clip.plain_towers:
-        return clip.encode_text(ids, plan)
     tower, context = clip.text, clip.geometry.context_length
     weights = dict(tower.named_parameters()) | dict(plan.weights)
     ids = F.pad(ids, (0, context - ids.shape[1]))

@@ -275,8 +275,10 @@ class TextTower(nn.Module):
 class FrozenTower(nn.Module):
     """A tower of open_clip that is none of the two above, computed by open_clip's own module; no plan changes it.
 
-    tokenizer: open_clip's name of the model, for a text tower with a vocabulary other than CLIP's.
+    num_tokens: unknown. tokenizer: open_clip's name of the model, for a vocabulary other than CLIP's.
     """
+
+    num_tokens = 0
 
     def __init__(self, module: nn.Module, tokenizer: str = "") -> None:
         super().__init__()

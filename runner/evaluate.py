@@ -64,7 +64,6 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
     clip = load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
-    check_backbone(config, training, clip)
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
     return TrainedRun(config, training, clip, method)

@@ -191,15 +191,14 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
     return clip
 
 
-def check_backbone(config: RunConfig, training: TrainResult, clip: CLIP | None = None) -> None:
+def check_backbone(config: RunConfig, training: TrainResult) -> None:
     """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
 
-    clip: the loaded backbone; None: its weights are looked up, and not compared if they are not on this machine.
+    Weights that are not on this machine are not compared.
     """
-    digest = clip.digest() if clip else training.backbone_digest
-    if clip is None:
-        with suppress(UserError):
-            digest = weights_digest(config.backbone, config.pretrained)
+    digest = training.backbone_digest
+    with suppress(UserError):
+        digest = weights_digest(config.backbone, config.pretrained)
     if digest != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone_name}, and here they "

@@ -27,12 +27,6 @@ VOCABULARY = 49408
 """The number of tokens that CLIP's tokenizer knows."""
 
 
-def check_file(path: Path) -> None:
-    """Raise UserError if the path is not a file."""
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}")
-
-
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Read a checkpoint: its tensors by name, and the other entries of its dict or the metadata of safetensors.
 
@@ -40,7 +34,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """
     from safetensors import safe_open
 
-    check_file(path)
     content: Any
     try:
         if path.suffix == ".safetensors":
@@ -76,10 +69,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename to CustomTextCLIP names, without wrappers' prefixes, and complete the vocabulary of `mini`."""
-    for wrapper in ("module.", "_orig_mod."):
-        if all(name.startswith(wrapper) for name in state):
-            state = {name.removeprefix(wrapper): value for name, value in state.items()}
+    """Rename to CustomTextCLIP names, without the prefix of DDP, and complete the vocabulary of `mini`."""
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
     state = {("text." + name if name.startswith(TEXT_KEYS) else name): value for name, value in state.items()}
     for key in DERIVED_KEYS:
         state.pop(key, None)

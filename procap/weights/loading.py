@@ -28,7 +28,7 @@ from procap.weights.architectures import (
     plain_towers,
     tag_spelling,
 )
-from procap.weights.files import check_file, read_weights
+from procap.weights.files import read_weights
 
 EMBEDDED = Path(__file__).with_name("mini.safetensors")
 """The weights of `mini`, a tiny ViT CLIP trained on generated images: only the vocabulary that its training used."""
@@ -61,8 +61,8 @@ def find_source(name: str, pretrained: str | None) -> Source:
     """
     architecture = named_architecture(name, pretrained)
     source = _architecture_source(architecture, pretrained) if architecture else _source_with_config(name)
-    if source.file:
-        check_file(source.file)
+    if source.file and not source.file.is_file():
+        raise UserError(f"no weights file at {source.file}")
     return source
 
 

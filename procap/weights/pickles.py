@@ -16,16 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STORAGES: Mapping[str, torch.dtype] = {
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "BoolStorage": torch.bool,
-}
-
 
 class Inert:
     """A placeholder for an object of any other class or the result of a function: it keeps fields, and does nothing."""
@@ -82,8 +72,8 @@ class _TensorUnpickler(pickle.Unpickler):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("torch", "torch.cuda") and name in STORAGES:
-            return STORAGES[name]
+        if module in ("torch", "torch.cuda") and name.endswith("Storage"):
+            return getattr(torch, name).dtype
         return GLOBALS.get((module, name), Inert)
 
     def persistent_load(self, pid: Any) -> Tensor:
