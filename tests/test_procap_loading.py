@@ -245,8 +245,8 @@ def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, m
 
 @pytest.mark.parametrize("offline", ["1", None])
 @pytest.mark.parametrize(("name", "missing"), [
-    ("ViT-B/16", "the weights of timm/vit_base_patch16_clip_224.openai"),
-    ("hf-hub:timm/ViT-B-16-SigLIP", "open_clip_config.json of timm/ViT-B-16-SigLIP"),
+    ("ViT-B/16", "no weights of timm/vit_base_patch16_clip_224.openai"),
+    ("hf-hub:timm/ViT-B-16-SigLIP", "no open_clip_config.json of timm/ViT-B-16-SigLIP"),
 ])  # fmt: skip
 def test_absent_weights_say_what_works_and_nothing_is_fetched(monkeypatch, tmp_path, offline, name, missing):
     def no_network(*args: object) -> None:

@@ -29,8 +29,6 @@ REPRESENTATIVE = [
     "ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-16-alt", "RN50", "ViT-B-32-SigLIP2-256", "EVA02-B-16", "PE-Core-T-16-384",
     "MobileCLIP2-S0", "ViT-L-14-worldwide", "coca_ViT-B-32",
 ]  # fmt: skip
-DEPTHS = ({"depth": 1}, {"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {})
-"""What makes a model of timm shallow: a ViT, ConvNeXt or Swin, FastViT, and one that takes none of these."""
 
 
 @pytest.fixture
@@ -39,7 +37,9 @@ def shallow(monkeypatch):
     create = timm.create_model
 
     def create_shallow(name: str, **settings: Any) -> torch.nn.Module:
-        for depth in DEPTHS:
+        stages = 5 if name.endswith(("mci3", "mci4")) else 4
+        # A ViT, ConvNeXt or Swin, FastViT, and what takes none of these.
+        for depth in ({"depth": 1}, {"depths": (1,) * stages}, {"layers": (1,) * stages}, {}):
             try:
                 return create(name, **settings, **depth)
             except (TypeError, RuntimeError, AssertionError):

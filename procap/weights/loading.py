@@ -218,7 +218,8 @@ def list_backbones() -> list[tuple[str, str, str, tuple[str, ...]]]:
     for name, config in model_configs().items():
         plain, vision, text = plain_towers(config), config["vision_cfg"], config["text_cfg"]
         admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "zero-shot only"
-        model = f"patch {vision['patch_size']}" if "image" in plain else vision.get("timm_model_name", "ResNet")
+        patch = f"patch {vision['patch_size']}" if vision.get("patch_size") else "ResNet"
+        model = vision.get("timm_model_name", patch)
         widths = f"{vision.get('width', '-')}/{text.get('width', '-')}"
         note = f"{vision['image_size']} px, {model}, widths {widths}" + ", QuickGELU" * config.get("quick_gelu", False)
         rows.append((name, admitted, note, tuple(_published(name))))
@@ -241,6 +242,6 @@ def _hub_file(repository: str, file: str = "") -> Path:
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
             continue
     raise UserError(
-        f"{file or 'the weights'} of {repository} are not in the Hugging Face cache: allow the download with "
-        "HF_HUB_OFFLINE=0, or name an architecture and a local file with --pretrained PATH"
+        f"the Hugging Face cache has no {file or 'weights'} of {repository}: allow the download with HF_HUB_OFFLINE=0, "
+        "or name an architecture and a local file with --pretrained PATH"
     )
