@@ -316,7 +316,7 @@ def test_every_backbone_is_listed_with_the_methods_that_it_admits():
     assert methods == "all" and "224 px, patch 16, widths 768/512" in note and "openai" in tags
     assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
     admitted = {"RN50": "text only", "PE-Core-B-16": "text only", "ViT-H-14-worldwide": "image only",
-                "ViT-B-16-SigLIP2": "zero-shot only", "MobileCLIP2-S0": "zero-shot only"}  # fmt: skip
+                "ViT-B-16-SigLIP2": "features only", "MobileCLIP2-S0": "features only"}  # fmt: skip
     assert {name: rows[name][0] for name in admitted} == admitted
 
 

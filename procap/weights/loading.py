@@ -217,7 +217,7 @@ def list_backbones() -> list[tuple[str, str, str, tuple[str, ...]]]:
     rows = []
     for name, config in model_configs().items():
         plain, vision, text = plain_towers(config), config["vision_cfg"], config["text_cfg"]
-        admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "zero-shot only"
+        admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "features only"
         patch = f"patch {vision['patch_size']}" if vision.get("patch_size") else "ResNet"
         model = vision.get("timm_model_name", patch)
         widths = f"{vision.get('width', '-')}/{text.get('width', '-')}"
