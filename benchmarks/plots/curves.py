@@ -40,8 +40,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     }
     if not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
-    methods = {title: next(iter(variants.values())).method for title, variants in lines.items()}
-    looks = style.assign_looks(methods)
+    looks = style.assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
     figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
@@ -51,11 +50,9 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
                 style.draw_curve(panel, points, looks[title], title, markersize=4)
         style.set_ticks(panel, ticks, base=2)
         panel.set_title(display_name(name), fontweight="bold" if name == AVERAGE else "normal")
-        panel.set_facecolor("#f6f7f9" if name == AVERAGE else "white")
         style.grid(panel, "y")
-    style.heading(
-        figure, f"Accuracy on all classes by number of shots ({style.describe_seeds(cells.values())})", cells.values()
-    )
+    seeds = style.describe_seeds(cells.values())
+    style.heading(figure, f"Accuracy on all classes by number of shots ({seeds})", cells.values())
     style.legend(figure)
     return figure
 

@@ -209,8 +209,8 @@ def check_contents(frame: pd.DataFrame) -> None:
         if len(examples) > 1:
             listed = " and ".join(f"{digest} (such as {path})" for digest, path in examples.items())
             raise UserError(
-                f"results on different contents of {name} do not compare: {listed}; select runs of one content, or "
-                "repeat the others with --force"
+                f"results on different contents of {name} do not compare: {listed}; select runs of one content, move "
+                "the others away, or repeat them with --force"
             )
 
 

@@ -30,10 +30,6 @@ class Metric:
         return None if self.published is None else self.mean - self.published
 
 
-Halves = tuple[Metric | None, Metric | None, Metric | None]
-"""Accuracy on base classes, on novel classes, and their harmonic mean."""
-
-
 def make_metric(values: Sequence[float], seeds: tuple[int, ...], limited: bool, mean: float | None = None) -> Metric:
     """Make a metric of one value per seed. mean: if it is not that of the values."""
     std = stdev(values) if len(values) > 1 else None

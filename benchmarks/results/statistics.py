@@ -24,8 +24,6 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Measure = Literal["hm", "accuracy"]
 
-EXACT = 16
-"""For up to this many differences all 2^n choices of signs are enumerated; for more, 2^16 choices are drawn."""
 DRAWS = 10_000
 """Number of bootstrap draws of test images for an interval."""
 TASK = ["dataset", "task"]
@@ -93,7 +91,7 @@ def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
-    """Compute the two-sided p of the mean of paired differences by flipping signs, exact up to EXACT that are not 0."""
+    """Compute the two-sided p of the mean of paired differences by flipping signs: all choices, or at most 2^16."""
     from scipy.stats import permutation_test
 
     # Round, so that equal accuracies compare as equal in spite of floating-point noise.
@@ -111,7 +109,7 @@ def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
         statistic,
         permutation_type="samples",
         vectorized=True,
-        n_resamples=2**EXACT,
+        n_resamples=2**16,
         alternative="greater",
         rng=np.random.default_rng(stream_seed(0, "comparison", "signs")),
     )

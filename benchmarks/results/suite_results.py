@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from benchmarks.results.frame import (
     make_records,
     metric_over_seeds,
 )
-from benchmarks.results.metrics import Halves, Metric, average, harmonic
+from benchmarks.results.metrics import Metric, average, harmonic
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
@@ -69,15 +70,16 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             # A method without training has one run, whose result counts for all seeds.
             seeds = [config.seed] if config.recipe.epochs else options.seeds
-            try:
-                training, settings = folder.train(), options.eval_settings.for_run(config)
-                targets = map(Target.parse_unchecked, run.spec.targets)
-                evaluations = [result for target in targets if (result := folder.evaluation(target, settings))]
-                for record in make_records(folder, config, training, evaluations) if training else ():
-                    record |= {"dataset": run.dataset, "number": variants.index(run.variant)}
-                    records += [{**record, "seed": seed} for seed in seeds]
-            except UserError as error:
-                unreadable[run.path] = str(error)
+            for target in map(Target.parse_unchecked, run.spec.targets):
+                try:
+                    training = folder.train()
+                    result = folder.evaluation(target, options.eval_settings.for_run(config))
+                    made = make_records(folder, config, training, [result]) if training and result else ()
+                    for record, seed in product(made, seeds):
+                        number = variants.index(run.variant)
+                        records.append(record | {"dataset": run.dataset, "number": number, "seed": seed})
+                except UserError as error:
+                    unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
         return cls(suite, options, runs, frame, results, unreadable)
@@ -203,7 +205,7 @@ class SuiteResults:
         """Return the accuracy over seeds; None unless every chosen seed has a result, all or none limited."""
         return self._metrics.get((self.variants.index(variant), dataset, str(target)))
 
-    def halves(self, variant: Variant, dataset: str) -> Halves:
+    def halves(self, variant: Variant, dataset: str) -> tuple[Metric | None, Metric | None, Metric | None]:
         """Return base and novel accuracy, and their harmonic mean; for AVERAGE those of accuracies averaged first."""
         if dataset == AVERAGE:
             bases, novels, _ = zip(*(self.halves(variant, name) for name in self.options.datasets), strict=True)
