@@ -205,10 +205,8 @@ def check_shapes(case: CheckCase) -> str:
 
 def check_inference(case: CheckCase) -> str:
     """Check that inference depends on what is learned, one tensor at least."""
-    cls, method = method_class(case.config.method), case.make_method()
-    replaced = {name for name in ("features", "classifier", "make_classifier") if name in _defined_members(cls)}
+    method = case.make_method()
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
-    _require(replaced != {"features"}, f"features() is replaced, which only loss() calls: {remedy}")
     draws, images = generator(0, "check"), case.images
 
     def logits_after(parameters: Iterable[Tensor]) -> Tensor:
@@ -225,11 +223,6 @@ def check_inference(case: CheckCase) -> str:
             unused += [name] * torch.equal(before, logits)
     _require(len(unused) < len(learned), f"no logit of the classifier depends on {', '.join(unused[:5])}: {remedy}")
     return f"in training alone: {', '.join(unused)}" if unused else ""
-
-
-def _defined_members(cls: type[Method]) -> set[str]:
-    """Return the names that a class or its bases define below `Method`."""
-    return {name for base in cls.__mro__ if issubclass(base, Method) and base is not Method for name in vars(base)}
 
 
 def check_gradients(case: CheckCase) -> str:

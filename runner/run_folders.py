@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from procap.errors import UsageError, UserError
 from runner.config import EvalSettings, RunConfig, Target
@@ -106,14 +106,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
-        try:
-            for name in ("train.json", "config.json", "checkpoint.safetensors", "validation.json", TRACKING_FILE):
-                (self.path / name).unlink(missing_ok=True)
-            if (self.path / "eval").exists():
-                shutil.rmtree(self.path / "eval")
-            self.forget_progress()
-        except OSError as error:
-            raise UserError(f"cannot clear {self.path}: {error.strerror or error}") from error
+        self.train_file.unlink(missing_ok=True)
+        for entry in self.path.glob("[!.]*"):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""
@@ -137,22 +132,15 @@ class OtherContent(UserError):
 
 def check_training_content(config: RunConfig, training: TrainResult, data: Path) -> None:
     """Raise OtherContent if the run's data set in `data` differs from the one it was trained on."""
-    check_content(config, config.dataset, training.manifest_digest, data, "train" if training.steps else "evaluate")
+    check_content(config, config.dataset, training.manifest_digest, data)
 
 
-def check_content(
-    config: RunConfig, dataset: str, digest: str, data: Path, verb: Literal["train", "evaluate"] = "evaluate"
-) -> None:
+def check_content(config: RunConfig, dataset: str, digest: str, data: Path) -> None:
     """Raise OtherContent unless `dataset` in `data` has the digest `digest`, that of a result of the run."""
-    command: str = verb if verb == "train" else "eval"
-    if not config.recipe.epochs:
-        # Runs without training are stored by shots and seed all the same.
-        command += f" --methods {config.method} --shots {config.shots or 'full'} --seeds {config.seed}"
     if (packed := packed_digest(data, dataset)) not in (None, digest):
         raise OtherContent(
-            f"{config.path} was {verb.removesuffix('e')}ed on other content of {dataset} ({digest}) than {data} has "
-            f"({packed}): pack that again, or {verb} again with --force, such as `procap {command} ... --force`, "
-            "which replaces the result; to keep it, name other --results, or pack the new content under another name"
+            f"{config.path} has results on other content of {dataset} ({digest}) than {data} has ({packed}): pack that "
+            "again, repeat with --force, which replaces the result, or name other --results"
         )
 
 

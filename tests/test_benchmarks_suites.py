@@ -156,13 +156,13 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     assert run(capsys, *words)[0] == 0
     pack_digits(tmp_path, 70)
     evaluation = ("eval", "--methods", "zeroshot", *small[2:-4], "--data", tmp_path, "--tracking", "off")
-    zeroshot = r"zeroshot/.* other content .* evaluate again with --force, such as `procap eval --methods zeroshot "
+    zeroshot = r"zeroshot/.* other content .* repeat with --force"
     for refused in (words, evaluation):
         code, out, err = run(capsys, *refused)
         assert code == 1 and not out and len(re.findall(zeroshot, err)) == 1 == err.count("zeroshot/"), err
     assert run(capsys, *evaluation, "--force")[0] == 0 == run(capsys, *evaluation)[0]
     code, out, err = run(capsys, *words)
-    assert code == 1 and not out and "was trained on other content of digits" in err
+    assert code == 1 and not out and "has results on other content of digits" in err
     assert run(capsys, *words, "--dry-run")[1].count("other data") == 1
     assert run(capsys, *words, "--methods", "zeroshot", "--force")[0] == 0
     [file] = (tmp_path / "results/base").rglob("coop/**/train.json")

@@ -129,16 +129,6 @@ def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(sto
     assert family(store) == {"suite · late": [before.info.run_name]}
 
 
-def test_a_suite_deleted_from_the_store_comes_back_with_its_runs(store):
-    run = evaluated(store.results, 1)
-    write_collection(store.results, Collection(kind="suite", name="gone", runs=(run,)))
-    sync(store)
-    for one in all_runs(store):
-        store.client.delete_run(one.info.run_id)
-    sync(store)
-    assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": [f"{RUN} · seed 1"]}
-
-
 def test_results_continued_on_another_machine_are_one_suite_and_one_run(store, tmp_path):
     """The machine that started a suite with results behind a URL is lost after it has exported."""
     for machine in ("first", "second"):

@@ -333,7 +333,7 @@ def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime
     pack_digits(tmp_path, 60)
     score = partial(final_score, RunSpec(config=config), elsewhere)
     for again in (lambda: train(config, elsewhere), lambda: evaluate.evaluate(config, BASE, elsewhere), score):
-        with pytest.raises(UserError, match=r"trained on other content of digits .* train again with --force"):
+        with pytest.raises(UserError, match=r"other content of digits .* repeat with --force"):
             again()
     assert train(config, runtime) == result
 
@@ -346,7 +346,7 @@ def test_other_content_of_another_target_is_counted_again_only_with_force(finish
     first = evaluate.evaluate(config, target, there)
     assert evaluate.evaluate(config, target, there) == first
     pack_digits(tmp_path, 70, "scans")
-    with pytest.raises(UserError, match=r"evaluated on other content of scans .* evaluate again with --force"):
+    with pytest.raises(UserError, match=r"other content of scans .* repeat with --force"):
         evaluate.evaluate(config, target, there)
     again = evaluate.evaluate(config, target, there, force=True)
     assert again.manifest_digest != first.manifest_digest

@@ -21,6 +21,7 @@ from shards.files import file_lock
 from shards.urls import redact
 
 if TYPE_CHECKING:
+    from mlflow.entities import Experiment
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "procap"
@@ -62,18 +63,9 @@ class TrackingStore:
         return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
 
     @property
-    def is_default(self) -> bool:
-        return self.file == self.results / DEFAULT_FILE
-
-    @property
     def exists(self) -> bool:
         """Whether runs can be exported without creating the default store."""
-        return not self.is_default or (self.results / DEFAULT_FILE).exists()
-
-    @property
-    def name(self) -> str:
-        """Identifies the store in `tracking.json`; a copy of the results has a copy of its default store."""
-        return f"{DEFAULT_FILE if self.is_default else self.address} {self.experiment}"
+        return self.file != self.results / DEFAULT_FILE or self.file.exists()
 
     @property
     def address(self) -> str:
@@ -120,17 +112,28 @@ class TrackingStore:
         return MlflowClient(self.uri)
 
     @cached_property
-    def experiment_id(self) -> str:
-        """The id of the experiment, which is created if needed."""
+    def _stored_experiment(self) -> Experiment:
         try:
             # Processes that create the tables of one file at the same time would break each other's migration.
             lock = self.file and self.file.with_name(f".{self.file.name}.lock")
             with file_lock(lock, timeout=LOCK_SECONDS) if lock else nullcontext():
-                if experiment := self.client.get_experiment_by_name(self.experiment):
-                    return experiment.experiment_id
-                return self.client.create_experiment(self.experiment, self.artifacts)
+                if not (experiment := self.client.get_experiment_by_name(self.experiment)):
+                    experiment = self.client.get_experiment(
+                        self.client.create_experiment(self.experiment, self.artifacts)
+                    )
+                return experiment
         except Exception as error:
             raise TrackingError(f"cannot open {self.address}: {format_error(error)}") from error
+
+    @property
+    def experiment_id(self) -> str:
+        """The id of the experiment, which is created if needed."""
+        return self._stored_experiment.experiment_id
+
+    @property
+    def identity(self) -> str:
+        """Identifies the experiment, also in a copy of its store or under a different address."""
+        return f"{self.experiment} {self.experiment_id} {self._stored_experiment.creation_time}"
 
 
 def format_error(error: BaseException) -> str:

@@ -98,8 +98,6 @@ def _export(
     folder = store.results / path
     with file_lock(folder / ".tracking.lock", timeout=LOCK_SECONDS, required=False):
         record = read_record(store, folder)
-        if record and not _exists(store, record.run_id):
-            record = None
         started, epochs = (record.started, record.epochs) if record else (None, 0)
         content = (
             collection_content(collection, store.results, time.time_ns() // 1_000_000)
@@ -115,7 +113,7 @@ def _export(
         if record is None:
             start, source = content.started, {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
             run = store.client.create_run(store.experiment_id, start, source, content.name)
-            record = TrackingRecord(store=store.name, run_id=run.info.run_id, started=start)
+            record = TrackingRecord(store=store.identity, run_id=run.info.run_id, started=start)
             # Before anything is logged, so that an export which is killed continues with this run.
             write_json(folder / TRACKING_FILE, record)
         _log(store, record.run_id, content, parents)
@@ -126,19 +124,7 @@ def _export(
 def read_record(store: TrackingStore, folder: Path) -> TrackingRecord | None:
     """Read `tracking.json`; None if the folder was not exported to `store`."""
     record = read_document(folder / TRACKING_FILE, TrackingRecord)
-    return record if record and record.store == store.name else None
-
-
-def _exists(store: TrackingStore, run_id: str) -> bool:
-    """Whether the store has a run, which may have been deleted there."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return bool(store.client.get_run(run_id).info.lifecycle_stage == "active")
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return False
+    return record if record and record.store == store.identity else None
 
 
 def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str]) -> None:
