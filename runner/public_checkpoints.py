@@ -48,17 +48,8 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
             )
         result = TrainResult(
             config_hash=config.hash,
-            steps=0,
-            images=0,
-            epochs=[],
-            seconds=0.0,
-            images_per_second=None,
-            images_per_second_model=None,
-            warmup_steps=0,
-            phases={},
             peak_memory_bytes=peak_memory(device),
             trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
-            fewshot=None,
             manifest_digest=card.manifest_digest,
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,

@@ -71,21 +71,23 @@ class TrainResult(FrozenModel):
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
     status: Literal["finished"] = "finished"
-    steps: Count
-    images: Count
-    epochs: list[EpochLog]
-    seconds: Amount = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
-    images_per_second: Rate | None = Field(description="warm-up steps and checkpoints left out")
-    images_per_second_model: Rate | None = Field(description="the same, waiting for images left out too")
-    warmup_steps: Count = Field(description="steps left out of `images_per_second`")
-    phases: dict[str, Amount] = Field(description="seconds by phase")
+    steps: Count = 0
+    images: Count = 0
+    epochs: list[EpochLog] = Field(default_factory=list)
+    seconds: Amount = Field(
+        default=0.0, description="of training, checkpoints included; loading, tracking and lost work excluded"
+    )
+    images_per_second: Rate | None = Field(default=None, description="warm-up steps and checkpoints left out")
+    images_per_second_model: Rate | None = Field(default=None, description="the same, without waiting for images")
+    warmup_steps: Count = Field(default=0, description="steps left out of `images_per_second`")
+    phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
     peak_memory_bytes: PeakMemory
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
     )
     kernels: str = Field(default="", description="implementation that the method chose by device, see `Method.kernels`")
-    fewshot: FewShotRecord | None = Field(description="None when nothing was trained")
+    fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
     backbone_digest: str

@@ -244,26 +244,6 @@ def write_tar(file: Path, *members: tarfile.TarInfo) -> Path:
     return file
 
 
-def test_what_a_tar_hides_is_named(tmp_path):
-    image, link, forged, sparse = (tarfile.TarInfo(name) for name in ("a.png", "link.png", "f.png", "s.png"))
-    image.size = 3
-    link.type, link.linkname = tarfile.LNKTYPE, "a.png"
-    forged.pax_headers = {"size": "9" * 30}
-    sparse.pax_headers = {"GNU.sparse.map": "0,x", "GNU.sparse.size": "9"}
-    double = write_tar(tmp_path / "double.tar", image)
-    double.write_bytes(double.read_bytes() + double.read_bytes())
-    failed: dict[str, str] = {}
-    files = [write_tar(tmp_path / "link.tar", image, link), double]
-    files += [write_tar(tmp_path / f"{member.name}.tar", member, image) for member in (forged, sparse)]
-    images = list(image_files.find_images(files, failed.__setitem__))
-    # What of a forged size is read depends on the version of tarfile.
-    named = {Path(name).name.removesuffix(".tar") for name in failed}
-    assert named == {"link.png", "double", "f.png", "s.png"}
-    assert [(Path(name).parent.name, data) for name, data in images] == [
-        ("link.tar", bytes(3)), ("double.tar", bytes(3))
-    ]  # fmt: skip
-
-
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):
     folder, out = tmp_path / "mixed", tmp_path / "out.csv"
     shutil.copytree(photos, folder)

@@ -40,19 +40,10 @@ def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     environ = os.environ if environ is None else environ
     local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
-    variables = {name: environ[name] for name in names if environ.get(name)}
-    if not variables:
+    if not any(environ.get(name) for name in names):
         return Ranks()
-    shown = ", ".join(f"{name}={value}" for name, value in variables.items())
-    remedy = "start with torchrun, or unset them all for one process"
-    wanted = names if environ.get("WORLD_SIZE") == "1" else (*names, "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in wanted if not environ.get(name)]:
-        raise UsageError(f"the environment has {shown} but not {' and '.join(missing)}: {remedy}")
     try:
-        ranks = Ranks(*(int(variables[name]) for name in names))
-        if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size <= ranks.size):
-            raise ValueError
-    except ValueError:
-        rule = "RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK to LOCAL_WORLD_SIZE - 1, of WORLD_SIZE at most"
-        raise UsageError(f"the environment has {shown}, but {rule}: {remedy}") from None
-    return ranks
+        return Ranks(*(int(environ[name]) for name in names))
+    except (KeyError, ValueError) as error:
+        remedy = "start with torchrun, or unset them all for one process"
+        raise UsageError(f"of the variables {', '.join(names)} one is missing or wrong ({error}): {remedy}") from None

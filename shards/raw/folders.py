@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from procap.errors import UserError
-from shards.images import turn_upright
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -82,6 +81,8 @@ class FolderPart:
 
     def records(self) -> Iterator[ImageRecord]:
         """Read the files. Raises UserError naming a file that cannot be read."""
+        from shards.images import turn_upright
+
         for path, label in zip(self.paths, self.labels, strict=True):
             try:
                 data = (self.root / path).read_bytes()
