@@ -237,7 +237,3 @@ class RuntimeConfig:
             )
         check_device_name(self.device)
         acceleration_names(self.accelerate)
-        if self.workers is not None and self.workers < 0:
-            raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"limit = {self.limit}: at least 1 image is needed")

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -235,13 +234,6 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
 def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
     with pytest.raises(errors.UsageError, match="missing does not exist"):
         image_files.find_images([tmp_path / "missing"])
-
-
-def write_tar(file: Path, *members: tarfile.TarInfo) -> Path:
-    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO(bytes(member.size)))
-    return file
 
 
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):

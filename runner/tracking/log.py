@@ -150,8 +150,8 @@ class CollectionTracker:
         flush: bool = True,
     ) -> None:
         """Mark the collection as ended, and export it with its runs. failed: reasons by run."""
-        self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}))
-        self._replace(metrics={**self.collection.metrics, **(metrics or {})})
+        metrics = {**self.collection.metrics, **(metrics or {})}
+        self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}), metrics=metrics)
         exporter = self._exporter
         if exporter.store and exporter.remote.url:
             try:
