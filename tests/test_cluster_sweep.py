@@ -61,8 +61,8 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--param", "seed=1,2"], "unknown field 'seed'"), (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
-    (["--param", "shots=3,-1"], "shots = -1"), (["--param", "lr=0.1,inf"], "lr must be a finite number"),
-    (["--param", "lr=0.1,1e999"], "lr must be a finite number"),
+    (["--param", "shots=3,-1"], "shots = -1"), (["--param", "lr=0.1,inf"], "should be a finite number"),
+    (["--param", "lr=0.1,1e999"], "should be a finite number"),
     (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "use random or tpe"),
     (["--param", "lr=loguniform(1e-4,1)"], "--trials or --hours"),
     (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "lr = -1.5"),
@@ -192,7 +192,7 @@ COOP = ("--methods", "coop", "--datasets", "digits")
 @pytest.mark.parametrize(("line", "message"), [
     ("--param epochs=uniform(1,4) --hours 1", "epochs = 2.5"),
     ("--trials many --param lr=0.1", "Invalid value for '--trials'"),
-    ("--param betas=[1e999,0.9]", "less than 1"),
+    ("--param betas=[1e999,0.9]", "should be a finite number"),
 ])  # fmt: skip
 def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):
     assert main(["sweep", *COOP, *line.split(), "--dry-run"]) == 2

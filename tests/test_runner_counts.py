@@ -32,20 +32,14 @@ from shards import fewshot, loader, reader, transforms
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
 
 
-@pytest.mark.parametrize(("labels", "predicted", "why"), [
-    ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0, 0, 0], "by class"),
-    ([0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0], "by class"),
-    ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 2, 1, 1, 0, 0, 0], "no class"),
-    ([0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0], "7 and 7 images"),
-])  # fmt: skip
-def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path, labels, predicted, why):
+def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path):
     file = put_score(tmp_path, put_run(tmp_path, "maple", "digits"), "digits:base", 3, 8)
     counts = {"per_class": {"correct": [2, 1], "total": [4, 4]}, "num_classes": 2}
     document = json.loads(file.read_text()) | counts
     sound = {"labels": [0, 0, 0, 0, 1, 1, 1, 1], "predicted": [0, 0, 1, 1, 1, 0, 0, 0]}
     assert EvalResult.model_validate(document | sound).wrong_images().T.tolist() == [[0, 1]] * 2 + [[1, 0]] * 3
-    with pytest.raises(ValueError, match=why):
-        EvalResult.model_validate(document | {"labels": labels, "predicted": predicted})
+    with pytest.raises(ValueError, match="7 and 7 images"):
+        EvalResult.model_validate(document | {name: labels[:7] for name, labels in sound.items()})
 
 
 def plan(checkpoint: str, method: str = "maple", **options: float) -> RunConfig:
