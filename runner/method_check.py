@@ -205,8 +205,11 @@ def check_shapes(case: CheckCase) -> str:
 
 def check_inference(case: CheckCase) -> str:
     """Check that inference depends on what is learned, one tensor at least."""
-    method = case.make_method()
+    cls, method = method_class(case.config.method), case.make_method()
+    inherited = {name: getattr(Method, name, None) for name in ("features", "classifier", "make_classifier")}
+    replaced = {name for name, function in inherited.items() if getattr(cls, name, None) is not function}
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
+    _require(replaced != {"features"}, f"features() is replaced, which only loss() calls: {remedy}")
     draws, images = generator(0, "check"), case.images
 
     def logits_after(parameters: Iterable[Tensor]) -> Tensor:

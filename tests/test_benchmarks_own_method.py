@@ -130,7 +130,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
     ("unlabelled", "shapes", '"ce" first'),
     ("plain", "class", "summary is empty"),
-    ("behind", "inference", "no logit of the classifier depends on"),
+    ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),

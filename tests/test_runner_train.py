@@ -132,7 +132,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     assert renewed.checkpoint_sha256 == result.checkpoint_sha256 and renewed.method_source != result.method_source
 
     install(tmp_path, {"broken_method": "raise OSError('unfinished')"}, {"theirs": "broken_method:Theirs"})
-    why = r"and now method 'theirs' is a plug-in that cannot .*: OSError: unfinished .*broken_method.py, line 1, "
+    why = r"and now method 'theirs' is a plug-in that cannot .*: OSError: unfinished .*, line 1, <module>"
     with pytest.raises(UserError, match=rf"was trained by theirs 2 .*, {why}: restore that code"):
         evaluate.load_trained(config, there)
     assert re.search(why.removeprefix("and now "), note_code(load(there.results))[0])
