@@ -8,7 +8,7 @@ class Theirs(CoOp):
 """
 
 
-def install(folder, modules, points, *, version="1.0", kind="methods"):
+def install(folder, modules, points, *, version="1.0"):
     """Write `modules` (file name without suffix and text) and the package `theirs` that registers `points`."""
     folder.mkdir(exist_ok=True)
     for name, text in modules.items():
@@ -20,5 +20,5 @@ def install(folder, modules, points, *, version="1.0", kind="methods"):
     info = folder / f"theirs-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: theirs\nVersion: {version}\n")
-    lines = [f"[procap.{kind}]", *(f"{name} = {path}" for name, path in points.items())]
+    lines = ["[procap.methods]", *(f"{name} = {path}" for name, path in points.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))

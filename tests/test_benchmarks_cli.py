@@ -257,14 +257,6 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
 
 
-def test_unfinished_suites_of_other_packages_break_no_listing(capsys, tmp_path, monkeypatch):
-    install(tmp_path, {"bye": "import sys\nsys.exit()\n"}, {"bye": "bye:SUITE"}, kind="suites")
-    monkeypatch.syspath_prepend(tmp_path)
-    for command in (["ls", "suites"], ["bench", "--help"]):
-        code, out, _ = run(capsys, *command)
-        assert code == 0 and "ablation" in out and "SystemExit" in out
-
-
 def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tmp_path, shards):
     put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
     for file in Path("results").rglob("*.json"):

@@ -95,7 +95,6 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
     (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
     (("recipe=name)", "options={'n_ctx': 4})"), "suite 'mine', variant 'CLIP (zero-shot)': unknown option"),
-    (("recipe=name)", "recipe=options.oops)"), "the plan of suite 'mine' fails: AttributeError"),
 ])  # fmt: skip
 def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, message, tmp_path, capsys):
     file = tmp_path / "wrong.py"

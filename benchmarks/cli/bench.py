@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from benchmarks.cli import flags
 from benchmarks.cli.run_suites import bench
-from benchmarks.suites import ALL, suite_help, suite_paths, suite_titles
+from benchmarks.suites import ALL, SUITES, load_suite, suite_help
 
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
@@ -25,14 +25,15 @@ class SuiteGroup(TyperGroup):
     """List the commands of `procap bench`: one for each suite, by name or file, and `all`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [ALL, *suite_paths()]
+        return [ALL, *SUITES]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return suite_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(ALL, "every suite of the paper, and the report"), *suite_titles().items()])
+            titles = [(name, load_suite(name).title) for name in SUITES]
+            formatter.write_dl([(ALL, "every suite of the paper, and the report"), *titles])
 
 
 app = typer.Typer(

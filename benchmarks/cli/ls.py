@@ -14,13 +14,12 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
-from benchmarks.suites import load_installed_suite, suite_paths
+from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, method_class, method_summaries
 from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
-from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
@@ -45,7 +44,7 @@ def ls(
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
-        "suites": lambda: _suites(Path(results)),
+        "suites": _suites,
         "runs": lambda: _runs(results, selection),
     }
     if what not in listings:
@@ -92,17 +91,12 @@ def _methods() -> Listing:
     return columns(("method", "published recipe, or own (16 shots)", "what it is"), shown), rows
 
 
-def _suites(results: Path) -> Listing:
-    rows: list[dict[str, Any]] = []
-    run = sorted(path.name for path in results.glob(f"{COLLECTIONS}/suite/*"))
-    for name in dict.fromkeys([*suite_paths(), *run]):
-        try:
-            suite = load_installed_suite(name)
-            row = {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds}
-        except UserError as error:
-            row = {"name": name, "title": str(error), "methods": [], "seeds": []}
-        rows.append(row)
-    shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
+def _suites() -> Listing:
+    suites = [load_suite(name) for name in SUITES]
+    rows = [
+        {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds} for suite in suites
+    ]
+    shown = [(suite.name, suite.title, ",".join(suite.methods), ",".join(map(str, suite.seeds))) for suite in suites]
     return columns(("suite", "what it is", "methods", "seeds"), shown), rows
 
 

@@ -16,7 +16,7 @@ from benchmarks.console.parse import parse_integers, parse_options
 from benchmarks.report.sections import read_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import load_suite, suite_paths
+from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.tables.check import check_table
 from benchmarks.tables.render import FORMATS, render, to_dict
@@ -127,7 +127,7 @@ def _suite_tables(
 ) -> tuple[Sequence[Table], int]:
     """Make the tables of a suite or sweep; returns them with the exit code."""
     root, data = open_results(results), data_root(suite_flags.data)
-    if name not in suite_paths() and (root / COLLECTIONS / "sweep" / name).is_dir():
+    if name not in SUITES and (root / COLLECTIONS / "sweep" / name).is_dir():
         _refuse(name, selection, suite_flags)
         return _sweep_tables(name, root), 0
     # Raises for a run that is there twice with different results, of which the tables would show one.

@@ -19,7 +19,6 @@ from benchmarks.experiment.titles import title_method
 from cluster.run import RunSpec, validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
-from procap.recipe import format_value
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, control_options, plan_run
 from runner.run_collection import COLLECTION_NAME
@@ -163,15 +162,6 @@ class SuiteOptions:
             # With epochs of warm-up only, the learning rate would never reach its full value.
             changes["warmup_epochs"] = epochs - 1
         return planned(overrides=changes, seed=seed, shots=shots)
-
-    @property
-    def option_flags(self) -> list[str]:
-        """The options of methods as `--option` takes them: `procap.n_ctx=8`."""
-        return [
-            f"{method}.{name}={format_value(value)}"
-            for method, options in self.options.items()
-            for name, value in options.items()
-        ]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""

@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 
 from benchmarks.experiment.profiles import MINI, find_profile
 from benchmarks.experiment.suite import Suite, SuiteOptions, SuiteRun
-from benchmarks.suites import SUITES
 from cluster.run import RunSpec
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, Collection, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content
@@ -31,15 +30,8 @@ class SuitePlan:
 
     @classmethod
     def make(cls, suite: Suite, options: SuiteOptions) -> SuitePlan:
-        """Plan the runs. An error in the file of a user's own suite becomes a UsageError."""
-        try:
-            return cls(suite, options, suite.plan(options))
-        except UserError:
-            raise
-        except Exception as error:
-            if suite.name in SUITES:
-                raise
-            raise UsageError(f"the plan of suite '{suite.name}' fails: {type(error).__name__}: {error}") from error
+        """Plan the runs of a suite."""
+        return cls(suite, options, suite.plan(options))
 
     @property
     def collection(self) -> Collection:

@@ -1,4 +1,4 @@
-"""Find methods and suites of other packages, identify their code, and name the place of an error in it.
+"""Find methods of other packages, identify their code, and name the place of an error in it.
 
 Nothing here imports a plug-in.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-METHODS_GROUP, SUITES_GROUP = "procap.methods", "procap.suites"
+GROUP = "procap.methods"
 
 
 class PlugInSource(BaseModel):
@@ -32,17 +32,17 @@ class PlugInSource(BaseModel):
         return f"{self.package} {self.version} (source {self.digest})"
 
 
-def find_plugins(group: str = METHODS_GROUP) -> dict[str, EntryPoint]:
-    """Return the entry points of all installed packages in `group` by name."""
+def find_plugins() -> dict[str, EntryPoint]:
+    """Return the entry points of methods of all installed packages by name."""
     changed = [(path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.exists(path)]
-    return _find_plugins(group, tuple(changed))
+    return _find_plugins(tuple(changed))
 
 
 @functools.cache
-def _find_plugins(group: str, path: tuple[tuple[str, int], ...]) -> dict[str, EntryPoint]:
+def _find_plugins(path: tuple[tuple[str, int], ...]) -> dict[str, EntryPoint]:
     # Reading the entry points of all packages takes long, and tables need those of each run. Installing a package
     # changes the time of a folder on the path.
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def plugin_source(point: EntryPoint) -> PlugInSource:
@@ -61,20 +61,14 @@ def describe_unexpected(error: BaseException) -> str:
 
 def find_place(error: BaseException) -> str:
     """Find the innermost frame of `error` in the module or package of a plug-in; empty if there is none."""
-    plugins = [
-        (noun, point, root)
-        for noun, group in (("method", METHODS_GROUP), ("suite", SUITES_GROUP))
-        for point in find_plugins(group).values()
-        if (root := _source_root(point))
-    ]
+    plugins = [(point, root) for point in find_plugins().values() if (root := _source_root(point))]
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         file, code = Path(frame.f_code.co_filename), frame.f_code
-        inside = [(noun, point) for noun, point, root in plugins if root in (file, *file.parents)]
+        inside = [point for point, root in plugins if root in (file, *file.parents)]
         # Of several plug-ins in one module the one whose class has the function.
-        inside.sort(key=lambda entry: entry[1].attr != code.co_qualname.partition(".")[0])
+        inside.sort(key=lambda point: point.attr != code.co_qualname.partition(".")[0])
         if inside:
-            noun, point = inside[0]
-            return f"{noun} '{point.name}' (plug-in) fails in {file}, line {line}, {code.co_name}"
+            return f"method '{inside[0].name}' (plug-in) fails in {file}, line {line}, {code.co_name}"
     return ""
 
 
