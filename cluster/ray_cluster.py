@@ -227,10 +227,8 @@ def count_runs(cluster: Sequence[Node], resources: Resources) -> int:
     """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever."""
     count = count_processes(cluster, resources)
     if count < resources.processes:
-        largest = max(cluster, key=lambda node: (node.gpus, node.cpus))
         raise UsageError(
-            f"a run that asks for {resources} does not fit: all nodes, the largest {largest.name} with "
-            f"{largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {count} such processes; if nodes are started on "
-            "demand, add --autoscale"
+            f"a run that asks for {resources} does not fit: all nodes together hold {count} such processes; if nodes "
+            "are started on demand, add --autoscale"
         )
     return count // resources.processes

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from procap.errors import UsageError, unknown_name
-from procap.recipe import Recipe, format_value
+from procap.recipe import Recipe
 
 Values = dict[str, Any]
 """A value for every field that is varied."""
@@ -80,14 +80,6 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
         return tune.grid_search(domain) if grid else tune.choice(domain)
     ((kind, arguments),) = domain.items()
     return getattr(tune, kind)(*arguments)
-
-
-def format_domain(domain: Domain) -> str:
-    """Format a domain as it is written on the command line."""
-    if isinstance(domain, list):
-        return ", ".join(map(format_value, domain))
-    ((kind, numbers),) = domain.items()
-    return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
 
 
 def value_between(domain: dict[str, list[float]]) -> Any:

@@ -30,7 +30,6 @@ Rows = list[tuple[object, ...]]
     "procap data check",
     "procap data check shapes --data demo/data",
     "procap data check --raw /datasets",
-    "procap data check oxford-pets --raw /datasets --no-decode",
     "procap data check ./birds",
 )
 def check(
@@ -40,7 +39,6 @@ def check(
     ] = None,
     data: Data = "",
     raw: Annotated[Path | None, flag("FOLDER", "check raw folders below this one instead of shards")] = None,
-    no_decode: Annotated[bool, typer.Option("--no-decode", help="raw: do not open every image")] = False,
     workers: Workers = None,
 ) -> int:
     """Check packed shards (hashes, every image), raw folders against the published lists, or your images.
@@ -55,7 +53,7 @@ def check(
         return _check_users(users, processes, output)
     selected = split_names(",".join(names or ())) or ["all"]
     if raw:
-        return _check_raw(selected, PackFlags(raw=raw), not no_decode, processes, output)
+        return _check_raw(selected, PackFlags(raw=raw), output)
     return _check_packed(selected, root, processes, output)
 
 
@@ -113,7 +111,8 @@ def _check_packed(names: list[str], root: Path, workers: int, output: OutputFlag
     return 1 if broken else 0
 
 
-def _check_raw(names: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
+def _check_raw(names: list[str], packing: PackFlags, output: OutputFlags) -> int:
+    """Compare raw folders with the published lists, without reading images, which packing does."""
     root = packing.raw_root()
     assert root is not None
     rows: Rows = []
@@ -124,7 +123,12 @@ def _check_raw(names: list[str], packing: PackFlags, decode: bool, workers: int,
             absent.append(dataset.name)
             rows.append((dataset.name, "-", "-", "-", "not found"))
             continue
-        counts, problems[dataset.name] = _check_raw_dataset(dataset, root, decode, workers)
+        counts: Mapping[str, int] = {}
+        try:
+            source = raw_source(dataset, root, whole=False)
+            counts, problems[dataset.name] = source.counts, [*source.problems]
+        except UserError as error:
+            problems[dataset.name] = [str(error)]
         for split, published in dataset.counts.items():
             row = (dataset.name, split, f"{counts.get(split, 0):,}", f"{published:,}", _verdict(problems[dataset.name]))
             rows.append(row)
@@ -148,15 +152,3 @@ def _select_published(names: Sequence[str]) -> list[Dataset]:
     if generated := [name for name, dataset in selected.items() if dataset.source != "folder"]:
         raise UsageError(f"'{generated[0]}' has no raw folder")
     return list(selected.values())
-
-
-def _check_raw_dataset(dataset: Dataset, root: Path, decode: bool, workers: int) -> tuple[Mapping[str, int], list[str]]:
-    """Return the images of each split that are there, and what is wrong with them."""
-    try:
-        source = raw_source(dataset, root, whole=False)
-    except UserError as error:
-        return {}, [str(error)]
-    if decode:
-        with parts_progress(f"checking {dataset.name}", source.counts) as progress:
-            source = check_source(source, workers=workers, on_progress=progress)
-    return source.counts, [*source.problems]

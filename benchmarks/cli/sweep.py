@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.run import StoragePaths
-from cluster.space import format_domain
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
@@ -145,7 +145,7 @@ def _show_outcome(
 
 def _show_plan(settings: SweepSettings, tried: Sequence[Configuration], output: flags.OutputFlags) -> int:
     """Print what would be searched and the configurations that were tried."""
-    fields = [(field, format_domain(domain)) for field, domain in settings.space.items()]
+    fields = [(field, json.dumps(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied")]))
     if tried:
         show("\n" + render(table.sweep_table(settings, tried), "md"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from glob import glob
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -85,10 +84,8 @@ def table(
     if form != "json":
         texts = [render(table, form) for table in tables]
         show("\n\n".join(texts))
-        files = f"{results}/{COLLECTIONS}/suite/{suite}/*.csv"
         if len(texts) > 1 and form == "csv":
-            single = f"; single files: {files}" if glob(files) else ""
-            note(f"{len(texts)} tables with different columns, an empty line between them{single}")
+            note(f"{len(texts)} tables with different columns, an empty line between them")
         notes = [line for table in tables for line in (*table.notes, *table.details)]
         for line in dict.fromkeys(notes) if form == "csv" else ():
             note(line)

@@ -65,13 +65,11 @@ class RunProgress(TrialProgress):
         self,
         runs: Sequence[RunSpec],
         work: Sequence[float],
-        trackers: CollectionTrackers | None = None,
-        *,
+        trackers: CollectionTrackers,
         trace: Callable[[str], None] | None = None,
-        quiet: bool = False,
     ) -> None:
         """work: the images of each run, infinite if unknown."""
-        super().__init__(ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False), trace)
+        super().__init__(ProgressDisplay("runs", len(runs), unit="done", timed=False), trace)
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._work, self._trackers = work, trackers
         self._began = time.monotonic()
@@ -105,7 +103,7 @@ class RunProgress(TrialProgress):
 
     def _show(self, changed: int | None = None) -> None:
         """Update the display, and the tracker with a changed run."""
-        if self._trackers is not None and changed is not None:
+        if changed is not None:
             self._trackers.update(self.runs[changed].path)
         facts, left = {"running": f"{len(self.running)}"}, self.seconds_left()
         facts["left"] = f"about {format_duration(left)}" if math.isfinite(left) else "unknown"
