@@ -45,11 +45,11 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
         return field, [value for number, value in enumerate(values) if value not in values[:number]]
     if call[1] not in DISTRIBUTIONS:
         raise unknown_name("distribution", call[1], list(DISTRIBUTIONS))
-    kind, (rule, is_valid) = call[1], DISTRIBUTIONS[call[1]]
+    distribution, (rule, is_valid) = call[1], DISTRIBUTIONS[call[1]]
     numbers = [number for number in values if type(number) in (int, float) and math.isfinite(number)]
     if len(numbers) != len(values) or len(numbers) != rule.count(",") + 1 or not is_valid(*numbers):
-        raise UsageError(f"{field}: {kind}({', '.join(map(str, values))}) is not {kind}({rule}")
-    return field, {kind: [int(number) if kind == "randint" else float(number) for number in numbers]}
+        raise UsageError(f"{field}: {distribution}({', '.join(map(str, values))}) is not {distribution}({rule}")
+    return field, {distribution: [int(number) if distribution == "randint" else float(number) for number in numbers]}
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
@@ -78,16 +78,16 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
 
     if isinstance(domain, list):
         return tune.grid_search(domain) if grid else tune.choice(domain)
-    ((kind, arguments),) = domain.items()
-    return getattr(tune, kind)(*arguments)
+    ((distribution, arguments),) = domain.items()
+    return getattr(tune, distribution)(*arguments)
 
 
 def value_between(domain: dict[str, list[float]]) -> Any:
     """Return a value of a distribution between its bounds."""
-    ((kind, (low, high, *_)),) = domain.items()
-    if kind == "quniform":
+    ((distribution, (low, high, *_)),) = domain.items()
+    if distribution == "quniform":
         return low
-    return int(low + high) // 2 if kind == "randint" else (low + high) / 2
+    return int(low + high) // 2 if distribution == "randint" else (low + high) / 2
 
 
 def round_value(domain: Domain, value: Any) -> Any:

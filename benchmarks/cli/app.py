@@ -102,8 +102,8 @@ program = typer.Typer(
 )
 
 
-def print_version(wanted: bool) -> None:
-    if wanted:
+def print_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"procap {__version__}")
         raise typer.Exit
 

@@ -52,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             started = time.monotonic()
             try:
-                found = measure(remaining)
+                measured = measure(remaining)
             except Exception as error:
                 traceback.print_exc()
-                found = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+                measured = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
                 failed += 1
-            record["parts"][part] = found | {"wall_seconds": round(time.monotonic() - started, 2)}
+            record["parts"][part] = measured | {"wall_seconds": round(time.monotonic() - started, 2)}
             write_json(file, record)
-            note(f"{name} {part}: {found.get('error', 'done')} ({time.monotonic() - started:.1f} s)")
+            note(f"{name} {part}: {measured.get('error', 'done')} ({time.monotonic() - started:.1f} s)")
     write_bytes(flags.out / "report.md", format_report(flags.out, STAGES).encode())
     note(f"{left} parts left, {failed} failed; {flags.out / 'report.md'}")
     return INCOMPLETE if left else 3 if failed else 0

@@ -37,11 +37,11 @@ def compare_modes(models: Models, method: str, precision: str, settings: Setting
     """
     truth = _compute(models, "reference", method, "fp32", settings)
     fast = _compute(models, "fast", method, precision, settings)
-    found = {f"fast {kind}": _largest_difference(fast[kind], truth[kind]) for kind in truth}
+    outputs = {f"fast {kind}": _largest_difference(fast[kind], truth[kind]) for kind in truth}
     if precision != "fp32":
         reference = _compute(models, "reference", method, precision, settings)
-        found |= {f"reference {kind}": _largest_difference(reference[kind], truth[kind]) for kind in truth}
-    return found
+        outputs |= {f"reference {kind}": _largest_difference(reference[kind], truth[kind]) for kind in truth}
+    return outputs
 
 
 def compare_captured(models: Models, method: str, precision: str, settings: Settings) -> dict[str, float]:
@@ -90,15 +90,15 @@ def _make_case(
     return method, config, images, labels
 
 
-def _largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+def _largest_difference(outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Return the largest difference over the tensors, each relative to its own largest element.
 
     Gradients that are tiny beside the others are compared with a thousandth of the largest one.
     """
-    if found.keys() != expected.keys():
-        raise ValueError(f"other tensors: {sorted(found.keys() ^ expected.keys())}")
+    if outputs.keys() != expected.keys():
+        raise ValueError(f"other tensors: {sorted(outputs.keys() ^ expected.keys())}")
     largest = max(float(tensor.abs().max()) for tensor in expected.values())
     return max(
-        float((found[name] - tensor).abs().max()) / max(float(tensor.abs().max()), 1e-3 * largest, 1e-30)
+        float((outputs[name] - tensor).abs().max()) / max(float(tensor.abs().max()), 1e-3 * largest, 1e-30)
         for name, tensor in expected.items()
     )

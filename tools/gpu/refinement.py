@@ -74,9 +74,9 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
     truth: tuple[Tensor, ...] = ()
     for name, refine in forms.items():
         forward, step = torch.no_grad()(refine), partial(refinement.step, refine)
-        found = (*forward(), *step())
-        truth = truth or found
-        difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, truth, strict=True))
+        outputs = (*forward(), *step())
+        truth = truth or outputs
+        difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(outputs, truth, strict=True))
         kernels = _count_kernels(step, device) if on_gpu else None
         rows.append({"form": name, "difference": difference, "kernels": kernels})
         works += [forward, step]
@@ -91,7 +91,7 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
         seconds = time_interleaved(works, ROUNDS, device, repeats)
     finally:
         torch.set_num_threads(threads)
-    medians = [round(1e6 * statistics.median(own), 1) for own in seconds]
+    medians = [round(1e6 * statistics.median(rounds), 1) for rounds in seconds]
     for row, forward_us, step_us in zip(rows, medians[::2], medians[1::2], strict=True):
         row |= {"forward_us": forward_us, "step_us": step_us}
     read = LEVELS * refinement.level_bytes

@@ -107,11 +107,11 @@ def list_parity(setup: StudySetup) -> Iterator[Part]:
         def compare(seconds: float, method: str = method, precision: str = precision, way: str = way) -> dict[str, Any]:
             settings = setup.settings(way)
             models = setup.models(settings.accelerations)
-            found: dict[str, Any] = compare_modes(models, method, precision, settings)
+            measured: dict[str, Any] = compare_modes(models, method, precision, settings)
             if on_gpu and method != "zeroshot":
                 captured = compare_captured(models, method, precision, settings)
-                found |= {f"captured {kind}": value for kind, value in captured.items()}
-            return found
+                measured |= {f"captured {kind}": value for kind, value in captured.items()}
+            return measured
 
         if method != "zeroshot" or way == "off":
             yield f"{method} {precision} {way}", compare
@@ -134,8 +134,8 @@ def list_sizes(setup: StudySetup) -> Iterator[Part]:
 
 def _measure_size(setup: StudySetup, method: str, size: Size, way: str, seconds: float) -> dict[str, Any]:
     settings = setup.settings(way)
-    [found] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5)
-    return found
+    [measured] = measure_sizes(setup.models(settings.accelerations), method, [size], settings, 5)
+    return measured
 
 
 def list_peaks(setup: StudySetup) -> Iterator[Part]:
