@@ -23,7 +23,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
-from procap.weights.files import VOCABULARY, expand_vocabulary
+from procap.weights.files import VOCABULARY
 from procap.weights.loading import EMBEDDED, list_backbones, load_clip, weights_digest
 from runner.setup import warn_of_unknown_names
 
@@ -310,14 +310,14 @@ def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, nam
 
 
 def test_every_backbone_is_listed_with_the_methods_that_it_admits():
-    rows = {name: (methods, note, tags) for name, methods, note, tags in list_backbones()}
+    rows = {row["name"]: row for row in list_backbones()}
     assert next(iter(rows)) == "mini" and len(rows) >= 145
-    methods, note, tags = rows["ViT-B-16"]
-    assert methods == "all" and "224 px, patch 16, widths 768/512" in note and "openai" in tags
-    assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
+    row = rows["ViT-B-16"]
+    assert row["methods"] == "all" and "224 px, patch 16, widths 768/512" in row["note"] and "openai" in row["tags"]
+    assert "QuickGELU" in rows["ViT-B-16-quickgelu"]["note"]
     admitted = {"RN50": "text only", "PE-Core-B-16": "text only", "ViT-H-14-worldwide": "image only",
                 "ViT-B-16-SigLIP2": "features only", "MobileCLIP2-S0": "features only"}  # fmt: skip
-    assert {name: rows[name][0] for name in admitted} == admitted
+    assert {name: rows[name]["methods"] for name in admitted} == admitted
 
 
 def test_mini_lists_names_of_words_that_it_was_not_trained_on():
@@ -346,13 +346,6 @@ def test_minis_stored_rows_expand_to_the_whole_vocabulary(mini_file, tiny_clip):
     assert table.shape == (VOCABULARY, 64) and loaded.geometry == tiny_clip.geometry
     assert torch.equal(table[[5, 49406, 49407]], stored)
     torch.testing.assert_close(table[[0, 6, 30000]], stored.mean(0).expand(3, -1))
-
-
-def test_minis_rows_that_do_not_match_are_refused(mini_file):
-    with pytest.raises(UserError, match="2 row numbers for 3 rows"):
-        expand_vocabulary(torch.zeros(3, 4), torch.tensor([1, 2]))
-    with pytest.raises(UserError, match="do not match"):
-        expand_vocabulary(torch.zeros(1, 4), torch.tensor([VOCABULARY]))
 
 
 @pytest.mark.skipif(not EMBEDDED.exists(), reason="the embedded weights are not built yet")

@@ -10,7 +10,7 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import save_file
-from small_runs import make_runtime, seeded
+from small_runs import seeded
 from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks.cli import main
@@ -148,21 +148,9 @@ def test_images_are_prepared_as_open_clip_does(name, shallow):
 
 @pytest.mark.slow
 def test_methods_of_every_sort_run_on_a_resnet(few_digits, tmp_path):
-    runtime = make_runtime(few_digits, tmp_path)
-    run = [
-        "--methods",
-        "zeroshot,coop,taskres",
-        "--datasets",
-        "digits",
-        "--shots",
-        "1",
-        "--epochs",
-        "1",
-        "--batch-size",
-        "5",
-    ]
-    run += ["--backbone", "RN50", "--pretrained", "random", "--device", "cpu", "--tracking", "off"]
-    run += ["--data", str(runtime.data), "--results", str(tmp_path)]
+    run = ["--methods", "zeroshot,coop,taskres", "--datasets", "digits", "--shots", "1", "--epochs", "1"]
+    run += ["--batch-size", "5", "--backbone", "RN50", "--pretrained", "random", "--device", "cpu", "--tracking", "off"]
+    run += ["--data", str(few_digits), "--results", str(tmp_path)]
     assert main(["train", *run]) == 0
     assert main(["eval", *run, "--targets", "digits:base", "--limit", "2"]) == 0
     assert len([*tmp_path.glob("base/digits/*/RN50/*/*/eval/*.json")]) == 3

@@ -128,9 +128,8 @@ def _datasets(root: Path) -> Listing:
 def _backbones() -> Listing:
     from procap.weights.loading import list_backbones
 
-    fields = ("name", "methods", "note", "tags")
-    rows = [dict(zip(fields, row, strict=True)) for row in list_backbones()]
-    shown = [(*row[:3], ", ".join(row[3]) or "-") for row in list_backbones()]
+    rows = list_backbones()
+    shown = [(row["name"], row["methods"], row["note"], ", ".join(row["tags"]) or "-") for row in rows]
     return columns(("backbone", "methods", "what it is", "weights"), shown), rows
 
 

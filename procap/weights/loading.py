@@ -212,8 +212,8 @@ def _digest(name: str, pretrained: str | None, file_status: tuple[int, ...] | No
     return load_clip(name, pretrained).digest()
 
 
-def list_backbones() -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """List (name, methods that it admits, note, weight tags) of everything that `load_clip` accepts by name."""
+def list_backbones() -> list[dict[str, Any]]:
+    """List name, methods that it admits, note and weight tags of everything that `load_clip` accepts by name."""
     rows = []
     for name, config in model_configs().items():
         plain, vision, text = plain_towers(config), config["vision_cfg"], config["text_cfg"]
@@ -222,7 +222,7 @@ def list_backbones() -> list[tuple[str, str, str, tuple[str, ...]]]:
         model = vision.get("timm_model_name", patch)
         widths = f"{vision.get('width', '-')}/{text.get('width', '-')}"
         note = f"{vision['image_size']} px, {model}, widths {widths}" + ", QuickGELU" * config.get("quick_gelu", False)
-        rows.append((name, admitted, note, tuple(_published(name))))
+        rows.append({"name": name, "methods": admitted, "note": note, "tags": list(_published(name))})
     return rows
 
 

@@ -72,8 +72,10 @@ class _TensorUnpickler(pickle.Unpickler):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("torch", "torch.cuda") and name.endswith("Storage"):
-            return getattr(torch, name).dtype
+        # HalfStorage holds torch.half; everything that is not a type stays without behaviour.
+        dtype = getattr(torch, name.removesuffix("Storage").lower(), None)
+        if module in ("torch", "torch.cuda") and name.endswith("Storage") and isinstance(dtype, torch.dtype):
+            return dtype
         return GLOBALS.get((module, name), Inert)
 
     def persistent_load(self, pid: Any) -> Tensor:
