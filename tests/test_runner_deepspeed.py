@@ -136,7 +136,7 @@ class Worker:
             terms.append(trained(running, range(2 * leg, 2 * leg + 2)))
             files = StateFiles(self.folder / f"{name}-{leg}-{self.rank}", {})
             files.save(TrainState(step=2 * leg + 2), running.state())
-            parts = files.unpack(files.newest()[0])[1]
+            parts = files.unpack(files.newest())[1]
             tensors = learned(running)
             running.close()
         self.write(name, torch.cat(terms), tensors)
