@@ -116,7 +116,7 @@ class EvalSettings(FrozenModel):
 
     precision: Precision | None = Field(default=None, description="of the arithmetic; None: that of the training")
     resize: Literal["crop", "squash"] = Field(
-        default="crop", description="shorter side to the input size and centre crop, or the whole image squashed"
+        default="crop", description="crop: as the backbone was trained; squash: the whole image"
     )
     samples: int = Field(
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -89,11 +88,7 @@ class EvalTransform:
 
 
 def eval_transform(
-    image_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    resize: Literal["crop", "squash"] = "crop",
-    interpolation: str = "bicubic",
+    image_size: int, mean: Sequence[float], std: Sequence[float], resize: str = "crop", interpolation: str = "bicubic"
 ) -> EvalTransform:
     """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
     return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash", interpolation)
