@@ -46,6 +46,7 @@ class FewShot:
     """
 
     train: Split
+    val: Split
     classnames: tuple[str, ...]
     labels: tuple[int, ...]
     digest: str
@@ -151,17 +152,19 @@ def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int6
 
 
 def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:
-    """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of them.
+    """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp.
     """
     check_shots(shards, shots, classes)
     train = shards.split("train")
-    in_train, _ = draw_positions(train.labels, (), shots, seed)
+    val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
+    in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     labels = select_labels(train.labels[in_train], classes)
     chosen = select_images(train, in_train, labels)
     return FewShot(
         train=chosen,
+        val=select_images(val, in_val, labels),
         classnames=tuple(shards.classnames[label] for label in labels),
         labels=tuple(labels),
         digest=lines_digest(chosen.paths),

@@ -170,7 +170,8 @@ def test_a_development_run_takes_of_the_base_samples_those_of_its_classes(toy):
     assert [half.classnames for half in halves] == [CLASSNAMES[:2], CLASSNAMES[2:3]]
     for half in halves:
         kept = [path for path in base.train.paths if path.split("/")[1] in half.classnames]
-        assert half.train.paths == kept
+        val = [path for path in base.val.paths if path.split("/")[1] in half.classnames]
+        assert (half.train.paths, half.val.paths) == (kept, val)
         assert sorted(set(half.train.labels.tolist())) == list(range(len(half.classnames)))
 
 
@@ -187,11 +188,12 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
         evaluation_split(shards, "dev-novel")
 
 
-def test_small_classes_give_what_they_have(toy):
-    train = np.bincount([label(i) for i in range(COUNTS["train"])])
-    assert train.min() < 5 < train.max()
+def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
+    train, val = (np.bincount([label(i) for i in range(COUNTS[split])]) for split in ("train", "val"))
+    assert train.min() < 5 < train.max() and val.min() < 4 < val.max()
     drawn = load_few_shot(toy, 5, 1)
     assert np.bincount(drawn.train.labels).tolist() == np.minimum(train, 5).tolist()
+    assert np.bincount(drawn.val.labels).tolist() == np.minimum(val, 4).tolist()
 
 
 def test_zero_shots_means_every_image_in_list_order(toy):
