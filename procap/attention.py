@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from procap.low_rank import LowRank
 
 RowMap = Callable[[Tensor], Tensor]
 """States [N, L, D] to states of some of their rows [N, Q, D]."""
@@ -171,6 +175,7 @@ class Block(nn.Module):
         read: RowMap | None = None,
         folded: bool = False,
         adapter: nn.Module | None = None,
+        branch: LowRank | None = None,
     ) -> Tensor:
         """Compute the block's output [N, L, D], or [N, Q, D] for the rows that `read` selects.
 
@@ -178,7 +183,11 @@ class Block(nn.Module):
         live: the only rows of `x` that depend on something learned; None: all may.
         folded: compute the MLP in fewer passes (`MLP.folded`).
         adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
+        branch: low-rank branches beside the projections of the attention.
         """
+        if branch is not None:
+            out = self._with_branch(x, pattern, read, folded, branch)
+            return out if adapter is None else out + adapter(self.ln_1(x if read is None else read(x)))
         if read is None:
             qkv = on_live_rows(self.before_attention, x, live)
             q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
@@ -188,6 +197,17 @@ class Block(nn.Module):
             q = self.attn.queries(self.ln_1(x))
         out = self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
         return out if adapter is None else out + adapter(self.ln_1(x))
+
+    def _with_branch(
+        self, x: Tensor, pattern: AttentionPattern, read: RowMap | None, folded: bool, branch: LowRank
+    ) -> Tensor:
+        rows = self.ln_1(x)
+        qkv = self.attn.queries_keys_values(rows) + branch.queries_keys_values(rows)
+        q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
+        if read is not None:
+            q, x = read(q), read(x)
+        mixed = pattern.apply(q, kv, self.attn.heads)
+        return self.after_attention(x + branch.output(mixed, rows, read), mixed, folded)
 
     def before_attention(self, x: Tensor) -> Tensor:
         """Compute queries, keys and values [N, L, 3 D] of states [N, L, D]; row-wise, as is `after_attention`."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from procap.attention import CAUSAL, FULL, AttentionPattern, RowMap
+from procap.low_rank import LowRank
 
 BLOCKS = "transformer.resblocks."
 """The first part of the names of a block's weights in a tower's state dict; the block's number follows."""
@@ -58,15 +59,18 @@ class Plan:
     weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
         blocks, of the LayerNorms before (vision only) and after them, and of the projection.
     read_op: index in `tokens` of an operation that inserts rows, whose final states the vision tower returns as well.
+    branches: by block (0-based), low-rank branches beside the projections of its attention, for training with dropout;
+        without dropout the same change is one of `weights`.
     """
 
     tokens: tuple[TokenOp, ...] = ()
     adapters: Mapping[int, nn.Module] = field(default_factory=dict)
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     read_op: int | None = None
+    branches: Mapping[int, LowRank] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.adapters or self.weights)
+        return bool(self.tokens or self.adapters or self.weights or self.branches)
 
     @property
     def num_sets(self) -> int:
@@ -78,6 +82,7 @@ class Plan:
         """Whether a gradient flows to anything in the plan."""
         tensors = [*(op.tokens for op in self.tokens), *self.weights.values()]
         tensors += [parameter for adapter in self.adapters.values() for parameter in adapter.parameters()]
+        tensors += [factor for branch in self.branches.values() for pair in branch.factors.values() for factor in pair]
         return any(tensor.requires_grad for tensor in tensors)
 
     def first_change(self, layers: int) -> int:
@@ -86,13 +91,14 @@ class Plan:
         return min([layers, *changed, *(op.layer for op in self.tokens)])
 
     def changes_block(self, layer: int) -> bool:
-        """Whether block `layer` has an adapter or other weights than the tower's own."""
-        return layer in self.adapters or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
+        """Whether block `layer` has an adapter, a branch, or other weights than the tower's own."""
+        return layer in {*self.adapters, *self.branches} or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
 
     def part(self, items: slice, sets: slice = slice(None)) -> Plan:
         """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""
         chosen = {2: slice(None), 3: items, 4: sets}
-        return self.with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
+        branches = {layer: branch.part(items.start) for layer, branch in self.branches.items()}
+        return replace(self, branches=branches).with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
 
     def for_set(self, number: int) -> Plan:
         """Restrict the plan to one of its token sets."""
@@ -250,6 +256,6 @@ def check_plan(plan: Plan, layers: int, others: Sequence[str]) -> None:
             raise ValueError(
                 f"a plan replaces {name}: it can replace weights of blocks and of {', '.join(others)} only"
             )
-    for layer in [*(op.layer for op in plan.tokens), *plan.adapters]:
+    for layer in [*(op.layer for op in plan.tokens), *plan.adapters, *plan.branches]:
         if not INPUT <= layer < layers:
             raise ValueError(f"a plan changes layer {layer}: the tower has blocks 0 to {layers - 1}")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from procap.attention import Block
 from procap.clip import CLIP
+from procap.low_rank import LowRank
 from procap.packing import PromptSet
 from procap.plan import BLOCKS, INPUT, NO_CHANGE, Plan
 
@@ -139,7 +140,10 @@ def _transformer(
         rows = _splice(rows, plan, layer)
         start = torch.stack([state for _, state in rows], dim=1)
         name = f"{BLOCKS}{layer}."
-        x = start + _attention(_layer_norm(start, weights, f"{name}ln_1"), weights, f"{name}attn.", heads, causal)
+        branch = plan.branches.get(layer)
+        x = start + _attention(
+            _layer_norm(start, weights, f"{name}ln_1"), weights, f"{name}attn.", heads, causal, branch
+        )
         hidden = _linear(_layer_norm(x, weights, f"{name}ln_2"), weights, f"{name}mlp.c_fc")
         x = x + _linear(cast(Block, block).mlp.gelu(hidden), weights, f"{name}mlp.c_proj")
         if layer in plan.adapters:
@@ -148,19 +152,28 @@ def _transformer(
     return rows
 
 
-def _attention(x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool) -> Tensor:
+def _attention(
+    x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool, branch: LowRank | None
+) -> Tensor:
     weights = all_weights[f"{name}in_proj_weight"].chunk(3)
     biases = all_weights[f"{name}in_proj_bias"].chunk(3)
     q, k, v = (
-        (x @ weight.T + bias).unflatten(-1, (heads, -1)).transpose(1, 2)
-        for weight, bias in zip(weights, biases, strict=True)
+        (x @ weight.T + bias + _low_rank(branch, letter, x, x)).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for letter, weight, bias in zip("qkv", weights, biases, strict=True)
     )
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     mixed = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-    return _linear(mixed, all_weights, f"{name}out_proj")
+    return _linear(mixed, all_weights, f"{name}out_proj") + _low_rank(branch, "o", mixed, x)
+
+
+def _low_rank(branch: LowRank | None, projection: str, x: Tensor, rows: Tensor) -> Tensor | float:
+    if branch is None or projection not in branch.factors:
+        return 0.0
+    down, up = branch.factors[projection]
+    return (x * branch.dropout_factors(rows, (projection,)).get(projection, 1.0)) @ down.T @ up.T
 
 
 def _linear(x: Tensor, weights: Weights, name: str) -> Tensor:

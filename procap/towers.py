@@ -71,7 +71,9 @@ class Transformer(nn.Module):
             # Of the last block only the rows that are read out are needed: all rows are keys, few are queries.
             if layer == last and not every_row:
                 pattern, select = sequence.read_out_rows(plan.read_op)
-            x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer))
+            x = block(
+                sequence.x, pattern, live, select, optimized, plan.adapters.get(layer), plan.branches.get(layer)
+            )
             # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)
         return sequence
@@ -179,6 +181,9 @@ class TextTower(nn.Module):
         return self._project(sequence.x[:, 0], plan)
 
     def _layout(self, prompts: PromptSet, plan: Plan) -> Layout | None:
+        if plan.branches:
+            # The rows that prompts share differ under dropout.
+            return None
         return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
 
     def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:

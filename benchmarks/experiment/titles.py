@@ -28,6 +28,7 @@ TITLES: Mapping[str, str] = {
     "mmrl": "MMRL",
     "skipt": "SkipT",
     "2sfs": "2SFS",
+    "cliplora": "CLIP-LoRA",
     "mmlop": "MMLoP (after its text)",
     "procap": "ProCAP",
 }

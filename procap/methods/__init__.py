@@ -44,6 +44,7 @@ METHODS: dict[str, str] = {
     "mmrl": "procap.methods.mmrl:MMRL",
     "skipt": "procap.methods.skipt:SkipT",
     "2sfs": "procap.methods.twosfs:TwoSFS",
+    "cliplora": "procap.methods.cliplora:CLIPLoRA",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "procap": "procap.methods.procap:ProCAP",
 }

@@ -1,0 +1,102 @@
+"""Low-rank branches beside the projections of a block's attention, and dropout that a seed alone determines.
+
+Shapes: N items of the tower's batch, L rows, D width, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from procap.attention import RowMap
+
+PROJECTIONS = ("q", "k", "v", "o")
+"""Query, key, value and output. Each uses its own byte of a random word, so there can be four."""
+STEPS = 256
+"""Values of a byte: rates of dropout are multiples of 1 / 256."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Masks that follow from a seed and the position of each element, and so from no order of computation.
+
+    An item keeps its masks whichever process or chunk computes it: item i of the batch has number first + i * step.
+    rate: share of the elements that become zero; the others are divided by 1 - rate.
+    seed: int64 without dimensions, of the training step and the block.
+    """
+
+    rate: float
+    seed: Tensor
+    first: int = 0
+    step: int = 1
+
+    def part(self, start: int) -> Dropout:
+        """Return the masks of the items from number `start` of this batch on."""
+        return replace(self, first=self.first + start * self.step)
+
+    def random_words(self, x: Tensor) -> Tensor:
+        """Return an int32 for each element of x [N, L, D]: MurmurHash3's mixing of its number and the seed."""
+        items, rows, width = x.shape
+        numbers = torch.arange(items, device=x.device)[:, None, None] * self.step + self.first
+        # Rows are numbered up to 2^10 and columns up to 2^12; two rounds mix the item with the seed first.
+        keys = _mix(_mix(numbers.int() + self.seed.int()) ^ (self.seed >> 31).int())
+        cells = torch.arange(rows, device=x.device)[:, None] * 4096 + torch.arange(width, device=x.device)
+        return _mix(cells.int() * -1640531527 ^ keys)
+
+    def factors(self, words: Tensor, projection: str) -> Tensor:
+        """Return what the input of a projection is multiplied by, [N, L, D]: 0 or 1 / (1 - rate)."""
+        byte = words >> 8 * PROJECTIONS.index(projection) & STEPS - 1
+        return (byte >= round(self.rate * STEPS)).float() / (1 - round(self.rate * STEPS) / STEPS)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Apply MurmurHash3's finalizer to int32 values; shifts of negative values are made logical by a mask."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * -2048144789
+    x = (x ^ (x >> 13 & 0x7FFFF)) * -1028477387
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The branches of one block.
+
+    factors: by projection A [R, D] and B [D, R]; the projection W x + b becomes W x + b + B A dropout(x).
+    """
+
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+    dropout: Dropout | None = None
+
+    def part(self, start: int) -> LowRank:
+        """Return the branches for the items from number `start` of the batch on."""
+        return replace(self, dropout=self.dropout and self.dropout.part(start))
+
+    def queries_keys_values(self, x: Tensor) -> Tensor:
+        """Compute what is added to queries, keys and values [N, L, 3 D] of states x [N, L, D]."""
+        factors = self.dropout_factors(x, ("q", "k", "v"))
+        return torch.cat([self._branch(name, x, factors.get(name)) for name in ("q", "k", "v")], dim=-1)
+
+    def output(self, mixed: Tensor, like: Tensor, read: RowMap | None) -> Tensor:
+        """Compute what is added to the output projection of `mixed` [N, Q, D], the rows that `read` selects of L.
+
+        like: any tensor [N, L, D].
+        """
+        factors = self.dropout_factors(like, ("o",)).get("o")
+        return self._branch("o", mixed, factors if read is None or factors is None else read(factors))
+
+    def dropout_factors(self, x: Tensor, projections: tuple[str, ...]) -> dict[str, Tensor]:
+        """Return the factors of dropout [N, L, D] on the inputs of those of `projections` that have a branch."""
+        used = [name for name in projections if name in self.factors]
+        if self.dropout is None or not used:
+            return {}
+        words = self.dropout.random_words(x)
+        return {name: self.dropout.factors(words, name) for name in used}
+
+    def _branch(self, name: str, x: Tensor, factors: Tensor | None) -> Tensor:
+        if name not in self.factors:
+            return torch.zeros_like(x)
+        down, up = self.factors[name]
+        return F.linear(F.linear(x if factors is None else x * factors, down), up)

@@ -1,0 +1,160 @@
+"""CLIP-LoRA equals its public code with and without dropout, whose masks depend on no order of computation."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from torch.nn.functional import linear
+
+from procap import recipe, reference, text
+from procap.low_rank import PROJECTIONS, Dropout, LowRank
+from procap.methods import build_method, load_public, method_class
+from procap.plan import Plan
+
+
+def figures():
+    return np.load(FIGURES / "cliplora.npz")
+
+
+def near(ours, theirs, largest=None):
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= 2e-5 * (largest or np.abs(theirs).max())
+
+
+def built(**options):
+    space = text.LabelSpace(CLASSNAMES)
+    method = build_method("cliplora", small_clip(), space, options, torch.Generator().manual_seed(0))
+    shapes = {name: tensor.shape for name, tensor in method.public_parameters().items()}
+    load_public(method, walk(shapes, lambda name: 0.05))
+    return method
+
+
+def compare_gradients(method, start):
+    measured, public = figures(), method.public_parameters()
+    names = [key for key in measured.files if key.startswith(start)]
+    assert len(names) == 48
+    for key in names:
+        gradient = public[key.removeprefix(start)].grad
+        near(condense(gradient.numpy())[:HEAD], measured[key][:HEAD], float(gradient.abs().max()))
+        near(condense(gradient.numpy())[HEAD:], measured[key][HEAD:])
+
+
+@dataclass(frozen=True)
+class DrawnDropout(Dropout):
+    """The masks that the public code was given."""
+
+    masks: dict = field(default_factory=dict)
+
+    def random_words(self, x):
+        return x
+
+    def factors(self, words, projection):
+        return self.masks[projection][:, : words.shape[1]]
+
+
+def drawn_masks():
+    """Draw the masks in the recorded order; by tower and block, then by projection: [N, L, D]."""
+    measured, masks = figures(), {}
+    source = draws(int(measured["dropout/seed"]))
+    for line in measured["dropout/order"].tolist():
+        name, shape = line.split("=")
+        length, batch, width = map(int, shape.split("x"))
+        kept = source.random((length, batch, width), dtype=np.float32) >= 0.25
+        tower = "visual" if name.startswith("visual") else "text"
+        block = int(name.split("resblocks.")[1].split(".")[0])
+        projection = name.split("attn.")[1][0]
+        masks.setdefault((tower, block), {})[projection] = torch.from_numpy(kept).transpose(0, 1) / 0.75
+    return masks
+
+
+def with_drawn_masks(method, monkeypatch):
+    masks, plans = drawn_masks(), method.plans
+
+    def patched(prompts, noise=None):
+        towers = zip(("visual", "text"), plans(prompts, noise), strict=True)
+        return tuple(
+            Plan(
+                branches={
+                    block: replace(branch, dropout=DrawnDropout(0.25, noise[0], masks=masks[tower, block]))
+                    for block, branch in plan.branches.items()
+                }
+            )
+            for tower, plan in towers
+        )
+
+    monkeypatch.setattr(type(method), "plans", lambda self, prompts, noise=None: patched(prompts, noise))
+
+
+@pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
+def test_without_dropout_merged_weights_equal_the_public_code(encoders):
+    measured, method = figures(), built(dropout=0.0)
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
+    loss = run.loss(images(), LABELS, method.draw(torch.Generator()))["ce"]
+    near(loss.detach(), measured["loss/total"])
+    loss.backward()
+    compare_gradients(method, "grad/")
+    near(run.classifier()(images()), measured["eval_logits"])
+    novel = replace(method.space, classnames=tuple(map(str, measured["novel_classnames"])))
+    near(run.classifier(novel)(images()), measured["novel_logits"])
+
+
+@pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
+def test_with_dropout_the_loss_and_its_gradients_equal_the_public_code(encoders, monkeypatch):
+    measured, method = figures(), built()
+    with_drawn_masks(method, monkeypatch)
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
+    loss = run.loss(images(), LABELS, (torch.zeros((), dtype=torch.int64),))["ce"]
+    near(loss.detach(), measured["dropout/loss/ce"])
+    loss.backward()
+    compare_gradients(method, "dropout/grad/")
+
+
+def test_recipe_and_sizes_are_those_of_the_public_code():
+    measured, cls = figures(), method_class("cliplora")
+    for shots, steps in measured["rule/iterations"].tolist():
+        assert cls.recipe(shots=shots).iterations == steps
+    rates = [recipe.step_rate(cls.recipe(shots=1), step, 500) for step in range(500)]
+    assert rates == pytest.approx(measured["rule/lr_1shot"].tolist(), rel=1e-9)
+    method = build_method("cliplora", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(1))
+    for width, bound in measured["rule/init_bound_A"].tolist():
+        drawn = torch.cat([value.flatten() for value in method.parameters() if value.shape == (2, int(width))])
+        assert 0.99 * bound < drawn.abs().max() <= bound
+
+
+def test_masks_depend_on_seed_item_row_and_column_alone():
+    dropout = Dropout(0.25, torch.tensor(2**61 + 12345))
+    words = dropout.random_words(torch.zeros(6, 5, 64))
+    assert torch.equal(dropout.part(2).random_words(torch.zeros(4, 5, 64)), words[2:])
+    for rank in (0, 1):
+        share = replace(dropout, first=rank, step=2).random_words(torch.zeros(3, 3, 64))
+        assert torch.equal(share, words[rank::2, :3]), "a process draws the masks of its share of the batch"
+    other = replace(dropout, seed=dropout.seed + 1).random_words(torch.zeros(6, 5, 64))
+    assert (other == words).float().mean() < 0.01
+
+
+def test_masks_keep_each_input_independently_with_the_given_odds():
+    dropout = Dropout(0.25, torch.tensor(7))
+    words = dropout.random_words(torch.zeros(40, 50, 256))
+    kept = {name: dropout.factors(words, name) > 0 for name in PROJECTIONS}
+    for name, mask in kept.items():
+        assert mask.float().mean().item() == pytest.approx(0.75, abs=0.002)
+        assert dropout.factors(words, name).mean().item() == pytest.approx(1.0, abs=0.003)
+        for dimension in range(3):
+            shifted = mask.roll(1, dimension)
+            assert (mask & shifted).float().mean().item() == pytest.approx(0.5625, abs=0.003), name
+    assert (kept["q"] & kept["k"]).float().mean().item() == pytest.approx(0.5625, abs=0.003)
+
+
+def test_a_branch_without_dropout_equals_merged_weights():
+    method = built(dropout=0.0, projections="qkvo")
+    x = torch.randn(2, 5, 768, generator=torch.Generator().manual_seed(3))
+    block = small_clip().visual.transformer.resblocks[0]
+    branch: LowRank = method.vision.branches()[0]
+    weight = method.vision.merged(small_clip().visual)["transformer.resblocks.0.attn.in_proj_weight"]
+    merged = linear(x, weight, block.attn.in_proj_bias)
+    near((block.attn.queries_keys_values(x) + branch.queries_keys_values(x)).detach(), merged.detach())
+    images_plan, branches = Plan(weights=method.vision.merged(small_clip().visual)), Plan(branches=method.vision.branches())
+    near(*(small_clip().encode_image(images(), plan).detach() for plan in (branches, images_plan)))
