@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from procap.attention import AttentionPattern, RowMap
-from procap.plan import INPUT, Plan, SequenceStates, TokenOp, live_rows
+from procap.plan import INPUT, Plan, SequenceStates, TokenOp, blend, live_rows
 
 GROUP_ROWS = 64
 """Approximate rows of a group: more waste work on masked scores, fewer leave tiles of a fused kernel half empty."""
@@ -93,9 +93,14 @@ class PackedSequence(SequenceStates):
         if placement.insert:
             x = torch.cat([x[:, : placement.start], shared, x[:, placement.start :]], dim=1)
         elif placement.shared:
-            x = x.slice_scatter(shared, 1, placement.start, placement.start + placement.shared)
+            end = placement.start + placement.shared
+            shared = blend(shared, x[:, placement.start : end], op.share)
+            x = x.slice_scatter(shared, 1, placement.start, end)
         if placement.at is not None and placement.source is not None:
-            x = x.index_copy(1, placement.at, tokens.index_select(1, placement.source).expand(sets, -1, -1))
+            single = tokens.index_select(1, placement.source).expand(sets, -1, -1)
+            if op.share != 1:
+                single = blend(single, x.index_select(1, placement.at), op.share)
+            x = x.index_copy(1, placement.at, single)
         grown = x.shape[1] - self.x.shape[1]
         return replace(self, x=x, live=live_rows(self.x, self.live, op, placement.rows, grown))
 

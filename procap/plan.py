@@ -41,12 +41,14 @@ class TokenOp:
     mode: "replace" overwrites rows start..start+P-1; "insert" puts them before row `start` and shifts the rest;
         "append" puts them behind the last row (`start` is then ignored).
     start: a row of the sequence as it is when the operation acts, so after all earlier ones.
+    share: of the tokens in rows that are replaced; the rest is what the rows hold.
     """
 
     layer: int
     mode: Literal["replace", "insert", "append"]
     tokens: Tensor
     start: int = 0
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,13 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     if not 0 <= start <= end <= x.shape[1]:
         raise ValueError(f"{op.mode} of {count} tokens at row {op.start} does not fit a sequence of {x.shape[1]} rows")
     if op.mode == "replace":
-        return x.slice_scatter(tokens, 1, start, end)
+        return x.slice_scatter(blend(tokens, x[:, start:end], op.share), 1, start, end)
     return torch.cat([x[:, :start], tokens, x[:, end:]], dim=1)
+
+
+def blend(tokens: Tensor, rows: Tensor, share: float) -> Tensor:
+    """Mix tokens with the states of the rows that they replace."""
+    return tokens if share == 1 else share * tokens + (1 - share) * rows
 
 
 def shift_rows(rows: slice, at: int, count: int) -> slice:

@@ -125,7 +125,10 @@ def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
         new = [(_label(index), token) for token in tokens.unbind(dim=1)]
         if op.mode == "replace":
             over = slice(op.start, op.start + len(new))
-            rows[over] = [(place, token) for (place, _), (_, token) in zip(rows[over], new, strict=True)]
+            rows[over] = [
+                (label, op.share * token + (1 - op.share) * state)
+                for (label, state), (_, token) in zip(rows[over], new, strict=True)
+            ]
         elif op.mode == "append":
             rows = rows + new
         else:

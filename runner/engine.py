@@ -153,7 +153,8 @@ class Engine:
         if self.scaler.is_enabled():
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
-        if group and group.size > 1:
+        self.group = group or ProcessGroup()
+        if self.group.size > 1 and not method.combines_gradients:
             device = method.clip.device
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -184,10 +185,24 @@ class Engine:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""
         return self.module(batch.images, batch.labels, *batch.noise)
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of `loss`, averaged over the ranks."""
+    def backward(self, terms: Tensor) -> None:
+        """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        if not self.method.combines_gradients:
+            self.scaler.scale(terms.sum()).backward()
+            return
+        learned = learned_parameters(self.method)
+        gradients = {
+            name: dict(zip(learned, self._average_gradients(self.scaler.scale(term), learned), strict=True))
+            for name, term in zip(self.objective.names, terms.unbind(), strict=True)
+        }
+        for name, gradient in self.method.combine_gradients(gradients).items():
+            learned[name].grad = gradient
+
+    def _average_gradients(self, term: Tensor, learned: Mapping[str, nn.Parameter]) -> list[Tensor]:
+        """Compute the gradients of one term, averaged over the ranks."""
+        parts = torch.autograd.grad(term, list(learned.values()), retain_graph=True, materialize_grads=True)
+        return [self.group.gather(part[None]).mean(dim=0) if self.group.size > 1 else part for part in parts]
 
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step.

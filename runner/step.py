@@ -49,7 +49,7 @@ class TrainStep:
     def _parts(self) -> tuple[Part, ...]:
         # Not stored in an attribute: bound methods would form a reference cycle, which keeps the graphs and their
         # memory until the next garbage collection.
-        return self._forward, lambda: self.engine.backward(self._loss), self._update
+        return self._forward, lambda: self.engine.backward(self._weighted), self._update
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
@@ -82,9 +82,8 @@ class TrainStep:
         return self._terms
 
     def _forward(self) -> None:
-        terms = self.engine.terms(self._batch)
-        self._loss = terms.sum()
-        weighted = torch.cat([terms, self._loss[None], self.engine.skipped[None]]).detach()
+        self._weighted = self.engine.terms(self._batch)
+        weighted = torch.cat([self._weighted, self._weighted.sum()[None], self.engine.skipped[None]]).detach()
         if self._terms is None:
             self._terms = torch.empty_like(weighted)
         self._terms.copy_(weighted)

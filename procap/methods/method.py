@@ -73,6 +73,7 @@ class Method(nn.Module):
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     knows_new_classes: it can classify images of classes that it was not trained on.
+    combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -85,6 +86,7 @@ class Method(nn.Module):
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     knows_new_classes: ClassVar[bool] = True
+    combines_gradients: ClassVar[bool] = False
     class_ids: Tensor
     class_reference: Tensor | None
 
@@ -249,6 +251,13 @@ class Method(nn.Module):
         """
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+
+    def combine_gradients(self, gradients: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the gradient of each parameter from those of each loss term, averaged over all processes.
+
+        Called if `combines_gradients`; gradients may be multiplied by a common factor (fp16).
+        """
+        raise NotImplementedError
 
     def public_names(self) -> dict[str, str]:
         """Map the name of each parameter to its name in the public code of the method; empty without public code."""
