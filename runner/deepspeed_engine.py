@@ -35,6 +35,8 @@ class DeepSpeedEngine(Engine):
         """stage: of ZeRO, 0, 1 or 2. Raises UsageError for fp16, whose loss scale ZeRO would keep on every rank."""
         if config.precision == "fp16":
             raise UsageError("--engine deepspeed trains with fp32 or bf16: use --engine ddp for fp16")
+        if method.combines_gradients:
+            raise UsageError(f"--engine deepspeed averages one gradient, and {config.method} combines several: use ddp")
         super().__init__(method, config)
         self.group, self.stage = group or ProcessGroup(), stage
         self.name = f"deepspeed, ZeRO stage {stage}" + (f", {self.group.size} processes" if stage else "")
@@ -81,9 +83,9 @@ class DeepSpeedEngine(Engine):
             for learnable in self._learnables:
                 del learnable.ds_optim_param  # type: ignore[attr-defined]
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
-        self._deepspeed.backward(loss)
+    def backward(self, terms: Tensor) -> None:
+        """Compute the gradients of the sum of `terms`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
+        self._deepspeed.backward(terms.sum())
 
     def update(self) -> None:
         """Take an optimizer step. Raises UserError if stage 1 or 2 finds gradients that are not finite."""

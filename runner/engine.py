@@ -22,6 +22,7 @@ from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
+from runner.schedule import list_peaks, peak_rates
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,13 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    rate: the place of the group's rate in `Schedule.rates`; under a rate of the vision tower, 1 for `vision.*`.
-    scale: the factor on it, from `Method.lr_scales`.
+    rate: the place of the group's rate in `Schedule.rates`.
     """
-    scales, groups = method.lr_scales(), dict[tuple[int, float], list[nn.Parameter]]()
+    peaks, rates = list_peaks(method, recipe), peak_rates(method, recipe)
+    groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
-        rate = int(recipe.vision_lr is not None and name.startswith("vision."))
-        groups.setdefault((rate, scales.get(name, 1.0)), []).append(parameter)
-    return [{"params": groups[rate, scale], "rate": rate, "scale": scale} for rate, scale in sorted(groups)]
+        groups.setdefault(peaks.index(rates[name]), []).append(parameter)
+    return [{"params": groups[rate], "rate": rate} for rate in sorted(groups)]
 
 
 @functools.cache
@@ -170,12 +170,12 @@ class Engine:
             )
 
     def set_rate(self, *rates: float) -> None:
-        """Set the learning rates of the next steps, those of `Schedule.rates`; a group scales its own.
+        """Set the learning rates of the next steps, those of `Schedule.rates`.
 
         A tensor is changed in place, because captured steps read it.
         """
         for group in self.optimizer.param_groups:
-            lr = group["scale"] * rates[group["rate"]]
+            lr = rates[group["rate"]]
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:

@@ -13,14 +13,25 @@ from procap.recipe import Recipe, learning_rate, step_rate
 from shards.loader import TrainStream
 
 
+def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
+    """Return the peak learning rate of each parameter: that of its tower, times its factor from `lr_scales`."""
+    scales, vision = method.lr_scales(), recipe.vision_lr or recipe.lr
+    names = [name for name, _ in method.named_parameters()]
+    return {name: scales.get(name, 1.0) * (vision if name.startswith("vision.") else recipe.lr) for name in names}
+
+
+def list_peaks(method: Method, recipe: Recipe) -> list[float]:
+    """List the peak rates, the recipe's own first."""
+    return [recipe.lr, *sorted({*peak_rates(method, recipe).values()} - {recipe.lr})]
+
+
 class Schedule:
     """The steps of a training, counted from 0; `stage_starts` are the first steps of the method's stages."""
 
     def __init__(self, recipe: Recipe, stream: TrainStream, method: Method) -> None:
         self.recipe = recipe
         self.stream = stream
-        peaks = [recipe.lr, *([recipe.vision_lr] if recipe.vision_lr else [])]
-        self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in peaks]
+        self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in list_peaks(method, recipe)]
         self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
         self.stage_starts = method.stage_starts(self.steps)
 
@@ -33,7 +44,10 @@ class Schedule:
         return sum(start <= step for start in self.stage_starts) - 1
 
     def rates(self, step: int, epoch: int) -> list[float]:
-        """Return the learning rate of `step`, which is in `epoch`, and that of the vision tower if it has its own."""
+        """Return the learning rates of `step`, which is in `epoch`, in the order of `list_peaks`.
+
+        A constant warm-up has the same rate for all.
+        """
         if self.recipe.schedule == "epoch":
             return [learning_rate(recipe, epoch) for recipe in self._recipes]
         stages = list(pairwise((*self.stage_starts, self.steps)))

@@ -53,6 +53,8 @@ class Case:
             return 0.05 if name.endswith("bias") or ".down." in name else 0.1
         if self.method == "coprompt":
             return 0.05 if "adapter" in name else 0.04 if "proj" in name else 0.1
+        if self.method == "mmrlpp":
+            return 64**-0.5 if name.endswith("weight") else 0.05 if name.endswith(("A", "B")) else 0.1
         return 768**-0.5 if name.endswith("proj_rep") else 0.1
 
 
@@ -68,6 +70,10 @@ CASES = (
          terms={"ce": "ce", "kg": "kg_weighted"}),
     Case("mma", {"first_block": 1}),
     Case("mmrl", {"first_block": 2, "width": 64}, "caltech101",
+         terms={"ce": "ce_class_weighted", "ce_rep": "ce_rep_weighted", "reg_image": "reg_image_weighted",
+                "reg_text": "reg_text_weighted"}),
+    Case("mmrlpp", {"first_block": 1, "width": 64, "projection_rank": 16, "reg_weight": 3.0}, "ucf101",
+         "a photo of a person doing {}.",
          terms={"ce": "ce_class_weighted", "ce_rep": "ce_rep_weighted", "reg_image": "reg_image_weighted",
                 "reg_text": "reg_text_weighted"}),
 )  # fmt: skip

@@ -1,0 +1,174 @@
+"""ProGrad, BPL and DePT equal their public code; figures as in test_procap_public_code."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, images, small_clip, walk
+
+from procap import reference, text
+from procap.methods import build_method, load_public, method_class
+from runner.engine import Batch, Engine
+from runner.planning import plan_run
+from runner.schedule import Schedule
+from shards.catalogue import CATALOGUE
+
+
+def figures_of(name):
+    return np.load(FIGURES / f"{name}.npz")
+
+
+def near(ours, theirs, largest=None):
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= 2e-5 * (largest or np.abs(theirs).max())
+
+
+def near_condensed(tensor, theirs, like=None):
+    """Compare a tensor with its first elements and norm, relative to `like`, by default to itself."""
+    ours = condense(tensor.detach().numpy())
+    near(ours[:HEAD], theirs[:HEAD], float((tensor if like is None else like).abs().max()))
+    near(ours[HEAD:], theirs[HEAD:])
+
+
+def built(name, std, dataset="", template="a photo of a {}.", **options):
+    space = text.LabelSpace(CLASSNAMES, template, dataset=dataset)
+    method = build_method(name, small_clip(), space, options, torch.Generator().manual_seed(0))
+    shapes = {theirs: tensor.shape for theirs, tensor in method.public_parameters().items()}
+    load_public(method, {key: value for key, value in walk(shapes, std).items()})
+    return method
+
+
+def novel_space(method, figures):
+    return replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+
+
+def built_prograd():
+    return built("prograd", lambda name: 0.1, "ucf101", "a photo of a person doing {}.", n_ctx=8)
+
+
+@pytest.mark.parametrize("labels", ["", "likely/", "conflict/"])
+def test_prograd_removes_what_points_against_zero_shot_clip_as_the_public_code(labels):
+    figures, method = figures_of("prograd"), built_prograd()
+    engine = Engine(method, plan_run(method="prograd", dataset="ucf101"))
+    engine.set_rate(0.002)
+    batch = Batch(images(), torch.from_numpy(figures[f"{labels}input/labels"]), ())
+    for step in range(3):
+        terms = engine.terms(batch)
+        near(terms.detach(), figures[f"{labels}steps/loss"][step])
+        engine.backward(terms)
+        if not step:
+            assert engine.objective.names == ("ce", "kl")
+            near_condensed(method.context.grad, figures[f"{labels}grad/ctx"])
+        engine.update()
+        if not step:
+            near_condensed(method.context, figures[f"{labels}steps/after_1"])
+    near_condensed(method.context, figures[f"{labels}steps/after_3"])
+    assert bool(figures["conflict/rule/projected"]) and not figures["rule/projected"]
+
+
+def test_prograd_has_the_templates_the_start_and_the_logits_of_the_public_code():
+    figures, method = figures_of("prograd"), built_prograd()
+    near(method.classifier()(images()), figures["eval_logits"])
+    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+    start = build_method("prograd", small_clip(), method.space, {"n_ctx": 8}, torch.Generator())
+    near_condensed(start.context, figures["rule/init_ctx"])
+    names = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
+    for line in figures["rule/templates"].tolist():
+        dataset, template = line.split("=", 1)
+        dataset = names[dataset.lower()]
+        space = text.LabelSpace(CLASSNAMES, CATALOGUE[dataset].template, dataset=dataset)
+        assert build_method("prograd", small_clip(), space, {}, torch.Generator()).template == template
+
+
+def built_bpl():
+    method = built("bpl", lambda name: 0.1 if name.endswith("ctx") else 0.05 if "mean" in name else 0.5, samples=3)
+    with torch.no_grad():
+        method.logvar.sub_(1)
+    return method
+
+
+def test_bpl_equals_the_public_code():
+    figures, method = figures_of("bpl"), built_bpl()
+    noise = {name: torch.from_numpy(figures[f"noise/{name}"]) for name in ("train", "eval", "novel")}
+    terms = method.loss(images(), LABELS, (noise["train"],))
+    near(terms["ce"].detach(), figures["loss/nll"])
+    near(terms["kl"].detach(), figures["loss/kl_weighted"])
+    (terms["ce"] + terms["kl"]).backward()
+    public = method.public_parameters()
+    for name in ("ctx", "mean_posterior", "std_posterior"):
+        near_condensed(public[f"prompt_learner.{name}"].grad, figures[f"grad/{name}"])
+    for name, space in (("eval", method.space), ("novel", novel_space(method, figures))):
+        method.inference_noise.copy_(noise[name])
+        logits = method.classifier(space)(images())
+        near(logits, figures[f"{name}_logits"])
+        assert logits.exp().sum(dim=1).numpy() == pytest.approx(1, rel=1e-5)
+
+
+def test_bpl_trains_as_the_public_code():
+    figures, method = figures_of("bpl"), built_bpl()
+    start = {name: value.detach().clone() for name, value in method.public_parameters().items()}
+    engine = Engine(method, plan_run(method="bpl", dataset="dtd"))
+    engine.set_rate(0.002)
+    for loss, noise in zip(figures["steps/loss"], figures["steps/noise"], strict=True):
+        terms = engine.terms(Batch(images(), LABELS, (torch.from_numpy(noise),)))
+        assert terms.sum().item() == pytest.approx(loss, rel=2e-5)
+        engine.backward(terms)
+        engine.update()
+    for name, value in method.public_parameters().items():
+        after = figures[f"steps/after_3/{name.removeprefix('prompt_learner.')}"]
+        near_condensed(value, after, like=start[name])
+
+
+def test_a_reloaded_bpl_predicts_with_the_same_samples():
+    first, second = (
+        build_method("bpl", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.classifier()(images()), second.classifier()(images()))
+
+
+def built_dept(base):
+    def std(name):
+        if "linear_probe" in name:
+            return 0.1 if name.endswith("bias") else 0.05
+        if "film" in name:
+            return 0.1 if name.endswith("bias") else 0.2
+        return 0.04 if "proj" in name else 0.1
+
+    options = {"n_ctx": 4} if base == "coop" else {"depth": 3}
+    method = built("dept" if base == "coop" else "dept-maple", std, **options)
+    with torch.no_grad():
+        method.image_film.scale.add_(1)
+        method.text_film.scale.add_(1)
+    return method
+
+
+@pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("base", ["coop", "maple"])
+def test_dept_equals_the_public_code(base, encoders):
+    figures, method = figures_of("dept"), built_dept(base)
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
+    terms = run.loss(images(), LABELS, ())
+    near(terms["ce"].detach(), figures[f"{base}/loss/ce_weighted"])
+    near(terms["ce_linear"].detach(), figures[f"{base}/loss/ce_lp_weighted"])
+    (terms["ce"] + terms["ce_linear"]).backward()
+    for name, tensor in method.public_parameters().items():
+        near_condensed(tensor.grad, figures[f"{base}/grad/{name}"])
+    near(run.classifier()(images()), figures[f"{base}/eval_logits"])
+    near(run.classifier(novel_space(method, figures))(images()), figures[f"{base}/novel_logits"])
+
+
+def test_dept_trains_its_head_at_the_rates_of_the_public_code():
+    figures, method = figures_of("dept"), built_dept("coop")
+    config = plan_run(method="dept", dataset="dtd")
+
+    class Stream:
+        steps_per_epoch = 1
+
+    schedule = Schedule(config.recipe, Stream(), method)
+    rates = [schedule.rates(epoch, epoch) for epoch in range(10)]
+    np.testing.assert_allclose(rates, figures["coop/rule/lr_per_epoch"], rtol=1e-9)
+    assert method_class("dept").recipe().epochs == 10
