@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, images, small_clip, walk
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
 
 from procap import reference, text
 from procap.methods import build_method, load_public, method_class
@@ -172,3 +172,54 @@ def test_dept_trains_its_head_at_the_rates_of_the_public_code():
     rates = [schedule.rates(epoch, epoch) for epoch in range(10)]
     np.testing.assert_allclose(rates, figures["coop/rule/lr_per_epoch"], rtol=1e-9)
     assert method_class("dept").recipe().epochs == 10
+
+
+@pytest.mark.parametrize("base", ["coop", "maple"])
+@pytest.mark.parametrize("most_classes", [1000, 6])
+def test_kdpl_equals_the_public_code(base, most_classes, monkeypatch):
+    figures, prefix = figures_of("kdpl"), f"{base}/" if most_classes == 1000 else f"{base}/agnostic/"
+    names = CLASSNAMES if most_classes == 1000 else tuple(map(str, figures["dictionary"]))
+    method = build_method(
+        "kdpl" if base == "coop" else "kdpl-maple", small_clip(), text.LabelSpace(names),
+        {"teacher": "mini", "most_classes": most_classes, **({} if base == "coop" else {"depth": 2})},
+        torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    with torch.no_grad():
+        if base == "coop":
+            method.context.copy_(torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32)))
+        else:
+            load_public(method, maple_values(method))
+    logits = torch.from_numpy(figures["input/teacher_logits" if most_classes == 1000 else "input/agnostic/teacher_logits"])
+    monkeypatch.setattr(type(method), "teacher_logits", lambda self, images: logits)
+    terms = method.loss(images(), LABELS, ())
+    near(2 * terms["kl_forward"].detach(), figures[f"{prefix}loss/kl_forward"])
+    near(2 * terms["kl_reverse"].detach(), figures[f"{prefix}loss/kl_reverse"])
+    (terms["kl_forward"] + terms["kl_reverse"]).backward()
+    for name, tensor in method.public_parameters().items():
+        near_condensed(tensor.grad, figures[f"{prefix}grad/{name.removeprefix('prompt_learner.')}"])
+    if most_classes == 1000:
+        near(method.classifier()(images()), figures[f"{prefix}eval_logits"])
+        near(method.classifier(novel_space(method, figures))(images()), figures[f"{prefix}novel_logits"])
+
+
+def maple_values(method):
+    """Draw MaPLe's values in the order of its own figures."""
+    source, values = draws(13), {}
+    shapes = {name: tensor.shape for name, tensor in method.public_parameters().items()}
+    order = ["ctx", "proj.weight", "proj.bias", "compound_prompts_text.0"]
+    order += [f"compound_prompt_projections.0.{part}" for part in ("weight", "bias")]
+    for name in (f"prompt_learner.{part}" for part in order):
+        std = 0.1 if name.endswith("ctx") or "prompts_text" in name else 0.04
+        drawn = source.standard_normal(tuple(shapes[name]), dtype=np.float32) * np.float32(std)
+        values[name] = torch.from_numpy(drawn)
+    return values
+
+
+def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student(mini_clip):
+    space = text.LabelSpace(("circle", "square"))
+    method = build_method("kdpl", mini_clip, space, {"teacher": "mini"}, torch.Generator().manual_seed(0))
+    method.prepare_training()
+    pixels = torch.randn(2, 3, *[mini_clip.geometry.image_size] * 2, generator=torch.Generator().manual_seed(1))
+    zero_shot = build_method("zeroshot", mini_clip, space, {}, torch.Generator())
+    near(method.teacher_logits(pixels), zero_shot.classifier()(pixels))
+    assert method.file_digests(method.options, "") == {"teacher": mini_clip.digest()}

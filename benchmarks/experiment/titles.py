@@ -28,6 +28,8 @@ TITLES: Mapping[str, str] = {
     "bpl": "BPL",
     "dept": "DePT (CoOp)",
     "dept-maple": "DePT (MaPLe)",
+    "kdpl": "KDPL (CoOp)",
+    "kdpl-maple": "KDPL (MaPLe)",
     "mma": "MMA",
     "mmrl": "MMRL",
     "mmrlpp": "MMRL++",

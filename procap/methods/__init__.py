@@ -44,6 +44,8 @@ METHODS: dict[str, str] = {
     "bpl": "procap.methods.bpl:BPL",
     "dept": "procap.methods.dept:DePT",
     "dept-maple": "procap.methods.dept:DePTMaPLe",
+    "kdpl": "procap.methods.kdpl:KDPL",
+    "kdpl-maple": "procap.methods.kdpl:KDPLMaPLe",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",
     "mmrlpp": "procap.methods.mmrlpp:MMRLPP",

@@ -1,0 +1,123 @@
+"""KDPL: a prompt method learns from the predictions of a larger CLIP on its few-shot images, without their labels.
+
+Source: Mistretta et al. 2024, "Improving Zero-shot Generalization of Learned Prompts via Unsupervised Knowledge
+Distillation", section 3, and the behaviour of its public code in the form with the training classes' names.
+
+Shapes: B images, C classes, K classes of a step, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from procap.classifier import cosine_logits
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.maple import MaPLe, MaPLeOptions
+from procap.methods.method import Method, Noise
+from procap.parallel import gather_batch
+from procap.recipe import Recipe
+from procap.teacher import image_features, text_bank
+from procap.weights.loading import load_clip, weights_digest
+
+TEACHER = Field(
+    "", description="backbone of the teacher, with its weights behind a colon: ViT-H-14-quickgelu:dfn5b in the paper"
+)
+MOST_CLASSES = Field(1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher")
+
+
+class Distilled(Method):
+    """What KDPL changes in a prompt method, as a base class before that of the method."""
+
+    required_option = "teacher"
+
+    @classmethod
+    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
+        """Return the digest of the teacher's weights."""
+        return {"teacher": weights_digest(*split_teacher(options.teacher))}  # type: ignore[attr-defined]
+
+    def prepare_training(self) -> None:
+        """Load the teacher. Raises UsageError for one with another image size than the backbone's."""
+        teacher = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)  # type: ignore[attr-defined]
+        if teacher.geometry.image_size != self.clip.geometry.image_size:
+            raise UsageError(
+                f"{teacher.name} reads images of {teacher.geometry.image_size} pixels, {self.clip.name} of "
+                f"{self.clip.geometry.image_size}: name a teacher with the same image size"
+            )
+        # A tuple hides the teacher from the module registry.
+        self._teacher: tuple[CLIP, ...] = (teacher,)
+
+    def teacher_logits(self, images: Tensor) -> Tensor:
+        """Compute the teacher's logits [B, C] of the global batch, at the student's scale as in the public code."""
+        [teacher] = self._teacher
+        text = self.constant("teacher", lambda: text_bank(teacher, self.space, [self.space.template]))
+        return cosine_logits(gather_batch(self.group, image_features(teacher, images)), text, self.scale())
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute half of both Kullback-Leibler divergences between teacher and student; labels are not read."""
+        image, text = self.features(images, noise)
+        teacher = self.teacher_logits(images)
+        kept = min(self.options.most_classes, teacher.shape[1])  # type: ignore[attr-defined]
+        chosen = teacher.softmax(dim=1).mean(dim=0).topk(kept).indices
+        student = cosine_logits(image, text[chosen], self.scale()).log_softmax(dim=1)
+        target = teacher[:, chosen].log_softmax(dim=1)
+        return {
+            "kl_forward": F.kl_div(student, target, reduction="batchmean", log_target=True) / 2,
+            "kl_reverse": F.kl_div(target, student, reduction="batchmean", log_target=True) / 2,
+        }
+
+
+def split_teacher(name: str) -> tuple[str, str | None]:
+    """Split "backbone:weights"; without a colon the weights are the default ones."""
+    backbone, _, pretrained = name.partition(":")
+    return backbone, pretrained or None
+
+
+class KDPLOptions(ContextOptions):
+    """The options of KDPL on CoOp."""
+
+    teacher: str = TEACHER
+    most_classes: int = MOST_CLASSES
+
+
+class KDPL(Distilled, ContextMethod):
+    """Knowledge distillation prompt learning on CoOp's context."""
+
+    Options = KDPLOptions
+    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels"
+    options: KDPLOptions
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.002, batch 32, 50 epochs, for every task and data set."""
+        return Recipe(optimizer="sgd", lr=0.002, epochs=50, batch_size=32)
+
+
+class KDPLMaPLeOptions(MaPLeOptions):
+    """The options of KDPL on MaPLe."""
+
+    teacher: str = TEACHER
+    most_classes: int = MOST_CLASSES
+
+
+class KDPLMaPLe(Distilled, MaPLe):
+    """Knowledge distillation prompt learning on MaPLe's prompts."""
+
+    Options = KDPLMaPLeOptions
+    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
+    options: KDPLMaPLeOptions
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0035, batch 4, 5 epochs, for every task and data set."""
+        return Recipe(optimizer="sgd", lr=0.0035, epochs=5, batch_size=4)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return no options: the prompts have the same depth in every task."""
+        return {}
