@@ -94,7 +94,8 @@ class Plan:
 
     def changes_block(self, layer: int) -> bool:
         """Whether block `layer` has an adapter, a branch, or other weights than the tower's own."""
-        return layer in {*self.adapters, *self.branches} or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
+        overridden = any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
+        return overridden or layer in self.adapters or layer in self.branches
 
     def part(self, items: slice, sets: slice = slice(None)) -> Plan:
         """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""

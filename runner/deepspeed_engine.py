@@ -84,7 +84,7 @@ class DeepSpeedEngine(Engine):
                 del learnable.ds_optim_param  # type: ignore[attr-defined]
 
     def backward(self, terms: Tensor) -> None:
-        """Compute the gradients of the sum of `terms`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
+        """Compute the gradients of the sum of `terms`, averaged over the ranks; at stage 2 each rank keeps its part."""
         self._deepspeed.backward(terms.sum())
 
     def update(self) -> None:

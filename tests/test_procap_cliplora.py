@@ -156,5 +156,5 @@ def test_a_branch_without_dropout_equals_merged_weights():
     weight = method.vision.merged(small_clip().visual)["transformer.resblocks.0.attn.in_proj_weight"]
     merged = linear(x, weight, block.attn.in_proj_bias)
     near((block.attn.queries_keys_values(x) + branch.queries_keys_values(x)).detach(), merged.detach())
-    images_plan, branches = Plan(weights=method.vision.merged(small_clip().visual)), Plan(branches=method.vision.branches())
-    near(*(small_clip().encode_image(images(), plan).detach() for plan in (branches, images_plan)))
+    plans = Plan(branches=method.vision.branches()), Plan(weights=method.vision.merged(small_clip().visual))
+    near(*(small_clip().encode_image(images(), plan).detach() for plan in plans))

@@ -63,7 +63,7 @@ class BPL(ContextMethod):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return SGD 0.002, one image per step, with the data set's epochs, 10 for transfer; no few-shot recipe exists."""
+        """Return SGD 0.002, one image per step, the data set's epochs, 10 for transfer; there is no few-shot recipe."""
         epochs = 10 if task in TRANSFER_TASKS else PUBLISHED.get(dataset.lower(), (10, 40))[1]
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=1)
 

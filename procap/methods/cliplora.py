@@ -35,7 +35,10 @@ class CLIPLoRAOptions(BaseModel):
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
     alpha: float = Field(1.0, gt=0, description="the learned product is multiplied by alpha / sqrt(rank)")
     dropout: float = Field(
-        0.25, ge=0, lt=1, description="dropout of a branch's input in training, in steps of 1/256; frozen weights see all"
+        0.25,
+        ge=0,
+        lt=1,
+        description="dropout of a branch's input in training, in steps of 1/256; frozen weights see all",
     )
     projections: str = Field("qkv", description="adapted projections: some of q, k, v, and o for the output")
     first_block: int = Field(0, ge=0, description="first adapted block (0-based) of both towers")
@@ -112,7 +115,7 @@ class CLIPLoRA(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return AdamW 2e-4, batch 32, 500 steps per shot, logged in ten parts; the public code is for few-shot only."""
+        """Return AdamW 2e-4, batch 32, 500 steps per shot, logged in ten parts; published for few-shot only."""
         return Recipe(
             optimizer="adamw",
             lr=2e-4,

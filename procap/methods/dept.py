@@ -60,7 +60,7 @@ class Decoupled(Method):
 
     @property
     def head_weight(self) -> float:
-        return self.options.head_weight  # type: ignore[attr-defined, no-any-return]
+        return self.options.head_weight  # type: ignore[attr-defined]
 
     def lr_scales(self) -> dict[str, float]:
         names = (name for name, _ in self.named_parameters())

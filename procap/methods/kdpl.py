@@ -28,7 +28,9 @@ from procap.weights.loading import load_clip, weights_digest
 TEACHER = Field(
     "", description="backbone of the teacher, with its weights behind a colon: ViT-H-14-quickgelu:dfn5b in the paper"
 )
-MOST_CLASSES = Field(1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher")
+MOST_CLASSES = Field(
+    1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher"
+)
 
 
 class Distilled(Method):

@@ -64,7 +64,7 @@ class MMRLOptions(BaseModel):
 class MMRL(Method):
     """Multi-modal representation learning."""
 
-    Options = MMRLOptions
+    Options: ClassVar[type[BaseModel]] = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",

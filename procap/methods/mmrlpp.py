@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method
 from procap.methods.mmrl import MMRL, MMRLOptions
 from procap.methods.prompts import check_blocks
 from procap.plan import Plan, TokenOp
@@ -37,7 +37,10 @@ class MMRLPPOptions(MMRLOptions):
     rank: int = Field(4, ge=1, description="rank of the change of the projection in each block")
     projection_rank: int = Field(64, ge=1, description="rank of the change of the image tower's projection")
     fresh: float = Field(
-        0.9, ge=0, le=1, description="share of new tokens in a block; the rest is their state after the block before (beta)"
+        0.9,
+        ge=0,
+        le=1,
+        description="share of new tokens in a block; the rest is their state after the block before (beta)",
     )
 
 
@@ -65,8 +68,12 @@ class MMRLPP(MMRL):
     """Parameter-efficient multi-modal representation learning."""
 
     Options = MMRLPPOptions
-    summary: ClassVar[str] = "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
+    summary: ClassVar[str] = (
+        "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
+    )
     options: MMRLPPOptions
+    to_vision: SharedProjection  # type: ignore[assignment]
+    to_text: SharedProjection  # type: ignore[assignment]
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLPPOptions, generator: torch.Generator) -> None:
         g, o = clip.geometry, options

@@ -41,7 +41,9 @@ class ProGradOptions(ContextOptions):
     n_ctx: int = Field(16, ge=1, description="learned context tokens; the words of the template are the last of them")
     ctx_init: str = Field("", description="words to start from instead of those of the template")
     share: float = Field(1.0, ge=0, le=1, description="share of the conflicting component that is removed (lambda)")
-    temperature: float = Field(1.0, gt=0, description="of the teacher's and the student's predictions that are compared")
+    temperature: float = Field(
+        1.0, gt=0, description="of the teacher's and the student's predictions that are compared"
+    )
 
     @model_validator(mode="after")
     def _words_fit(self) -> Self:
@@ -68,7 +70,9 @@ class ProGrad(ContextMethod):
         words = self.options.ctx_init or self.template.replace("{}", "").replace(".", "").strip(" ,")
         tokens, n_ctx = phrase_tokens(self.clip, words), self.options.n_ctx
         if len(tokens) > n_ctx:
-            raise UsageError(f"'{words}' is {len(tokens)} tokens, more than n_ctx = {n_ctx}: give n_ctx = {len(tokens)}")
+            raise UsageError(
+                f"'{words}' is {len(tokens)} tokens, more than n_ctx = {n_ctx}: give n_ctx = {len(tokens)}"
+            )
         return torch.cat([tokens.new_zeros(n_ctx - len(tokens), tokens.shape[1]), tokens])
 
     @classmethod
