@@ -53,13 +53,13 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    rate: the place of the group's rate in `Schedule.rates`.
+    rate: the place of the group's rate in `Schedule.rates`. factor: its peak, relative to the recipe's.
     """
     peaks, rates = list_peaks(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
         groups.setdefault(peaks.index(rates[name]), []).append(parameter)
-    return [{"params": groups[rate], "rate": rate} for rate in sorted(groups)]
+    return [{"params": groups[rate], "rate": rate, "factor": peaks[rate] / recipe.lr} for rate in sorted(groups)]
 
 
 @functools.cache
@@ -170,12 +170,12 @@ class Engine:
             )
 
     def set_rate(self, *rates: float) -> None:
-        """Set the learning rates of the next steps, those of `Schedule.rates`.
+        """Set the learning rates of the next steps, those of `Schedule.rates`; of the first alone others are multiples.
 
         A tensor is changed in place, because captured steps read it.
         """
         for group in self.optimizer.param_groups:
-            lr = rates[group["rate"]]
+            lr = rates[group["rate"]] if len(rates) > 1 else group["factor"] * rates[0]
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:

@@ -28,10 +28,14 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "vpt": {"depth": 2}, "ivlp": {"depth": 2, "vision_depth": 2}, "maple": {"depth": 2},
     "promptsrc": {"depth": 2, "vision_depth": 2}, "coprompt": {"depth": 2}, "tcp": {"block": 1},
     "mma": {"first_block": 1}, "mmrl": {"first_block": 1}, "skipt": {"first_block": 1}, "mmlop": {"depth": 2},
-    "procap": {"depth": 2}, "mmrlpp": {"first_block": 1}, "dept-maple": {"depth": 2}, "kdpl": {"teacher": "mini"},
-    "kdpl-maple": {"depth": 2, "teacher": "mini"}, "cliplora": {"first_block": 1},
+    "procap": {"depth": 2}, "mmrlpp": {"first_block": 1}, "dept-maple": {"depth": 2},
+    "cliplora": {"first_block": 1},
 }  # fmt: skip
 """Options by method for towers of three layers, whose last one gets no prompt of its own."""
 
-IMAGE_METHODS = tuple(name for name in METHODS if not issubclass(method_class(name), FeatureMethod))
-"""Methods whose training steps see images; the others see features."""
+IMAGE_METHODS = tuple(
+    name
+    for name in METHODS
+    if not issubclass(method_class(name), FeatureMethod) and method_class(name).required_option != "teacher"
+)
+"""Methods whose training steps see images, without a teacher of their image size; others see features."""

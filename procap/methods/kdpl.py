@@ -37,6 +37,7 @@ class Distilled(Method):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
     required_option = "teacher"
+    _teacher: tuple[CLIP, ...]
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -52,7 +53,7 @@ class Distilled(Method):
                 f"{self.clip.geometry.image_size}: name a teacher with the same image size"
             )
         # A tuple hides the teacher from the module registry.
-        self._teacher: tuple[CLIP, ...] = (teacher,)
+        self._teacher = (teacher,)
 
     def teacher_logits(self, images: Tensor) -> Tensor:
         """Compute the teacher's logits [B, C] of the global batch, at the student's scale as in the public code."""
