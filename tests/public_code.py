@@ -93,3 +93,12 @@ def condense(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
     """Keep the first elements of a gradient and, behind them, its norm."""
     flat = gradient.ravel()
     return np.append(flat[:HEAD], np.linalg.norm(flat.astype(np.float64))).astype(np.float32)
+
+
+def load_public(method, tensors):
+    """Set the parameters to tensors under the names of the public code."""
+    parameters = method.public_parameters()
+    assert parameters.keys() == tensors.keys()
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])

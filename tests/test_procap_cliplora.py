@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
 from torch.nn.functional import linear
 
 from procap import recipe, reference, text
 from procap.low_rank import PROJECTIONS, Dropout, LowRank
-from procap.methods import build_method, load_public, method_class
+from procap.methods import build_method, method_class
 from procap.plan import Plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
 from tiny_geometry import SHORT_OPTIONS
 
 from procap import recipe, reference, teacher, text
@@ -97,15 +97,6 @@ def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
 
 def shapes_of(method):
     return {theirs: tuple(method.get_parameter(ours).shape) for ours, theirs in method.public_names().items()}
-
-
-def load_public(method, tensors):
-    """Set the parameters to tensors under the names of the public code."""
-    parameters = method.public_parameters()
-    assert parameters.keys() == tensors.keys()
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
 
 
 def built(case, folder, figures):

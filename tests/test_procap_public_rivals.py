@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, small_clip, walk
+from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, load_public, small_clip, walk
 
 from procap import reference, text
-from procap.methods import build_method, load_public, method_class
+from procap.methods import build_method, method_class
 from procap.weights.loading import load_clip
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
