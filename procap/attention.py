@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from procap.low_rank import LowRank
+from procap.low_rank import LowRank
 
 RowMap = Callable[[Tensor], Tensor]
 """States [N, L, D] to states of some of their rows [N, Q, D]."""

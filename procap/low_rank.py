@@ -5,14 +5,12 @@ Shapes: N items of the tower's batch, L rows, D width, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from procap.attention import RowMap
 
 PROJECTIONS = ("q", "k", "v", "o")
 """Query, key, value and output. Each uses its own byte of a random word, so there can be four."""
@@ -79,7 +77,7 @@ class LowRank:
         factors = self.dropout_factors(x, ("q", "k", "v"))
         return torch.cat([self._branch(name, x, factors.get(name)) for name in ("q", "k", "v")], dim=-1)
 
-    def output(self, mixed: Tensor, like: Tensor, read: RowMap | None) -> Tensor:
+    def output(self, mixed: Tensor, like: Tensor, read: Callable[[Tensor], Tensor] | None) -> Tensor:
         """Compute what is added to the output projection of `mixed` [N, Q, D], the rows that `read` selects of L.
 
         like: any tensor [N, L, D].

@@ -240,7 +240,8 @@ def check_gradients(case: CheckCase) -> str:
     thawed = [name for name, parameter in method.clip.named_parameters() if parameter.grad is not None]
     _require(not thawed, f"CLIP is frozen, but a gradient reaches {', '.join(thawed[:3])}")
     zero = [name for name, gradient in gradients.items() if not gradient.any()]
-    return f"zero in the first step: {', '.join(zero)}" if zero else ""
+    more = f" and {len(zero) - 3} more" * (len(zero) > 3)
+    return f"zero in the first step: {', '.join(zero[:3])}{more}" if zero else ""
 
 
 def check_determinism(case: CheckCase) -> str:
@@ -315,7 +316,7 @@ def train_in_memory(case: CheckCase) -> Method:
             engine.set_rate(*schedule.rates(step, epoch))
             noise = method.draw(generator(case.config.seed, "noise", step))
             batch = Batch(images.to(device), labels.to(device), tuple(each.to(device) for each in noise))
-            engine.backward(engine.terms(batch).sum())
+            engine.backward(engine.terms(batch))
             engine.update()
     if engine is not None:
         engine.close()

@@ -90,7 +90,7 @@ def trained(engine, steps=range(STEPS)):
         batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))
         engine.set_rate(*(1e-3 / (number + 1) / (group + 1) for group in range(len(engine.optimizer.param_groups))))
         terms = engine.terms(batch)
-        engine.backward(terms.sum())
+        engine.backward(terms)
         engine.update()
         found.append(terms.detach())
     return torch.stack(found)
@@ -394,7 +394,7 @@ def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor
         noise = method.draw(torch.Generator().manual_seed(10 + step))
         labels = torch.arange(8) * 5 % classes
         terms = engine.terms(Batch(images[group.rank :: group.size], labels, noise))
-        engine.backward(terms.sum())
+        engine.backward(terms)
         found += [terms.detach(), *(parameter.grad.clone() for parameter in learned_parameters(method).values())]
         engine.update()
     return found + [parameter.detach() for parameter in method.parameters()]
