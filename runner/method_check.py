@@ -70,7 +70,7 @@ class CheckCase:
     def plan(
         cls, name: str, runtime: RuntimeConfig, *, dataset: str, backbone: str, options: Mapping[str, Any]
     ) -> CheckCase:
-        """Plan two epochs in the method's own recipe, at a tenth of its rate, with batches that two processes can share."""
+        """Plan two epochs in the method's own recipe at a tenth of its rate, in batches for two processes."""
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
         overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
