@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cluster.address import LOCAL, ray_address, set_auth_mode
+from cluster.address import LOCAL, set_auth_mode
 from cluster.ray_cluster import (
     Capacity,
     Resources,
@@ -55,8 +56,6 @@ class Launcher:
             raise unknown_name("launcher", self.kind, KINDS)
         if self.kind == "local" and (self.address or self.autoscale):
             raise UsageError("--address and --autoscale apply to a Ray cluster: add --launcher ray")
-        if self.kind == "ray":
-            ray_address(self.address)
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
             if amount is not None and not (0 <= amount <= 1 or (1 < amount < math.inf and amount == int(amount))):
                 raise UsageError(f"--{name} {amount:g}: at most 1, or a whole number")
@@ -75,7 +74,8 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         if device.startswith("cuda:"):
             raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
         set_auth_mode()
-        with connected(ray_address(launcher.address)):
+        # Ray sets $RAY_ADDRESS in a job; "auto" is a cluster that `ray start` made on this machine.
+        with connected(launcher.address or os.environ.get("RAY_ADDRESS") or "auto"):
             cluster = nodes()
             if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
                 raise UsageError("--autoscale, and no node has a GPU yet: add --gpus 1 or --gpus 0")

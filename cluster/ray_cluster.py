@@ -163,8 +163,8 @@ def check_listening(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _unreachable(address, (error.strerror or str(error)).lower()) from None
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, str(error)) from None
 
 
 def _unreachable(address: str, reason: str) -> UserError:

@@ -261,7 +261,6 @@ def test_what_is_typed_next_finds_the_data_and_a_table_of_what_was_not_run_is_re
     ("--accelerate foo", "known are auto, off,"),
     ("--accelerate foo --dry-run", "known are auto, off,"),
     ("--engine deepspeed --zero-stage 7", "ZeRO stage 7 is not supported"),
-    ("--launcher ray --address http://127.0.0.1:8265", "behind a dashboard"),
 ])  # fmt: skip
 def test_wrong_words_are_answered_in_one_line(words, message, capsys):
     suite = [] if words.startswith("few-shot") else ["base-to-novel"]

@@ -93,8 +93,7 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int)
     if before and before.digest != manifest.digest:
         report_note(
             f"'{dataset.name}' was replaced: {before.images:,} -> {manifest.images:,} images, digest {before.digest} "
-            f"-> {manifest.digest}; train, eval and bench refuse runs of the earlier content; to keep both, pack under "
-            "another `name:`"
+            f"-> {manifest.digest}; train, eval and bench refuse runs of the earlier content"
         )
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)
