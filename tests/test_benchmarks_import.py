@@ -85,7 +85,7 @@ def test_a_run_goes_out_in_both_formats_and_tables_mark_it(capsys, flags):
     assert results.load("dassl").imported.all() and not results.load("ours").imported.any()
     capsys.readouterr()
     assert main(["table", "--results", "dassl"]) == 0
-    assert "IMPORTED checkpoints: MaPLe on digits (seed 1)." in capsys.readouterr().out
+    assert "IMPORTED: 1 run of MaPLe." in capsys.readouterr().out
     assert main(["ls", "runs", "--results", "dassl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["state"] == "imported"
 
