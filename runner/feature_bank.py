@@ -43,12 +43,12 @@ class FeatureStream(TrainStream):
 
 
 def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> tuple[Setup, FeatureBank]:
-    """Encode the samples and call `fit`; the new setup has an engine if a parameter requires a gradient."""
+    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     bank = encode_samples(setup, runtime, group)
     method.fit(bank)
-    if not any(parameter.requires_grad for parameter in method.parameters()):
+    if not method.has_steps:
         return setup, bank
     stream = FeatureStream(bank, setup.fewshot.train, config, train_augment(config.recipe, method.clip))
     method.begin_stage(0)

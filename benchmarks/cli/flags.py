@@ -41,7 +41,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 MethodNames = Annotated[
     str,
-    flag("A,B", "methods, see `procap ls methods`; all; table1: those of the paper's table 1", "--methods", "--method"),
+    flag("A,B", "see `procap ls methods`; all, table1, adapters, prompts, probabilistic", "--methods", "--method"),
 ]
 DatasetNames = Annotated[
     str,

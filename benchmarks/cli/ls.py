@@ -63,7 +63,7 @@ def _methods() -> Listing:
     rows: list[dict[str, Any]] = []
     shown = []
     for name, summary in method_summaries().items():
-        row: dict[str, Any] = {"name": name, "summary": summary, "recipe": None, "options": {}}
+        row: dict[str, Any] = {"name": name, "summary": summary, "recipe": None, "options": {}, "selection": ""}
         text = "-"
         try:
             method = method_class(name)
@@ -77,7 +77,9 @@ def _methods() -> Listing:
                 for option, field in method.Options.model_fields.items()
             }
             length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
-            text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if recipe.epochs else "-"
+            takes_steps = recipe.epochs > 0 and getattr(method, "has_steps", True)
+            text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if takes_steps else "-"
+            row["selection"] = method.selection if takes_steps or method.selection != "last step" else "-"
             text += "" if name in METHODS else " (own recipe)"
         except UsageError:
             # The summary of a plug-in that cannot be loaded contains the error.
@@ -87,8 +89,8 @@ def _methods() -> Listing:
                 raise
             row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((name, text, row["summary"]))
-    return columns(("method", "published recipe, or own (16 shots)", "what it is"), shown), rows
+        shown.append((name, text, row["selection"], row["summary"]))
+    return columns(("method", "published recipe, or own (16 shots)", "chosen by", "what it is"), shown), rows
 
 
 def _suites() -> Listing:

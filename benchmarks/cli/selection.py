@@ -18,7 +18,6 @@ from benchmarks.cli.flags import (
     SelectionFlags,
 )
 from benchmarks.console.parse import (
-    METHOD_GROUPS,
     dataset_groups,
     parse_assignments,
     parse_datasets,
@@ -32,7 +31,7 @@ from benchmarks.console.parse import (
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
 from procap.errors import UsageError, check_names, explain_invalid
-from procap.methods import method_class, method_paths
+from procap.methods import METHOD_GROUPS, method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, control_options, plan_run
@@ -94,7 +93,7 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
     """
     kept = []
     for method in methods:
-        name = method_class(method).required_option if text in METHOD_GROUPS else ""
+        name = method_class(method).required_option if text in ("all", "table1", *METHOD_GROUPS) else ""
         if not name or any(values.get(method, {}).get(name) for values in options):
             kept.append(method)
         else:

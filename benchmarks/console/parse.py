@@ -10,9 +10,6 @@ from typing import Any
 
 from procap.errors import UsageError, unknown_name
 
-METHOD_GROUPS = ("all", "table1")
-"""Names of groups of methods."""
-
 
 def split_names(text: str) -> list[str]:
     """Split a comma list; duplicates are dropped and the order is kept."""
@@ -47,23 +44,23 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Parse methods; "all" is every installed method that can be loaded, "table1" those given.
+    """Parse methods; "all" is every installed method that can be loaded, "table1" those given, others `METHOD_GROUPS`.
 
     Raises UsageError for an unknown name, and for a plug-in that cannot be loaded.
     """
-    from procap.methods import METHODS, method_class, method_paths
+    from procap.methods import METHOD_GROUPS, METHODS, method_class, method_paths
 
     known = list(method_paths())
     if not split_names(text):
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
-    groups = dict(zip(METHOD_GROUPS, (known, list(table1)), strict=True))
-    chosen = groups.get(text) or split_names(text)
+    groups: dict[str, Iterable[str]] = {"all": known, "table1": table1, **METHOD_GROUPS}
+    chosen = list(groups.get(text, split_names(text)))
     # Methods of this program are known to work, and importing one imports torch.
     for name in (name for name in [*chosen] if name not in METHODS):
         try:
             method_class(name)
         except UsageError as error:
-            if text not in METHOD_GROUPS:
+            if text not in groups:
                 raise
             # A warning, which is shown once however many suites are planned.
             warnings.warn(f"left out: {error}", stacklevel=2)

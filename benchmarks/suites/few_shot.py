@@ -3,7 +3,7 @@
     procap bench few-shot --data DATA
     procap bench few-shot --data DATA --shots 1,4
 
-Cost: 11 data sets, three trained methods, 1, 2, 4, 8 and 16 shots, three seeds, and zero-shot CLIP: 506 runs and as
+Cost: 11 data sets, five trained methods, 1, 2, 4, 8 and 16 shots, three seeds, and zero-shot CLIP: 836 runs and as
 many evaluations; CoOp trains up to 200 epochs.
 
 Published: curves only, no figures.
@@ -33,7 +33,7 @@ def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
 SUITE = Suite(
     name="few-shot",
     title="few-shot learning on all classes",
-    methods=("zeroshot", "coop", "maple", "procap"),
+    methods=("zeroshot", "tipadapterf", "coop", "maple", "cliplora", "procap"),
     classes="all",
     variants=by_shots,
     targets=all_classes,

@@ -57,6 +57,18 @@ METHODS: dict[str, str] = {
 }
 """The built-in methods: module and class of each, imported on first use."""
 
+METHOD_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "adapters": (
+        "probe", "ncm", "tipadapter", "tipadapterf", "clipadapter", "taskres", "lppp", "mma", "2sfs", "cliplora",
+    ),
+    "prompts": (
+        "coop", "cocoop", "kgcoop", "vpt", "ivlp", "maple", "promptsrc", "coprompt", "tcp", "prograd", "bpl", "dept",
+        "dept-maple", "kdpl", "kdpl-maple", "mmrl", "mmrlpp", "mmlop", "procap",
+    ),
+    "probabilistic": ("bpl", "procap"),
+}  # fmt: skip
+"""Names for several built-in methods."""
+
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 

@@ -43,14 +43,16 @@ class FeatureMethod(Method):
     """A method that leaves both towers unchanged and learns a head on their features.
 
     A training encodes the views of its images (`num_views`), calls `fit`, takes the recipe's steps on batches of
-    features if a parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.
+    features, and calls `finish`. `head` defines training and inference alike.
 
     augments: views are random, as the recipe says; otherwise there is one, prepared as test images are.
+    has_steps: training takes the recipe's steps; otherwise `fit` does everything.
     per_image: names of learned tensors whose first dimension is the number of training images.
     """
 
     changes = ()
     augments: ClassVar[bool] = True
+    has_steps: ClassVar[bool] = True
     per_image: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

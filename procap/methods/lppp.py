@@ -63,6 +63,8 @@ class LPPP(FeatureMethod):
 
     Options = LPPPOptions
     summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
+    has_steps: ClassVar[bool] = False
+    selection = "validation"
     knows_new_classes: ClassVar[bool] = False
     options: LPPPOptions
 

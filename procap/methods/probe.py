@@ -30,6 +30,7 @@ class Baseline(FeatureMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
     augments: ClassVar[bool] = False
+    has_steps: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
@@ -74,6 +75,7 @@ class LinearProbe(Baseline):
 
     Options = ProbeOptions
     summary: ClassVar[str] = "linear probe: logistic regression on frozen image features"
+    selection = "validation"
     options: ProbeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProbeOptions, generator: torch.Generator) -> None:

@@ -77,7 +77,8 @@ class TipAdapter(FeatureMethod):
     Options = TipAdapterOptions
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
     per_image = ("keys", "key_labels")
-    trains_keys: ClassVar[bool] = False
+    has_steps: ClassVar[bool] = False
+    selection = "validation"
     options: TipAdapterOptions
     key_labels: Tensor
     alpha: Tensor
@@ -85,7 +86,7 @@ class TipAdapter(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.keys = nn.Parameter(torch.zeros(0, clip.geometry.embed_dim), requires_grad=self.trains_keys)
+        self.keys = nn.Parameter(torch.zeros(0, clip.geometry.embed_dim), requires_grad=self.has_steps)
         self.register_buffer("key_labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("alpha", torch.tensor(options.alpha))
         self.register_buffer("beta", torch.tensor(options.beta))
@@ -104,9 +105,9 @@ class TipAdapter(FeatureMethod):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Store the normalised mean feature of each training image as a key, and choose alpha and beta."""
-        self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.trains_keys)
+        self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.has_steps)
         self.key_labels = bank.labels.clone()
-        if not self.trains_keys:
+        if not self.has_steps:
             self.search(bank)
 
     @torch.no_grad()
@@ -136,7 +137,7 @@ class TipAdapterF(TipAdapter):
     """Tip-Adapter-F: the keys are trained."""
 
     summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
-    trains_keys: ClassVar[bool] = True
+    has_steps: ClassVar[bool] = True
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
