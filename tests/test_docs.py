@@ -94,7 +94,7 @@ def write_examples(page: Path, folder: Path) -> None:
     written = folder / "new" / "visual-tokens"
     shutil.copy(written / "visual_tokens.py", folder)
     points = tomllib.loads((written / "pyproject.toml").read_text())["project"]["entry-points"]["procap.methods"]
-    others = {"clip-adapter": "clip_adapter:ClipAdapter", "noisy-tokens": "noisy_tokens:NoisyTokens"}
+    others = {"class-weights": "class_weights:ClassWeights", "noisy-tokens": "noisy_tokens:NoisyTokens"}
     install(folder, {}, points | others)
     for number, name in enumerate(("disc", "square", "ring", "cross")):
         (folder / "images" / name).mkdir(parents=True)
