@@ -13,7 +13,6 @@ import errno
 import hashlib
 import os
 import shutil
-import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -43,7 +42,7 @@ from shards.pools import map_in_order
 from shards.reader import open_dataset
 from shards.records import ImageRecord, Part, Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.tar import add_image, sample_key
+from shards.tar import image_offset, make_sample, sample_key
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -221,22 +220,26 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
 
     Raises UserError for a file that cannot be read, and for another number of images than the source lists.
     """
+    # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
+    from webdataset import TarWriter
+
     file, count = task.folder / task.file, task.stop - task.start
     images: list[CheckedImage] = []
     problems: list[str] = []
     read = 0
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, "w|") as archive:
+    with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         # One image more than listed shows that the source has too many.
         for read, record in enumerate(islice(task.part.records(), count + 1), 1):
             try:
-                offset = _add_image(task, archive, sample_key(task.start + read - 1), record)
+                sample = _make_sample(task, sample_key(task.start + read - 1), record)
             except ImageError as error:
                 problems.append(describe_unreadable(task.split, record.path, error))
                 continue
-            digest = content_digest(record.data)
-            size = len(record.data)
+            offset = image_offset(sample, record.extension, writer.tarstream.offset)
+            digest, size = content_digest(record.data), len(record.data)
             images.append(CheckedImage(record.path, record.label, digest, offset, size, record.is_turned))
+            writer.write(sample)
     if read != count:
         counts = f"gave {'more' if read > count else read} images, its list says {count}"
         raise UserError(f"'{task.dataset}' {task.split}: its source {counts} (from image {task.start} on)")
@@ -244,14 +247,14 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     return (shard, images), problems
 
 
-def _add_image(task: ShardTask, archive: tarfile.TarFile, key: str, record: ImageRecord) -> int:
-    """Check an image and its label, and add it to the tar; raises ImageError for what does not decode."""
+def _make_sample(task: ShardTask, key: str, record: ImageRecord) -> dict[str, str | bytes]:
+    """Check an image and its label, and make its members of the tar; raises ImageError for what does not decode."""
     split = f"'{task.dataset}' {task.split}"
     if not 0 <= record.label < task.classes:
         raise UserError(f"{split}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
     decode(record.data)
     try:
-        return add_image(archive, key, record)
+        return make_sample(key, record)
     except ValueError as error:
         raise UserError(f"{split}: {record.path!r} cannot be packed: {error}") from None
 

@@ -6,10 +6,10 @@ Members of a sample lie side by side in alphabetical order and share their name 
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import tarfile
+from collections.abc import Mapping
 
 from shards.names import unsafe_path
 from shards.records import ImageRecord
@@ -29,8 +29,8 @@ def sample_key(position: int) -> str:
     return f"s{position:07d}"
 
 
-def add_image(archive: tarfile.TarFile, key: str, record: ImageRecord) -> int:
-    """Add the members of an image, and return the offset of its bytes. Raises ValueError if it cannot be stored."""
+def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
+    """Make the sample that webdataset's TarWriter writes for an image. Raises ValueError if it cannot be stored."""
     if record.extension not in IMAGES:
         raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
     if reason := unsafe_path(record.path):
@@ -38,12 +38,14 @@ def add_image(archive: tarfile.TarFile, key: str, record: ImageRecord) -> int:
     if len(record.data) > IMAGE_LIMIT:
         raise ValueError("it is larger than 4 GiB")
     side = json.dumps({"path": record.path}, ensure_ascii=False).encode()
-    offset, members = 0, {"cls": str(record.label).encode(), "json": side, record.extension: record.data}
-    for name, content in sorted(members.items()):
-        member = tarfile.TarInfo(f"{key}.{name}")
-        # The owner and rights that webdataset's TarWriter gives, which would import torch in every process that packs.
-        member.size, member.mode, member.uname, member.gname = len(content), 0o444, "bigdata", "bigdata"
-        if name == record.extension:
-            offset = archive.offset + tarfile.BLOCKSIZE
-        archive.addfile(member, io.BytesIO(content))
-    return offset
+    return {"__key__": key, "cls": str(record.label).encode(), "json": side, record.extension: record.data}
+
+
+def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
+    """Compute the offset of the image of a sample in a tar in which the sample begins at byte `start`."""
+    for name in sorted(sample.keys() - {"__key__"}):
+        start += tarfile.BLOCKSIZE
+        if name == extension:
+            break
+        start += -(-len(sample[name]) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return start

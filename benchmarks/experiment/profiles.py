@@ -67,8 +67,12 @@ MINI = Profile(
         "mmlop": 1e-2,
         "procap": 3.90625e-5,
     },
-    # No language model has written sentences about generated data.
-    options={"coprompt": {"sentences": "templates"}},
+    # No language model has written sentences about generated data, and no larger CLIP knows them.
+    options={
+        "coprompt": {"sentences": "templates"},
+        "kdpl": {"teacher": "mini"},
+        "kdpl-maple": {"teacher": "mini"},
+    },
     quick={"epochs": 2},
 )
 PROFILES = {profile.name: profile for profile in (PAPER, MINI)}
