@@ -230,7 +230,8 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
 
     teachers = "kdpl.teacher=ViT-L-14", "kdpl-maple.teacher=ViT-L-14"
     assert planned("all") == {*METHODS} - {"coprompt", "kdpl", "kdpl-maple"} and "coprompt" not in planned("table1")
-    assert planned("all", "mini") == {*METHODS} == planned("all", "paper", "coprompt.sentences={dataset}.json", *teachers)
+    needed = "coprompt.sentences={dataset}.json", *teachers
+    assert planned("all", "mini") == {*METHODS} == planned("all", "paper", *needed)
     assert planned("coprompt,mma") == {"coprompt", "mma"}, "a named method is refused by its training"
     with pytest.warns(
         UserWarning, match="--methods all leaves out coprompt, whose training needs --option coprompt.sent"
