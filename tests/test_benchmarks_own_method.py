@@ -50,9 +50,6 @@ class Forgetful(OwnTokens):
 class Narrow(OwnTokens):
     def prompts_of(self, space):
         return self.prompts
-class Unlabelled(OwnTokens):
-    def loss(self, images, labels, noise):
-        return {"cross-entropy": super().loss(images, labels, noise)["ce"]}
 class Plain(OwnTokens):
     summary = ""
 class Behind(OwnTokens):
@@ -81,7 +78,7 @@ class Endless(TwoSFS):
 for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
-KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Unlabelled", "Plain", "Behind", "Failing", "Alone",
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Plain", "Behind", "Failing", "Alone",
          "Shaped", "Unaware", "Endless")  # fmt: skip
 
 
@@ -128,7 +125,6 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("forgetful", "resume", "register_buffer"),
     ("endless", "reloaded", "logits of base classes differ by"),
     ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
-    ("unlabelled", "shapes", '"ce" first'),
     ("plain", "class", "summary is empty"),
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),

@@ -20,9 +20,11 @@ import torch
 
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_integers, parse_methods
+from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.measure import time_interleaved
 from benchmarks.runtime.settings import Settings, make_settings
 from benchmarks.runtime.workload import Models, Work, models_by_mode
+from procap.methods import method_class
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
 from tools.record import describe_run, write_record
@@ -131,7 +133,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained="random")
     models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
     counts = parse_integers(arguments.classes, "--classes")
-    methods = parse_methods(arguments.methods)
+    # The others learn from features in seconds, or need a teacher.
+    methods = [
+        name
+        for name in parse_methods(arguments.methods)
+        if not learns_from_features(name) and method_class(name).required_option != "teacher"
+    ]
     measured = measure(models, methods, counts, arguments.batch, arguments.images, arguments.rounds, settings)
     tables = format_tables(measured)
     show(tables)

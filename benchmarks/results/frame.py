@@ -56,7 +56,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
-        losses                the method's term `ce`, mean over the training images of each epoch, a list
+        losses                the method's first loss term, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         contents              digests of the data sets that were used, by name: trained on, and evaluated
         backbone_digest       of the backbone's weights
@@ -137,7 +137,7 @@ def make_records(
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
-        "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
+        "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config)
     weights = training.backbone_digest, training.checkpoint_sha256

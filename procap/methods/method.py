@@ -248,7 +248,7 @@ class Method(nn.Module):
         return self.group.gather_uneven(mine.transpose(0, -2), shares.counts).transpose(0, -2)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """Compute the weighted loss terms, "ce" first, whose sum is minimised; `noise` is what `draw` returned.
+        """Compute the weighted loss terms, the main one first, whose sum is minimised; `noise` is what `draw` returned.
 
         images [B, 3, H, W], labels [B] int64. Each rank of a group gets its images of the global batch, the labels
         of all of it, and the same noise; all ranks return the same terms.
