@@ -183,7 +183,7 @@ def _evaluate(
     meter = Meter(device, warmup=0)
     with meter.phase("classes", rated=False), autocast(precision, device):
         space = label_space(manifest, selection.classnames)
-        warn_of_unknown_names(clip, space.names())
+        warn_of_unknown_names(trained.method, space.names())
         classifier = make_classifier(trained.method, config, space, settings.samples)
     graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, images, graphs)

@@ -41,7 +41,7 @@ class ImageClassifier:
         self.run, clip = run, run.clip
         space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
         self.classnames = space.names()
-        warn_of_unknown_names(clip, self.classnames)
+        warn_of_unknown_names(run.method, self.classnames)
         self.batch_size = run.config.recipe.test_batch_size
         self.transform = clip_transform(clip)
         with autocast(run.config.precision, clip.device):

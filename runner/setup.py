@@ -89,7 +89,7 @@ def set_up(
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     method, card = build(config, shards, clip, labels)
-    warn_of_unknown_names(clip, method.space.names())
+    warn_of_unknown_names(method, method.space.names())
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     source = method_source(config.method)
@@ -144,13 +144,15 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
     return make_method(config, clip, space), card
 
 
-def warn_of_unknown_names(clip: CLIP, names: Sequence[str]) -> None:
-    """Warn of class names that `clip` cannot distinguish, because it was not trained on their words."""
-    if len(unknown := clip.unknown_names(names)) > 1:
+def warn_of_unknown_names(method: Method, names: Sequence[str]) -> None:
+    """Warn of class names that the backbone cannot distinguish, because it was not trained on their words."""
+    clip = method.clip
+    if method.reads_names and len(unknown := clip.unknown_names(names)) > 1:
         listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
         warnings.warn(
             f"{clip.name} knows no word of {len(unknown)} of {len(names)} class names ({listed}) and cannot tell these "
-            "classes apart: take another --backbone, such as ViT-B/16",
+            "classes apart: take a method that does not read names (--methods probe or ncm), or another --backbone, "
+            "such as ViT-B/16",
             stacklevel=3,
         )
 

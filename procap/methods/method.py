@@ -73,6 +73,7 @@ class Method(nn.Module):
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     selection: what it is chosen by: "last step", or "validation" for at most four validation images of each class.
+    reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     """
@@ -87,6 +88,7 @@ class Method(nn.Module):
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     selection: ClassVar[str] = "last step"
+    reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     combines_gradients: ClassVar[bool] = False
     class_ids: Tensor

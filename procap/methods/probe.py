@@ -31,6 +31,7 @@ class Baseline(FeatureMethod):
 
     augments: ClassVar[bool] = False
     has_steps: ClassVar[bool] = False
+    reads_names: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
