@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import socket
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from tiny_geometry import open_clip_config
 from procap.attention import MLP, QuickGELU
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
+from procap.methods import build_method
+from procap.text import LabelSpace
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
 from procap.weights.files import VOCABULARY
@@ -324,8 +327,14 @@ def test_mini_lists_names_of_words_that_it_was_not_trained_on():
     mini = load_clip("mini")
     assert mini.unknown_names(["robin", "red circle", "wren"]) == ["robin", "wren"]
     assert mini.unknown_names(["owl"]) == ["owl"] and not mini.unknown_names(["blue square"])
-    with pytest.warns(UserWarning, match=r"knows no word of 2 of 3 class names \('owl', 'wren'\) .* --backbone"):
-        warn_of_unknown_names(mini, ("owl", "red circle", "wren"))
+    names = ("owl", "red circle", "wren")
+    methods = ("zeroshot", "probe")
+    zeroshot, probe = (build_method(name, mini, LabelSpace(names), {}, torch.Generator()) for name in methods)
+    with pytest.warns(UserWarning, match=r"knows no word of 2 of 3 class names \('owl', 'wren'\) .* --methods probe"):
+        warn_of_unknown_names(zeroshot, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_unknown_names(probe, names)
 
 
 @pytest.fixture
