@@ -39,13 +39,13 @@ class ImageClassifier:
     def __init__(self, run: TrainedRun, classnames: Sequence[str] = ()) -> None:
         """classnames: any names, in the order of the probabilities; default: the classes that the run learned."""
         self.run, clip = run, run.clip
-        space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
-        self.classnames = space.names()
+        self.space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
+        self.classnames = self.space.names()
         warn_of_unknown_names(run.method, self.classnames)
         self.batch_size = run.config.recipe.test_batch_size
         self.transform = clip_transform(clip)
         with autocast(run.config.precision, clip.device):
-            self._classifier = run.method.classifier(space)
+            self._classifier = run.method.classifier(self.space)
 
     @classmethod
     def load(cls, folder: str | Path, classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:

@@ -203,6 +203,21 @@ def test_shards_single_files_and_python_give_the_same_probabilities(run, photos,
     assert summary["images"] == len(rows) == images and summary["classes"] == list(classify.classnames)
 
 
+def test_a_run_is_selected_by_the_start_of_its_hash_or_by_flags(run, photos, few_digits, capsys):
+    results = ("--results", run.path.parents[5])
+    expected = predict(capsys, run.path, photos)
+    names = reader.open_dataset(few_digits, "digits").manifest.classnames
+    assert {row["class"] for row in expected} <= {*names} and all(
+        row["class"].replace("_", " ") == row["label"] for row in expected
+    )
+    digits = run.path.name.rpartition("-")[2]
+    assert predict(capsys, digits[:4], photos, *results) == expected
+    assert predict(capsys, "--methods", "maple", "--datasets", "digits", photos, *results) == expected
+    for words in (["fffffff0", photos], ["--methods", "coop", photos]):
+        assert main(["predict", *map(str, (*words, *results))]) == 2
+        assert "no run fits; see `procap ls runs" in capsys.readouterr().err
+
+
 def test_other_class_names_can_be_chosen(run, photos, capsys):
     rows = predict(capsys, run.path, photos, "--names", "cat,dog")
     assert {row["label"] for row in rows} <= {"cat", "dog"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import find_run, runtime_config
+from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import split_names
@@ -27,12 +27,18 @@ DIGITS = 6
 @flags.command(
     "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
     "procap predict RUN one.jpg two.png --top 3",
-    "procap predict RUN photos --names 'red rose,white lily'",
+    "procap predict --methods procap --datasets petals photos",
+    "procap predict 9c6ad2 photos --names 'red rose,white lily'",
 )
 def predict(
+    selection: flags.SelectionFlags,
     output: flags.OutputFlags,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, see `procap ls runs`")],
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="images, folders of images, tar files")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN|PATH", help="folder of a run, or start of its hash; left out with --methods")
+    ],
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")
+    ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
     names: Annotated[str, flags.flag("A,B", "classes to choose from [default: those that the run learned]")] = "",
@@ -42,14 +48,21 @@ def predict(
 ) -> int:
     """Classify new images with a trained run.
 
-    Writes a row for each image: its path, the most probable class, and the probability. Images are transformed and
-    classified as in `procap eval`, at its speed. Images that cannot be read are left out and named at the end; the exit
-    code is then 1.
+    Writes a row for each image: its path, the most probable class as the data set names it (of class folders, the name
+    of the folder) and as prompts do (`label`), and the probability. Images are classified as in `procap eval`. Images
+    that cannot be read are left out and named at the end; the exit code is then 1.
     """
     library_defaults()
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
-    config, runtime = find_run(run, runtime_config(flags.RuntimeFlags(results=results, device=device)))
+    runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
+    if flags.command_line(selection):
+        paths = [run, *(paths or ())]
+        config, runtime = find_selected_run(selection, runtime)
+    elif paths:
+        config, runtime = find_run(run, runtime)
+    else:
+        raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
     # These import torch, which a wrong flag need not wait for.
     from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
@@ -67,7 +80,8 @@ def predict(
         known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
         note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
     predictions = classifier.predict(images, workers, on_error)
-    count = _write_predictions(predictions, classes, min(top, len(classes)), out)
+    labels = list(zip(classifier.space.classnames, classes, strict=True))
+    count = _write_predictions(predictions, labels, min(top, len(classes)), out)
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
     if output.json:
@@ -77,20 +91,24 @@ def predict(
 
 
 def _write_predictions(
-    predictions: Iterator[tuple[str, Tensor]], classes: Sequence[str], top: int, out: Path | None
+    predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None
 ) -> int:
-    """Write a row for each image to the file `out` or stdout, unless there is none; returns their number."""
+    """Write a row for each image to the file `out` or stdout, unless there is none; returns their number.
+
+    labels: the name of each class in the data set, and in prompts.
+    """
     from runner.progress import ProgressDisplay
     from runner.results import write_bytes
 
     text, count = io.StringIO(), 0
     table = csv.writer(text, lineterminator="\n")
+    columns = ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
-    table.writerow(["path", *(f"{column}{number}" for number in numbers for column in ("label", "probability"))])
+    table.writerow(["path", *(f"{column}{number}" for number in numbers for column in columns)])
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
         for count, (name, probabilities) in enumerate(predictions, 1):
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
-            cells = [cell for value, label in best for cell in (classes[label], f"{value:.{DIGITS}f}")]
+            cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
             table.writerow(map(csv_text, (name, *cells)))
             display.total = count
             display.update(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from benchmarks.cli.flags import (
     RuntimeFlags,
     SelectionFlags,
 )
+from benchmarks.console.output import plural, quote
 from benchmarks.console.parse import (
     dataset_groups,
     parse_assignments,
@@ -36,11 +38,14 @@ from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
-from runner.run_folders import locate_run
+from runner.run_folders import find_runs, locate_run
 from shards.catalogue import CATALOGUE, find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.fewshot import parse_classes, select_labels
+from shards.names import join_first
 from shards.resolve import resolve_dataset
+
+HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
@@ -216,11 +221,34 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Find the run of a folder, given as a path or as its name below the results, and the runtime with its results."""
-    if runtime.store and not run.is_absolute():
+    """Find a run by its folder, its path below the results, or a unique prefix of its hash.
+
+    Returns its configuration, and the runtime with the results folder that it lies in.
+    """
+    if runtime.store and "/" in str(run) and not run.is_absolute():
         RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
-    folder = run.expanduser()
-    below = runtime.results / run
+    folder, below = run.expanduser(), runtime.results / run
+    if not folder.exists() and HASH_PREFIX.fullmatch(str(run)):
+        RemoteResults.from_runtime(runtime).pull_all()
+        folders = [each.path for each in find_runs(runtime.results)]
+        return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], runtime)
     config, results = locate_run(below if below.exists() and not folder.exists() else folder)
     store = runtime.store if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, store=store)
+
+
+def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
+    """Find the only run that the flags select; the rest is as in `find_run`."""
+    RemoteResults.from_runtime(runtime).pull_all()
+    folders = [(folder.path, config) for folder in find_runs(runtime.results) if (config := folder.config())]
+    is_selected = run_filter(selection, lambda: (config.dataset for _, config in folders))
+    return select_run([path for path, config in folders if is_selected(config)], runtime)
+
+
+def select_run(folders: Sequence[Path], runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
+    """Return the only run of `folders`. Raises UsageError, which lists them, for none or several."""
+    if len(folders) != 1:
+        names = [path.relative_to(runtime.results).as_posix() for path in folders]
+        listed = f"{plural(len(names), 'run')} fit: {join_first(names, 5)}; name one" if names else "no run fits"
+        raise UsageError(f"{listed}; see `procap ls runs --results {quote(runtime.store or runtime.results)}`")
+    return find_run(folders[0], runtime)
