@@ -1,0 +1,105 @@
+"""Trainings on frozen features, through files: resuming, reloading, targets, and what they may read."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import make_runtime
+
+from benchmarks.experiment.profiles import MINI
+from benchmarks.suites import SUITES, load_suite
+from procap.errors import UserError
+from procap.methods import METHOD_GROUPS, METHODS
+from procap.methods.features import FeatureBank
+from runner.config import RunConfig, Target
+from runner.evaluate import evaluate, load_trained
+from runner.feature_bank import FeatureStream
+from runner.planning import can_classify, plan_run
+from runner.results import TrainResult
+from runner.run_folders import RunFolder
+from runner.setup import train_augment
+from runner.train import train
+from shards.fewshot import load_few_shot
+from shards.reader import open_dataset
+
+ON_FEATURES = ("probe", "ncm", "tipadapter", "tipadapterf", "clipadapter", "taskres", "lppp")
+QUICK = {"tipadapterf": {"epochs": 3}, "clipadapter": {"epochs": 3}, "taskres": {"epochs": 3}}
+
+
+def plan(checkpoint, method: str, **more) -> RunConfig:
+    fields = {"shots": 2, "backbone": str(checkpoint), "overrides": QUICK.get(method, {}), **more}
+    return plan_run(method=method, dataset="digits", **fields)
+
+
+def tensors(runtime, config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_file(RunFolder(runtime.results / config.path).checkpoint_file)
+
+
+@pytest.mark.parametrize("method", ON_FEATURES)
+def test_a_training_on_features_is_read_back_and_classifies_what_it_can(method, few_digits, short_checkpoint, tmp_path):
+    runtime, config = make_runtime(few_digits, tmp_path), plan(short_checkpoint, method)
+    result = train(config, runtime)
+    assert isinstance(result, TrainResult) and len(result.fewshot.samples) == 10
+    assert result.images_per_second is None and result.phases["features"] > 0
+    assert bool(result.steps) == (method in QUICK)
+    trained = load_trained(config, runtime)
+    for classes in ("base", "novel"):
+        target = Target("digits", classes)
+        if can_classify(config, target):
+            assert evaluate(config, target, runtime, trained=trained).total > 0
+        else:
+            assert method in ("probe", "ncm", "lppp")
+            with pytest.raises(UserError, match="has no rule for classes that it did not learn, such as 'five'"):
+                evaluate(config, target, runtime, trained=trained)
+
+
+@pytest.mark.parametrize("method", ["tipadapterf", "taskres"])
+def test_a_paused_training_on_features_ends_with_the_bits_of_one_that_was_not(
+    method, few_digits, short_checkpoint, tmp_path
+):
+    config = plan(short_checkpoint, method)
+    whole, paused = (make_runtime(few_digits, tmp_path / name) for name in ("whole", "paused"))
+    train(config, whole)
+    train(config, paused, until=1)
+    train(config, paused)
+    for name, tensor in tensors(whole, config).items():
+        assert torch.equal(tensor, tensors(paused, config)[name]), name
+
+
+@pytest.mark.parametrize("method", [*ON_FEATURES, "coop", "procap"])
+def test_a_training_cannot_read_the_test_split(method, few_digits, short_checkpoint, tmp_path):
+    """It gives the same tensors where the images, labels and paths of the test split are gone."""
+    blind = tmp_path / "blind"
+    shutil.copytree(few_digits, blind)
+    shutil.rmtree(blind / "digits/test")
+    options = {"depth": 2} if method == "procap" else {}
+    config = plan(short_checkpoint, method, options=options, overrides={"epochs": 2, "batch_size": 5})
+    with_test, without = make_runtime(few_digits, tmp_path / "1"), make_runtime(blind, tmp_path / "2")
+    train(config, with_test)
+    train(config, without)
+    for name, tensor in tensors(with_test, config).items():
+        assert torch.equal(tensor, tensors(without, config)[name]), name
+
+
+def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, short_clip):
+    config = plan(short_checkpoint, "taskres")
+    samples = load_few_shot(open_dataset(few_digits, "digits"), 2, 1, "base").train
+    numbers = torch.arange(len(samples))[:, None, None] * 10 + torch.arange(3)[None, :, None]
+    bank = FeatureBank(numbers, torch.from_numpy(samples.labels), torch.zeros(0, 1), torch.zeros(0))
+    stream = FeatureStream(bank, samples, config, train_augment(config.recipe, short_clip))
+    for epoch in range(7):
+        for features, labels in stream.epoch(epoch):
+            images, views = features[:, 0] // 10, features[:, 0] % 10
+            assert (views == epoch % 3).all()
+            assert torch.equal(labels, bank.labels[images])
+
+
+def test_groups_name_methods_and_suites_leave_out_targets_without_a_rule():
+    assert {name for group in METHOD_GROUPS.values() for name in group} <= {*METHODS}
+    suite = load_suite("base-to-novel")
+    assert suite.name in SUITES
+    runs = suite.plan(suite.options(MINI, methods=("probe", "tipadapter"), datasets=("digits",), seeds=(1,)))
+    targets = {run.variant.method: run.spec.targets for run in runs}
+    assert targets == {"probe": ("digits:base:test",), "tipadapter": ("digits:base:test", "digits:novel:test")}
+    assert {run.spec.config.recipe_name for run in runs} == {"published"}, "the profile's recipe is for prompts"
