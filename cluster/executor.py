@@ -22,6 +22,7 @@ from runner.run_folders import RunFolder, RunHeld
 from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import Callbacks
+from runner.workbench import Workbench
 from shards.pack import pack_missing
 from shards.reader import open_dataset
 
@@ -59,8 +60,10 @@ class RunExecutor:
         report_to: ReportTo,
         group: ProcessGroup | None = None,
         halving: Halving | None = None,
+        workbench: Workbench | None = None,
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
+        self.workbench = workbench or Workbench()
         self.runs, self.runtime, self.halving = runs, runtime, halving
         self.group = group or ProcessGroup()
         self._report_to = report_to
@@ -116,7 +119,14 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train(run.config, self.runtime, group=self.group, until=until, callbacks=callbacks)
+                train(
+                    run.config,
+                    self.runtime,
+                    group=self.group,
+                    until=until,
+                    callbacks=callbacks,
+                    workbench=self.workbench,
+                )
                 return
             except RunHeld:
                 if self.group.size > 1:
@@ -137,8 +147,11 @@ class RunExecutor:
         """Evaluate a run, which is only loaded if a result is missing; returns its score."""
         accuracies = find_accuracies(run, self.runtime) if self.group.ranks.is_first else None
         complete = self.group.broadcast_object(accuracies is not None)
-        trained = None if complete else load_trained(run.config, self.runtime, self.group)
-        results = [evaluate(run.config, target, self.runtime, trained=trained, group=self.group) for target in targets]
+        trained = None if complete else load_trained(run.config, self.runtime, self.group, self.workbench)
+        results = [
+            evaluate(run.config, target, self.runtime, trained=trained, group=self.group, workbench=self.workbench)
+            for target in targets
+        ]
         return score([result.accuracy for result in results])
 
     def _send(self, report: TrialReport) -> None:

@@ -106,6 +106,7 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
     # These import torch, which a wrong flag need not wait for.
     from cluster.executor import TrialWork
     from cluster.tune_runner import execute_trial, run_trials
+    from runner.workbench import Workbench
 
     def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
         return [runs[config["number"]]]
@@ -119,11 +120,12 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
         generator = BasicVariantGenerator(max_concurrent=capacity.max_concurrent)
         run_trials(space, work, capacity, listener, search_alg=generator)
         return
+    workbench = Workbench()
     for number in range(len(runs)):
         config, trial = {"number": number}, f"{number}"
         listener.started(trial, config)
         report_to = partial(listener.reported, trial, config)
-        listener.ended(trial, config, execute_trial(config, work, report_to))
+        listener.ended(trial, config, execute_trial(config, work, report_to, workbench))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:

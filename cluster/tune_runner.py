@@ -20,6 +20,7 @@ from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_no
 from cluster.run import TrialReport
 from procap.errors import UserError
 from runner.environment import library_defaults
+from runner.workbench import Workbench
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,14 @@ def run_trials(
     # With several processes the trial itself only coordinates, so its bundle reserves no resources.
     bundles = [bundle] if resources.processes == 1 else [{}, *[bundle] * resources.processes]
 
+    # Every worker gets a copy of this function, which it calls for each of its trials.
+    workbench = Workbench()
+
     def trial(config: dict[str, Any]) -> None:
         def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
-        report_to(execute_trial(config, work, report_to))
+        report_to(execute_trial(config, work, report_to, workbench))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -92,7 +96,7 @@ def run_trials(
             raise
 
 
-def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo) -> TrialReport:
+def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, workbench: Workbench) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
     if work.resources.processes > 1:
@@ -102,7 +106,9 @@ def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportT
 
     def execute() -> TrialReport:
         runtime = work.paths.local_runtime()
-        return RunExecutor(work.runs_of(config, runtime), runtime, report_to, halving=work.halving).execute()
+        return RunExecutor(
+            work.runs_of(config, runtime), runtime, report_to, halving=work.halving, workbench=workbench
+        ).execute()
 
     return attempt(execute)
 

@@ -60,6 +60,7 @@ class CLIP(nn.Module):
         self.text = cast(TextTower, text or TextTower(geometry))
         self.logit_scale = nn.Parameter(torch.empty(()))
         self.register_buffer("logit_bias", None)
+        self._digest = ""
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], geometry: Geometry, **about: object) -> CLIP:
@@ -150,7 +151,7 @@ class CLIP(nn.Module):
         """
         if isinstance(self.text, FrozenTower):
             return []
-        spelled = [set(row.tolist()) - {0, row.max().item()} for row in self.tokenize(names)[:, 1:]]
+        spelled = [set(row) - {0, max(row)} for row in self.tokenize(names)[:, 1:].tolist()]
         # Add ten rare tokens: all unknown tokens share one embedding, so even a single one has an equal.
         used = torch.tensor(sorted(set(range(47000, 47010)).union(*spelled)), device=self.device)
         used = used[used < len(self.text.token_embedding.weight)]
@@ -159,12 +160,15 @@ class CLIP(nn.Module):
         return [name for name, tokens in zip(names, spelled, strict=True) if tokens <= shared]
 
     def digest(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight."""
+        """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight, computed once."""
+        if self._digest:
+            return self._digest
         sha = hashlib.sha256(repr(self.geometry).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
             sha.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
-        return sha.hexdigest()[:16]
+        self._digest = sha.hexdigest()[:16]
+        return self._digest
 
 
 def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

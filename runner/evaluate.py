@@ -30,10 +30,11 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder, check_content, check_training_content
-from runner.setup import check_backbone, clip_transform, label_space, load_backbone, make_method, warn_of_unknown_names
+from runner.setup import clip_transform, label_space, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.log import exporter_for
+from runner.workbench import Workbench
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.rng import generator
@@ -50,20 +51,25 @@ class TrainedRun:
     method: Method
 
 
-def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> TrainedRun:
+def load_trained(
+    config: RunConfig,
+    runtime: RuntimeConfig,
+    group: ProcessGroup | None = None,
+    workbench: Workbench | None = None,
+) -> TrainedRun:
     """Load a finished run. Raises UserError if it is not finished, was altered, or the backbone here is another."""
-    group = group or ProcessGroup()
+    group, workbench = group or ProcessGroup(), workbench or Workbench()
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.is_first:
         RemoteResults.from_runtime(runtime).pull_run(config.path)
-    training = _read_training(config, folder, group)
+    training = _read_training(config, folder, group, workbench)
     if training.method_source and not method_source(config.method):
         raise UserError(f"{config.path} was trained by {training.method_source}, which is not installed here")
     file = folder.checkpoint_file
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
-    clip = load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
+    clip = workbench.load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
     return TrainedRun(config, training, clip, method)
@@ -77,6 +83,7 @@ def evaluate(
     force: bool = False,
     trained: TrainedRun | None = None,
     group: ProcessGroup | None = None,
+    workbench: Workbench | None = None,
 ) -> EvalResult:
     """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
@@ -84,20 +91,21 @@ def evaluate(
     `runtime.evaluation` sets the precision, the resizing and the samples, which come from named streams of the run's
     seed; nothing else is random.
     trained: the loaded run, to evaluate several targets without loading it again.
+    workbench: keeps the backbone between runs.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.
     """
-    group = group or ProcessGroup()
+    group, workbench = group or ProcessGroup(), workbench or Workbench()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
     store = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
-    existing = find_result(config, target, runtime, force=force, group=group)
+    existing = find_result(config, target, runtime, force=force, group=group, workbench=workbench)
     if existing:
         store.push_run(config.path)
         return existing
     with StopRequest() as stop:
-        trained = trained or load_trained(config, runtime, group)
+        trained = trained or load_trained(config, runtime, group, workbench)
         result = _evaluate(target, settings, runtime, trained, stop, group)
         if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
@@ -110,11 +118,17 @@ def evaluate(
 
 
 def find_result(
-    config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool, group: ProcessGroup
+    config: RunConfig,
+    target: Target,
+    runtime: RuntimeConfig,
+    *,
+    force: bool,
+    group: ProcessGroup,
+    workbench: Workbench,
 ) -> EvalResult | None:
     """Find the existing result that `evaluate` returns; None if it evaluates. Raises what `evaluate` raises before."""
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
-    training = _read_training(config, folder, group)
+    training = _read_training(config, folder, group, workbench)
     if target.dataset == config.dataset:
         check_training_content(config, training, runtime.data)
     existing = None
@@ -136,13 +150,13 @@ def find_result(
     return existing
 
 
-def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup) -> TrainResult:
+def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup, workbench: Workbench) -> TrainResult:
     training = group.call_on_first(folder.train)
     if training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
     if why := training.changed_code(config):
         raise UserError(why)
-    group.call_on_first(lambda: check_backbone(config, training))
+    group.call_on_first(lambda: workbench.check_backbone(config, training))
     return training
 
 

@@ -39,6 +39,7 @@ from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, clip_transform, label_space, make_method, set_up
 from runner.train import train
+from runner.workbench import Workbench
 from shards.fewshot import evaluation_labels
 from shards.reader import open_dataset
 from shards.rng import generator
@@ -87,7 +88,7 @@ class CheckCase:
 
     def prepare(self) -> tuple[Setup, FeatureBank | None]:
         """Set up a training, with the features of a method that learns from them."""
-        setup = set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup())
+        setup = set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup(), Workbench())
         if isinstance(setup.method, FeatureMethod):
             return learn_features(setup, self.runtime, ProcessGroup())
         return setup, None

@@ -17,8 +17,9 @@ from runner.meters import peak_memory, start_memory_peak
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.run_folders import RunFolder
-from runner.setup import build, load_backbone
+from runner.setup import build
 from runner.tracking.log import exporter_for
+from runner.workbench import Workbench
 from shards.fewshot import evaluation_labels
 from shards.files import file_sha256
 from shards.reader import open_dataset
@@ -76,7 +77,7 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
     """Load a file into the method of a run. Raises UserError if it is damaged or does not fit `config`."""
     content, device = read_public(file), resolve_device(runtime.device)
     shards = open_dataset(runtime.data, config.dataset)
-    clip = load_backbone(config, device, Acceleration.parse("off", device))
+    clip = Workbench().load_backbone(config, device, Acceleration.parse("off", device))
     method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)

@@ -20,16 +20,15 @@ from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from procap.weights.loading import load_clip, weights_digest
-from runner.acceleration import Acceleration, set_compile_cache
+from runner.acceleration import Acceleration
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
-from runner.results import TrainResult
 from runner.schedule import Schedule
+from runner.workbench import Workbench
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot
 from shards.loader import TrainStream
@@ -65,12 +64,9 @@ class Setup:
 
 
 def set_up(
-    config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup, clip: CLIP | None = None
+    config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup, workbench: Workbench
 ) -> Setup:
-    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
-
-    clip: the backbone, if it is loaded already.
-    """
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
     acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
@@ -81,7 +77,7 @@ def set_up(
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     fewshot = load_training_images(config, shards, group.size)
-    clip = clip or load_backbone(config, device, acceleration)
+    clip = workbench.load_backbone(config, device, acceleration)
     learns_features = issubclass(method_class(config.method), FeatureMethod)
     if fewshot and not learns_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
@@ -174,38 +170,6 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 0)
-
-
-def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
-    """Load the frozen CLIP of a run on `device`, with compiled blocks if `acceleration` includes that."""
-    if device.type == "cuda":
-        # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses the precision.
-        torch.backends.cudnn.allow_tf32 = False
-    clip = load_clip(config.backbone, config.pretrained)
-    if config.weights_digest and clip.digest() != config.weights_digest:
-        raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
-    clip = clip.to(device)
-    if acceleration.compile:
-        from procap.kernels.compiled import compile_blocks
-
-        set_compile_cache()
-        compile_blocks(clip)
-    return clip
-
-
-def check_backbone(config: RunConfig, training: TrainResult) -> None:
-    """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
-
-    Weights that are not on this machine are not compared.
-    """
-    digest = training.backbone_digest
-    with suppress(UserError):
-        digest = weights_digest(config.backbone, config.pretrained)
-    if digest != training.backbone_digest:
-        raise UserError(
-            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone_name}, and here they "
-            f"are {digest}: name the weights it was trained on, or train again with --force"
-        )
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:

@@ -25,12 +25,13 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.run_folders import RunFolder, check_training_content
-from runner.setup import Setup, changed_file, check_backbone, set_up
+from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.log import exporter_for
 from runner.validate import Callbacks, Validator
+from runner.workbench import Workbench
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
 from shards.transfer import to_device, upload
@@ -51,6 +52,7 @@ def train(
     group: ProcessGroup | None = None,
     until: int | None = None,
     callbacks: Callbacks | None = None,
+    workbench: Workbench | None = None,
 ) -> TrainResult | Progress:
     """Train `config` below `runtime.results` and return the content of `train.json`; all ranks of a group call this.
 
@@ -59,30 +61,31 @@ def train(
     until: pause after this many epochs, if the training has more, and return the progress so far. A run that already
         has a state of that epoch or a later one is not trained.
     callbacks: do not change the training, and are not called for a run without epochs.
+    workbench: keeps the backbone between runs.
     Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")
-    group = group or ProcessGroup()
+    group, workbench = group or ProcessGroup(), workbench or Workbench()
     first = group.ranks.is_first
     folder = RunFolder(runtime.results / config.path)
     store = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         store.pull_run(config.path)
-        if finished := read_finished(config, runtime, folder, group):
+        if finished := read_finished(config, runtime, folder, group, workbench):
             store.push_run(config.path)
             return finished
     with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, resumes=not force):
         if not force:
             # Another process may have finished the run while this one waited for the lock.
-            if finished := read_finished(config, runtime, folder, group):
+            if finished := read_finished(config, runtime, folder, group, workbench):
                 return finished
             if until and (paused := _read_paused(config, folder, until, group, callbacks)):
                 return paused
         with StopRequest() as stop:
             try:
-                result = _train(config, runtime, folder, store, stop, group, until, callbacks, force=force)
+                result = _train(config, runtime, folder, store, stop, group, until, callbacks, workbench, force=force)
             finally:
                 if first and folder.config_file.exists():
                     exporter_for(runtime).post_end(config.path)
@@ -91,13 +94,13 @@ def train(
 
 
 def read_finished(
-    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
+    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup, workbench: Workbench
 ) -> TrainResult | None:
     """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
     result = folder.train() if group.ranks.is_first else None
     if result is not None:
         check_training_content(config, result, runtime.data)
-        check_backbone(config, result)
+        workbench.check_backbone(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -137,6 +140,7 @@ def _train(
     group: ProcessGroup,
     until: int | None,
     callbacks: Callbacks | None,
+    workbench: Workbench,
     *,
     force: bool,
 ) -> TrainResult | Progress:
@@ -145,7 +149,7 @@ def _train(
     start_memory_peak(device)
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
-        setup = set_up(config, runtime, device, group)
+        setup = set_up(config, runtime, device, group, workbench)
     bank = None
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):

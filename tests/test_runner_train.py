@@ -4,6 +4,7 @@ import dataclasses
 import re
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,14 +12,19 @@ from plug_ins import METHOD, install
 from small_runs import make_runtime
 
 from benchmarks.cli import main
-from cluster.run import RunSpec, final_score
+from cluster.launcher import launch
+from cluster.ray_cluster import Capacity, Resources
+from cluster.run import RunSpec, StoragePaths, final_score
 from procap.errors import UserError
 from procap.recipe import learning_rate, warmup_warning
-from runner import acceleration, checkpoint, evaluate, run_folders, setup
+from procap.weights import loading
+from procap.weights.files import read_weights
+from runner import acceleration, checkpoint, evaluate, run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import EvalResult, TrainResult, write_json
 from runner.train import UNTIMED_PHASES, train
+from runner.workbench import Workbench
 from shards import builtin_sources, catalogue, fewshot, pack, reader, transforms
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
@@ -156,6 +162,29 @@ def test_one_warning_names_trainings_whose_epochs_are_all_warm_up(few_digits, tm
     for folder in run_folders.find_runs(tmp_path):
         sigmas = {"sigma of vision", "sigma of text"} if "procap" in folder.path.parts else set()
         assert (result := folder.train()) and {*result.statistics} == sigmas
+
+
+def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_learn_alone(
+    few_digits, tmp_path, monkeypatch
+):
+    loads, together, listener = [], tmp_path / "together", MagicMock()
+    monkeypatch.setattr(loading, "read_weights", lambda file: loads.append(file) or read_weights(file))
+    words = ["--methods", "coop,maple,2sfs", "--datasets", "digits", "--seeds", "1,2", "--epochs", "1", "--shots", "2"]
+    for command in ("train", "eval"):
+        assert main([command, *words, "--data", str(few_digits), "--results", str(together)]) == 0
+        assert len(loads) == 1
+        loads.clear()
+    again = make_runtime(few_digits, tmp_path / "again")
+    runs = [RunSpec(config=folder.config(), targets=("digits:base",)) for folder in run_folders.find_runs(together)]
+    paths = StoragePaths(str(again.data), str(again.results), again)
+    launch(runs, paths, Capacity(Resources(), 1, ray=False), listener)
+    assert len(runs) == 6 and len(loads) == 1
+    assert [call.args[2].state for call in listener.ended.mock_calls] == ["done"] * 6
+    for run in runs:
+        kept, alone = run_folders.RunFolder(together / run.path).train(), tmp_path / "alone"
+        assert train(run.config, dataclasses.replace(again, results=alone)).checkpoint_sha256 == kept.checkpoint_sha256
+        counts = evaluate.evaluate(run.config, BASE, dataclasses.replace(again, results=alone))
+        assert counts.predicted == evaluate.evaluate(run.config, BASE, again).predicted
 
 
 def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path):
@@ -355,7 +384,7 @@ def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, run
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_convolves_in_float32(plan):
-    setup.load_backbone(plan(), torch.device("cuda"), acceleration.Acceleration())
+    Workbench().load_backbone(plan(), torch.device("cuda"), acceleration.Acceleration())
     draw = torch.Generator().manual_seed(0)
     images, kernels = (torch.randn(4, 3, side, side, generator=draw) for side in (32, 16))
     exact = torch.nn.functional.conv2d(images.double(), kernels.double(), stride=16)

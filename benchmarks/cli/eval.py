@@ -36,6 +36,7 @@ from runner.tracking.log import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
+    from runner.workbench import Workbench
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
@@ -142,30 +143,36 @@ def _evaluate_all(
     """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
     from runner.evaluate import TrainedRun, find_result, load_trained
     from runner.evaluate import evaluate as evaluate_run
+    from runner.workbench import Workbench
 
     done: list[Evaluated] = []
     loaded: TrainedRun | None = None
+    workbench = Workbench()
     work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
     for config, target in work:
         with failures.collect(f"{config.path} on {target}"):
             if group.ranks.is_first:
                 RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
             if not config.recipe.epochs:
-                prepare_untrained(config, runtime, group, force=force)
+                prepare_untrained(config, runtime, group, workbench, force=force)
             ensure_packed([target.dataset], runtime.data)
             trained = None
-            if find_result(config, target, runtime, force=force, group=group) is None:
+            if find_result(config, target, runtime, force=force, group=group, workbench=workbench) is None:
                 if loaded is None or loaded.config != config:
-                    loaded = load_trained(config, runtime, group)
+                    loaded = load_trained(config, runtime, group, workbench)
                 trained = loaded
-            result = evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
+            result = evaluate_run(
+                config, target, runtime, force=force, trained=trained, group=group, workbench=workbench
+            )
             name = f"{config.method}, seed {config.seed}"
             note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
             done.append((config, target, result))
     return done
 
 
-def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, force: bool) -> None:
+def prepare_untrained(
+    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, workbench: Workbench, *, force: bool
+) -> None:
     """Write the run of a method without training, such as zero-shot CLIP, unless it exists.
 
     force: also if it was made with different content of its data set.
@@ -183,4 +190,4 @@ def prepare_untrained(config: RunConfig, runtime: RuntimeConfig, group: ProcessG
 
     if not group.call_on_first(is_kept):
         ensure_packed([config.dataset], runtime.data)
-        train(config, runtime, force=force, group=group)
+        train(config, runtime, force=force, group=group, workbench=workbench)

@@ -107,8 +107,10 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.train import train as train_run
+    from runner.workbench import Workbench
 
     done: dict[RunConfig, TrainResult] = {}
+    workbench = Workbench()
     for number, config in enumerate(runs, 1):
         position = f"[{number}/{len(runs)}]"
         was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
@@ -118,7 +120,7 @@ def _train_all(
                 doing = "training" if config.recipe.epochs else "nothing to train, `procap eval` is enough:"
                 note(f"{position} {doing} {config.path}")
             ensure_packed([config.dataset], runtime.data)
-            result = train_run(config, runtime, force=force, group=group)
+            result = train_run(config, runtime, force=force, group=group, workbench=workbench)
             assert isinstance(result, TrainResult)
             done[config] = result
             if was_finished:

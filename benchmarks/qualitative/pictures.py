@@ -24,6 +24,7 @@ from runner.engine import autocast
 from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
 from runner.setup import clip_transform, label_space
+from runner.workbench import Workbench
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 
@@ -41,9 +42,10 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
     """Make the pictures of a suite: images of its first data set, prompts of its last, the first seed."""
     first, last = results.options.datasets[0], results.options.datasets[-1]
     runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
+    workbench = Workbench()
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
-            runs[run.dataset][run.variant.name] = load_trained(run.spec.config, runtime)
+            runs[run.dataset][run.variant.name] = load_trained(run.spec.config, runtime, workbench=workbench)
     # By name: what draws the picture, its caption, and a description of it.
     pictures: dict[str, tuple[partial[Figure], str, str]] = {}
     record: dict[str, Any] = {}

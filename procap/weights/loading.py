@@ -36,6 +36,9 @@ EMBEDDED = Path(__file__).with_name("mini.safetensors")
 WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """The weights of a model in open_clip's format, in a folder or on the Hub."""
 
+WeightsKey = tuple[str, str | None, tuple[int, int, int, int] | None]
+"""Name, weights, and the state of their file: inode, size and times of change."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -200,16 +203,21 @@ def _fill(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def weights_digest(name: str, pretrained: str | None = None) -> str:
-    """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
+def weights_key(name: str, pretrained: str | None = None) -> WeightsKey:
+    """Return what changes whenever `load_clip` would load different weights. Raises what `find_source` does."""
     file = find_source(name, pretrained).file
     status = file.stat() if file else None
-    return _digest(name, pretrained, status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return name, pretrained, status and (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def weights_digest(name: str, pretrained: str | None = None) -> str:
+    """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
+    return _digest(weights_key(name, pretrained))
 
 
 @functools.cache
-def _digest(name: str, pretrained: str | None, file_status: tuple[int, ...] | None) -> str:
-    return load_clip(name, pretrained).digest()
+def _digest(key: WeightsKey) -> str:
+    return load_clip(*key[:2]).digest()
 
 
 def list_backbones() -> list[dict[str, Any]]:
