@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProgressDisplay:
-    """A progress bar, `timed` if it estimates the remaining time; enter it and call `update`."""
+    """A progress bar, `timed` if it estimates the remaining time; enter it and call `update`.
+
+    Without a terminal, `what` stands above the first line only; each line has the elapsed and the remaining time.
+    """
 
     PLAIN_SECONDS: ClassVar = 10.0
 
@@ -28,7 +31,8 @@ class ProgressDisplay:
     def __post_init__(self) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._shown = time.monotonic()
+        self._started = self._shown = time.monotonic()
+        self._done_before, self._named = self.done, False
 
     def __enter__(self) -> ProgressDisplay:
         if not self.quiet and sys.stderr.isatty():
@@ -56,7 +60,14 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=done, total=self.total, facts=shown)
         elif not self.quiet and time.monotonic() - self._shown >= self.PLAIN_SECONDS:
             self._shown = time.monotonic()
-            self.print(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
+            if not self._named:
+                self.print(f"{self.what}:")
+                self._named = True
+            elapsed, new = self._shown - self._started, done - self._done_before
+            times = f"{format_duration(elapsed)} elapsed"
+            if self.timed and new > 0:
+                times += f", {format_duration(elapsed / new * (self.total - done))} left"
+            self.print(f"  {done}/{self.total} {self.unit}  {times}  {shown}".rstrip())
 
     def print(self, line: str) -> None:
         """Print a line, above the bar if there is one; print nothing if quiet."""

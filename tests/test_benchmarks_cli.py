@@ -266,6 +266,7 @@ def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tm
     for command in ("train", "eval"):
         code, out, _ = run(capsys, command, *common, "--json")
         assert code == 0 and "4 runs, 1 done. Nothing was written." in out
+        assert ("targets" in out.splitlines()[0]) == (command == "eval")
     listed = {entry["run"].split("/seed")[0]: entry for entry in json.loads(out.splitlines()[-1])["runs"]}
     assert listed["base/digits/coop/mini/16shot"]["state"] == "finished"
     assert listed["base/digits/coop/mini/16shot"]["targets"] == {"digits:base:test": True, "digits:novel:test": True}

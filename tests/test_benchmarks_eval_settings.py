@@ -55,7 +55,7 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
     before = folder.eval_file(TARGET).read_bytes()
     result = evaluate.evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
     # The name of the progress has the shots and the seed.
-    assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}: ")
+    assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}:\n  ")
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
     assert results.EvalResult.model_validate_json(file.read_bytes()) == result
     assert (result.precision, result.settings) == ("bf16", settings)

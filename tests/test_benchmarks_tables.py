@@ -182,6 +182,8 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
     [other] = targets.rows
     assert other.labels[:2] == ("shapes:base", "shapes-sketch:all:test") and other.cells[0].mean == 33
     assert {row.labels[0] for row in halves.rows} == {"shapes"}
+    for table in (halves, targets):
+        assert [column.title for column in table.columns][-2:] == ["FPS", "training s"]
     for form in FORMATS:
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
 

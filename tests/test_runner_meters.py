@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -116,14 +117,19 @@ def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
-    with progress.ProgressDisplay("training", 100) as display:
+    with progress.ProgressDisplay("training", 100, done=1) as display:
         display.PLAIN_SECONDS = math.inf
         display.update(1, loss=1.5)
         display.PLAIN_SECONDS = 0.0
         display.update(2, loss=1.25, epoch="1/5")
+        display.update(3)
         display.print("a remark")
     out, err = capsys.readouterr()
-    assert out == "" and err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
+    assert out == "" and re.fullmatch(
+        r"training:\n  2/100 steps  0 s elapsed, \d+ s left  loss 1.25  epoch 1/5\n"
+        r"  3/100 steps  0 s elapsed, \d+ s left\na remark\n",
+        err,
+    )
 
 
 def read_terminal(main):

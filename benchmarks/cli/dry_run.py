@@ -11,15 +11,15 @@ from cluster.run import RunSpec
 
 
 def show_plan(runs: Sequence[RunSpec], states: Mapping[str, RunState], output: OutputFlags) -> int:
-    """Print each run with its state and targets; returns the exit code."""
-    rows, listed = [], []
+    """Print each run with its state and, if any run has some, its targets; returns the exit code."""
+    rows, listed, shown = [], [], 3 if any(run.targets for run in runs) else 2
     for run in runs:
         state = states[run.path]
         targets = {target: target not in state.open for target in run.targets}
         names = " ".join(f"{target}=done" if done else target for target, done in targets.items())
-        rows.append((state.status, run.path, names or "-"))
+        rows.append((state.status, run.path, names or "-")[:shown])
         listed.append({"run": run.path, "state": state.status, "targets": targets})
-    show(columns(("state", "run", "targets"), rows))
+    show(columns(("state", "run", "targets")[:shown], rows))
     done = sum(states[run.path].is_done for run in runs)
     show(f"\n{plural(len(runs), 'run')}, {done} done. Nothing was written.")
     if output.json:
