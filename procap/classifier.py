@@ -97,5 +97,5 @@ class SampledClassifier:
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode():
-            every = torch.stack([torch.log_softmax(classifier(images), dim=1) for classifier in self.classifiers])
-            return torch.logsumexp(every, dim=0) - math.log(len(every))
+            logs = torch.stack([torch.log_softmax(classifier(images), dim=1) for classifier in self.classifiers])
+            return torch.logsumexp(logs, dim=0) - math.log(len(logs))

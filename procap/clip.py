@@ -73,10 +73,10 @@ class CLIP(nn.Module):
             clip = cls(geometry, **about)  # type: ignore[arg-type]
             if "logit_bias" in state:
                 clip.logit_bias = torch.empty(())
-        wanted = {name: weight for name, weight in clip.state_dict().items() if weight.is_meta}
-        if problems := describe_differences(wanted, state):
+        expected = {name: weight for name, weight in clip.state_dict().items() if weight.is_meta}
+        if problems := describe_differences(expected, state):
             raise ValueError("; ".join(problems))
-        weights = {name: state[name].detach().float().clone() for name in wanted}
+        weights = {name: state[name].detach().float().clone() for name in expected}
         clip.load_state_dict(weights, strict=False, assign=True)
         return clip.requires_grad_(False).eval()
 

@@ -23,11 +23,11 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
     with torch.autocast(image.device.type, enabled=False):
         similarity = image.float() @ text.float().t() * torch.exp(-log_temperature.float())
         image_to_class = F.cross_entropy(similarity, labels)
-        own = labels[:, None] == torch.arange(len(text), device=labels.device)
-        present = own.any(dim=0)
+        is_label = labels[:, None] == torch.arange(len(text), device=labels.device)
+        present = is_label.any(dim=0)
         # The fill is finite because -inf would make the gradient of absent classes NaN instead of zero. Their columns
         # are kept so that shapes are fixed and the host does not wait for the device.
-        positives = similarity.masked_fill(~own, torch.finfo(similarity.dtype).min)
+        positives = similarity.masked_fill(~is_label, torch.finfo(similarity.dtype).min)
         deficit = similarity.logsumexp(dim=0) - positives.logsumexp(dim=0)
         class_to_image = torch.where(present, deficit, 0.0).sum() / present.sum()
         return (image_to_class + class_to_image) / 2

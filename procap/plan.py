@@ -250,8 +250,8 @@ class TokenSequence(SequenceStates):
 
 def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *arguments: Any) -> Any:
     """Call `module`, the part `name` of a tower, with those of `weights` that belong to it in place of its own."""
-    own = {key.removeprefix(f"{name}."): weight for key, weight in weights.items() if key.startswith(f"{name}.")}
-    return functional_call(module, own, arguments) if own else module(*arguments)
+    replaced = {key.removeprefix(f"{name}."): weight for key, weight in weights.items() if key.startswith(f"{name}.")}
+    return functional_call(module, replaced, arguments) if replaced else module(*arguments)
 
 
 def check_plan(plan: Plan, layers: int, others: Sequence[str]) -> None:

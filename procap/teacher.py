@@ -50,7 +50,7 @@ def text_bank(
 
 def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
     """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient."""
-    features = text_features(clip, [sentence for own in sentences for sentence in own])
+    features = text_features(clip, [sentence for of_class in sentences for sentence in of_class])
     return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
 
 

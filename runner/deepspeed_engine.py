@@ -160,9 +160,9 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
 def _environment(device: torch.device) -> Iterator[None]:
     """Set the environment variables that DeepSpeed reads while it is imported and initialized."""
     index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
-    wanted = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    variables = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -201,8 +201,9 @@ def check_shapes(case: CheckCase) -> str:
     for space in map(case.space, filter(case.can_classify, ("base", "novel", "all"))):
         with torch.no_grad():
             shape = tuple(method.classifier(space)(case.images[:3]).shape)
-        wanted = (3, len(space.classnames))
-        _require(shape == wanted, f"the classifier of {wanted[1]} classes gives {shape} for 3 images, not {wanted}")
+        expected = (3, len(space.classnames))
+        reason = f"the classifier of {expected[1]} classes gives {shape} for 3 images, not {expected}"
+        _require(shape == expected, reason)
     return f"loss terms: {', '.join(terms)}" if terms else "learns without steps"
 
 

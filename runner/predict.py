@@ -77,8 +77,8 @@ class ImageClassifier:
         names: list[list[str]] = []
 
         def pixels() -> Iterator[tuple[Tensor]]:
-            for own, batch in batches:
-                names.append(own)
+            for batch_names, batch in batches:
+                names.append(batch_names)
                 yield (batch,)
 
         # Batches are copied to a GPU ahead of their use, so names wait in a queue.

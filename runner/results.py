@@ -217,8 +217,8 @@ class EvalResult(FrozenModel):
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
         """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
         weights = self.checkpoint_sha256, self.backbone_digest
-        wanted = training.checkpoint_sha256, training.backbone_digest
-        return weights == wanted and self.limit in (None, limit)
+        expected = training.checkpoint_sha256, training.backbone_digest
+        return weights == expected and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Return whether each image of the target was right [total]; None if not recorded."""

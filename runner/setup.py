@@ -186,8 +186,8 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
         return ""
     options = method_options(config.method, config.options)
     with suppress(UserError):
-        found = method_class(config.method).file_digests(options, config.dataset)
-        return next((name for name in recorded if found.get(name) != recorded[name]), "")
+        digests = method_class(config.method).file_digests(options, config.dataset)
+        return next((name for name in recorded if digests.get(name) != recorded[name]), "")
     return ""
 
 

@@ -99,12 +99,12 @@ class Validator:
                     inference = Inference(clip, self.method.classifier(space), images)
                 batches = inference.batches(clip_transform(clip), batch_size, self._workers, self.group.ranks)
                 meter = Meter(clip.device, warmup=0)
-                signum, found = predict(
+                signum, predictions = predict(
                     inference, batches, config, config.precision, target, meter, self.stop, self.group
                 )
-                if found is None:
+                if predictions is None:
                     break
-                correct = int(found.is_correct.sum())
+                correct = int(predictions.is_correct.sum())
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:
             checkpointer.stop(signum)

@@ -100,8 +100,8 @@ class FusedLevel(torch.autograd.Function):
         from procap.kernels.launch import backward
 
         v, t, z, rows, *weights = ctx.saved_tensors
-        given = g_v.contiguous(), g_t.contiguous()
-        dv, dt, projection, *directions = backward(given, v, t, z, rows, *_group(weights), ctx.heads, ctx.eps)
+        gradients = g_v.contiguous(), g_t.contiguous()
+        dv, dt, projection, *directions = backward(gradients, v, t, z, rows, *_group(weights), ctx.heads, ctx.eps)
         of_directions = [gradient for direction in directions for gradient in direction if gradient is not None]
         return None, None, dv, dt, *projection, *of_directions
 

@@ -95,8 +95,8 @@ class CoPrompt(MaPLe):
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return the data set's published depth, number of tokens and weight."""
-        found = PUBLISHED.get(dataset.lower())
-        return dict(zip(("depth", "n_ctx", "weight"), found, strict=True)) if found else {}
+        values = PUBLISHED.get(dataset.lower())
+        return dict(zip(("depth", "n_ctx", "weight"), values, strict=True)) if values else {}
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -148,16 +148,16 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
             "hand-written templates instead, a variant without published results"
         )
     try:
-        found = TypeAdapter(dict[str, list[str]]).validate_json(read_sentence_file(options, space.dataset))
+        by_class = TypeAdapter(dict[str, list[str]]).validate_json(read_sentence_file(options, space.dataset))
     except ValidationError as error:
         raise UserError(
             f'sentences of coprompt: {options.sentences} is no JSON of {{"class name": ["sentence", ...]}}'
         ) from error
-    if missing := [name for name in space.names() if name not in found]:
+    if missing := [name for name in space.names() if name not in by_class]:
         raise UserError(
             f"sentences of coprompt: {options.sentences} has none for {len(missing)} classes, such as {missing[0]!r}"
         )
-    sentences = [found[name] for name in space.names()]
+    sentences = [by_class[name] for name in space.names()]
     fewest, most = min(map(len, sentences)), max(map(len, sentences))
     if not 0 < fewest == most:
         raise UserError(

@@ -57,8 +57,8 @@ class FeatureMethod(Method):
 
     @classmethod
     def missing_members(cls) -> list[str]:
-        own = [name for name in super().missing_members() if name not in ("class_prompts()", "plans()")]
-        return own + ["head()"] * (cls.head is FeatureMethod.head)
+        missing = [name for name in super().missing_members() if name not in ("class_prompts()", "plans()")]
+        return missing + ["head()"] * (cls.head is FeatureMethod.head)
 
     def num_views(self, recipe: Recipe) -> int:
         """Return V: the option `views` if the method has one and it is not 0, else one view for each epoch."""
@@ -93,8 +93,8 @@ class FeatureMethod(Method):
     def known(self, space: LabelSpace) -> Tensor:
         """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
         position = {name: i for i, name in enumerate(self.space.classnames)}
-        found = [position.get(name, -1) for name in space.classnames]
-        return torch.tensor(found, device=self.clip.device)
+        positions = [position.get(name, -1) for name in space.classnames]
+        return torch.tensor(positions, device=self.clip.device)
 
     def known_only(self, space: LabelSpace) -> Tensor:
         """Return `known` for a method without a rule for new classes; UserError names the first one."""
@@ -117,9 +117,9 @@ class FeatureMethod(Method):
     def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Give each tensor in `per_image` as many rows as in `tensors`, so that these can be loaded."""
         for name in self.per_image:
-            own = self.state_dict()[name]
-            if name in tensors and tensors[name].shape[1:] == own.shape[1:]:
-                rows = own.new_zeros(tensors[name].shape)
+            current = self.state_dict()[name]
+            if name in tensors and tensors[name].shape[1:] == current.shape[1:]:
+                rows = current.new_zeros(tensors[name].shape)
                 setattr(self, name, nn.Parameter(rows) if name in dict(self.named_parameters()) else rows)
 
 

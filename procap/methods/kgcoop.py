@@ -48,8 +48,8 @@ class KgCoOp(ContextMethod):
 
     def reference(self) -> Tensor:
         """Compute the frozen class features [C, E] of the reference template, normalised."""
-        given = self.options.reference_template
-        template = given or REFERENCE_TEMPLATES.get(self.space.dataset, self.space.template)
+        chosen = self.options.reference_template
+        template = chosen or REFERENCE_TEMPLATES.get(self.space.dataset, self.space.template)
         return text_bank(self.clip, self.space, [template])
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:

@@ -62,8 +62,8 @@ class MaPLe(Method):
         self.projection = linear(text, vision, generator)
         self.deep_context = nn.ParameterList(normal((o.n_ctx, text), generator) for _ in range(o.depth - 1))
         # The public code initialises one layer and copies it, so the deep projections start out equal.
-        one = linear(text, vision, generator)
-        self.deep_projection = nn.ModuleList(copy.deepcopy(one) for _ in range(o.depth - 1))
+        layer = linear(text, vision, generator)
+        self.deep_projection = nn.ModuleList(copy.deepcopy(layer) for _ in range(o.depth - 1))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:

@@ -270,20 +270,20 @@ class ProCAP(Method):
 
         Each modality and token set has an entry: "sigma of text" or, of several sets, "sigma of text level 1".
         """
-        found = {}
+        statistics = {}
         for name, logvar in self._logvars().items():
-            for level, own in enumerate(logvar.double(), 1):
-                sigma = (self._clamped(own) / 2).exp()
+            for level, level_logvar in enumerate(logvar.double(), 1):
+                sigma = (self._clamped(level_logvar) / 2).exp()
                 moved = (sigma / math.exp(self.options.logvar_init / 2) - 1).abs()
                 tokens = f"sigma of {name.removesuffix('_logvar')}" + (f" level {level}" if len(logvar) > 1 else "")
-                found[tokens] = {
+                statistics[tokens] = {
                     "median": float(sigma.median()),
                     "min": float(sigma.min()),
                     "max": float(sigma.max()),
                     "moved_median": float(moved.median()),
                     "moved_max": float(moved.max()),
                 }
-        return found
+        return statistics
 
     @classmethod
     def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:

@@ -82,9 +82,9 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     def is_dropped(name: str) -> bool:
         return name in frozen or name.rpartition(".")[2] in WORDS or name.startswith(layout.unused)
 
-    found = {name: tensor for name, tensor in state.items() if name in learned or not is_dropped(name)}
-    problems = describe_differences(learned, found)
-    problems += [f"{name} is {tensor.dtype}" for name, tensor in found.items() if not tensor.is_floating_point()][:3]
+    tensors = {name: tensor for name, tensor in state.items() if name in learned or not is_dropped(name)}
+    problems = describe_differences(learned, tensors)
+    problems += [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not tensor.is_floating_point()][:3]
     if problems:
         raise UserError(f"no checkpoint of {type(method).__name__} with these options: " + "; ".join(problems))
     for name, ours in frozen.items():
@@ -93,7 +93,7 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     _check_classes(method, state)
     with torch.no_grad():
         for name, parameter in learned.items():
-            parameter.copy_(found[name])
+            parameter.copy_(tensors[name])
 
 
 def layout_of(method: Method) -> PublicLayout:

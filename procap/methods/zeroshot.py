@@ -70,5 +70,5 @@ class ZeroShot(Method):
         space = space or self.space
         if self.options.templates == "single":
             return super().classifier(space)
-        own = () if space.dataset.lower() == "imagenet" else (space.template,)
-        return Classifier(self.clip, NO_CHANGE, text_bank(self.clip, space, (*ENSEMBLE, *own)), self.scale())
+        of_dataset = () if space.dataset.lower() == "imagenet" else (space.template,)
+        return Classifier(self.clip, NO_CHANGE, text_bank(self.clip, space, (*ENSEMBLE, *of_dataset)), self.scale())

@@ -107,8 +107,8 @@ def halves_rows(table: str) -> list[Any]:
 
 def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:
     """Return the row of `halves_rows` of our method `key` on our data set (or AVERAGE); None if there is none."""
-    wanted = key, dataset, epochs
-    return next((row for row in halves_rows(table) if (row.key, row.dataset, row.epochs) == wanted), None)
+    sought = key, dataset, epochs
+    return next((row for row in halves_rows(table) if (row.key, row.dataset, row.epochs) == sought), None)
 
 
 @functools.cache
