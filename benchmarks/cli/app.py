@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import sys
 import traceback
 import warnings
@@ -103,8 +104,16 @@ program = typer.Typer(
 
 
 def print_version(is_asked: bool) -> None:
+    """Print versions, device and commit, as bug reports need them."""
     if is_asked:
-        print(f"procap {__version__}")
+        import torch
+
+        from runner.environment import source_state
+
+        source = source_state()
+        commit = f", commit {source['commit'][:8]}{', changed' if source['dirty'] else ''}" if source else ""
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        print(f"procap {__version__}{commit}; Python {platform.python_version()}, torch {torch.__version__}, {device}")
         raise typer.Exit
 
 
@@ -112,7 +121,7 @@ def print_version(is_asked: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=print_version, help="print the version")
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="print versions and device")
     ] = False,
 ) -> None:
     if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
