@@ -8,6 +8,7 @@ import torch
 from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, load_public, small_clip, walk
 
 from procap import reference, text
+from procap.errors import UsageError
 from procap.methods import build_method, method_class
 from procap.weights.loading import load_clip
 from runner.engine import Batch, Engine
@@ -226,3 +227,5 @@ def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():
     zero_shot = build_method("zeroshot", mini_clip, space, {}, torch.Generator())
     near(method.teacher_logits(pixels), zero_shot.classifier()(pixels))
     assert method.file_digests(method.options, "") == {"teacher": mini_clip.digest()}
+    with pytest.raises(UsageError, match="give --option teacher=BACKBONE:WEIGHTS"):
+        build_method("kdpl", mini_clip, space, {}, torch.Generator().manual_seed(0)).prepare_training()

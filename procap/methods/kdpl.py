@@ -76,7 +76,9 @@ class Distilled(Method):
 
 
 def split_teacher(name: str) -> tuple[str, str | None]:
-    """Split "backbone:weights"; without a colon the weights are the default ones."""
+    """Split "backbone:weights"; without a colon the weights are the default ones. Raises UsageError for an empty name."""
+    if not name:
+        raise UsageError("kdpl learns from a larger CLIP: give --option teacher=BACKBONE:WEIGHTS, as ViT-L-14:openai")
     backbone, _, pretrained = name.partition(":")
     return backbone, pretrained or None
 
