@@ -76,7 +76,7 @@ class Distilled(Method):
 
 
 def split_teacher(name: str) -> tuple[str, str | None]:
-    """Split "backbone:weights"; without a colon the weights are the default ones. Raises UsageError for an empty name."""
+    """Split "backbone:weights"; without a colon the weights are the default ones. Raises UsageError for no name."""
     if not name:
         raise UsageError("kdpl learns from a larger CLIP: give --option teacher=BACKBONE:WEIGHTS, as ViT-L-14:openai")
     backbone, _, pretrained = name.partition(":")
