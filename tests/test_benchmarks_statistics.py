@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import answer_fields, put_run, put_score
+from made_results import answer_fields, made, put_run, put_score
 
+from benchmarks.cli import main
+from benchmarks.experiment.titles import choose_reference
 from benchmarks.results import load
 from benchmarks.results.statistics import Comparison, compare, holm, measure_of, sign_flip_p
 from benchmarks.tables.comparison import comparison_table
@@ -208,6 +210,30 @@ def test_any_variant_can_be_the_reference(whole):
     assert table.metric(1, 2).mean == pytest.approx(-mirrored)
     with pytest.raises(UsageError, match="MaPLe"):
         table_of(whole, reference="MaPLE")
+
+
+@pytest.mark.parametrize(("words", "reference"), [((), "ProCAP"), (("--reference", "coop"), "CoOp")])
+def test_the_command_line_chooses_the_reference_which_is_the_last_row(tmp_path, capsys, words, reference):
+    results = ("--results", tmp_path)
+    made(tmp_path, "base-to-novel", methods=("coop", "maple", "procap"), datasets=("shapes",), seeds=(1,))
+    chosen = ("--methods", "coop,maple,procap", "--datasets", "shapes", "--seeds", "1", "--profile", "mini")
+    for command in (["table", "base-to-novel", *chosen], ["table", "--methods", "coop,maple,procap"]):
+        assert main([*map(str, (*command, *words, *results, "--format", "json"))]) == 0
+        tables = {table["name"]: table for table in json.loads(capsys.readouterr().out)["tables"]}
+        if "base-to-novel-comparison" in tables:
+            compared = tables["base-to-novel-comparison"]
+            assert compared["title"].startswith(f"{reference} compared with") and len(compared["rows"]) == 2
+            assert "Holm's correction for 2 comparisons" in compared["notes"][0]
+        table = tables.get("base-to-novel") or tables["table"]
+        assert table["rows"][-1]["labels"][-1] == reference
+    assert main(["table", "base-to-novel", *chosen, "--reference", "tcp", *map(str, results)]) == 2
+    assert "unknown method 'tcp'" in capsys.readouterr().err
+
+
+def test_the_only_plug_in_is_the_default_reference():
+    assert choose_reference(["coop", "theirs", "procap"]) == "theirs"
+    assert choose_reference(["coop", "theirs", "procap", "others"]) == "procap"
+    assert choose_reference(["coop", "theirs", "procap"], "coop") == "coop"
 
 
 def file_of(results, method, dataset, seed, half):

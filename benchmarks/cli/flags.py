@@ -72,6 +72,9 @@ EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluat
 EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or the whole image [default: the backbone's]")]
 Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
+Reference = Annotated[
+    str, flag("METHOD", "statistics compare it with each other row [default: the only plug-in, else procap]")
+]
 LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
 
@@ -164,6 +167,7 @@ class SuiteFlags(ChoiceFlags):
     eval_precision: EvalPrecision = ""
     eval_resize: EvalResize = ""
     samples: Samples = 0
+    reference: Reference = ""
 
 
 @dataclass(frozen=True)

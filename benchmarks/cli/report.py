@@ -12,6 +12,7 @@ import typer
 from benchmarks.cli.flags import (
     Data,
     OutputFlags,
+    Reference,
     Results,
     SelectionFlags,
     command,
@@ -22,7 +23,8 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import show, show_json
 from benchmarks.report.report import write_report
 from benchmarks.results.frame import open_results, run_folders
-from procap.errors import UsageError
+from procap.errors import UsageError, check_names
+from procap.methods import method_paths
 from runner.environment import library_defaults
 from runner.run_folders import RunFolder, locate_run
 from shards.default_paths import data_root
@@ -48,6 +50,7 @@ def report(
         Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report, or report-NAME]")
     ] = None,
     data: Data = "",
+    reference: Reference = "",
 ) -> int:
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
@@ -60,6 +63,7 @@ def report(
     selecting = command_line(selection)
     if selecting and names:
         raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")
+    check_names("method", filter(None, [reference]), method_paths())
     root = open_results(results)
     runs = _find_runs(names or (), root)
     selected = (lambda config: config.path in runs) if runs else None
@@ -75,6 +79,7 @@ def report(
         selected=selected,
         shown=results,
         data=data_root(data),
+        reference=reference,
     )
     show(str(page))
     if output.json:

@@ -20,7 +20,8 @@ from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, rea
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
 from cluster.run import StoragePaths
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError, UserError, check_names
+from procap.methods import method_paths
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
@@ -134,9 +135,11 @@ def plan_suites(names: Sequence[str], chosen: flags.SuiteFlags, runtime: Runtime
             overrides={} if chosen.epochs is None else {"epochs": chosen.epochs},
             options={method: values for method, values in parsed.items() if values and method in compared},
             evaluation=runtime.evaluation.changes,
+            reference=chosen.reference,
             data=runtime.data,
             **changes,
         )
+        check_names("method", filter(None, [chosen.reference]), method_paths() if several else options.methods)
         if not (why := find_obstacle(suite, options, several=several)):
             plans.append(SuitePlan.make(suite, options))
         elif several:

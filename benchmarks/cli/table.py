@@ -21,7 +21,8 @@ from benchmarks.tables.check import check_table
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
-from procap.errors import UsageError, UserError, unknown_name
+from procap.errors import UsageError, UserError, check_names, unknown_name
+from procap.methods import method_paths
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import find_runs
 from shards.default_paths import data_root
@@ -45,6 +46,7 @@ class TableFlags:
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     tolerance: Annotated[float, flags.flag("POINTS", "difference that --check allows")] = 1.0
     recipe: flags.Recipe = ""
+    reference: flags.Reference = ""
     option: flags.MethodOptions = None
 
 
@@ -76,8 +78,8 @@ def table(
     tables: Sequence[Table]
     code = 0
     if suite in ("", CALIBRATION):
-        _refuse(suite or "of all runs", replace(suite_flags, data=""))
-        tables = _tables_of_runs(selection, results, calibration=bool(suite))
+        _refuse(suite or "of all runs", replace(suite_flags, data="", reference=""))
+        tables = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
@@ -100,13 +102,16 @@ def _refuse(what: str, *groups: object) -> None:
         raise UsageError(f"procap table {what} takes no {refused}, a suite does")
 
 
-def _tables_of_runs(selection: flags.SelectionFlags, results: str, *, calibration: bool) -> Sequence[Table]:
+def _tables_of_runs(
+    selection: flags.SelectionFlags, results: str, reference: str, *, calibration: bool
+) -> Sequence[Table]:
+    check_names("method", filter(None, [reference]), method_paths())
     root = open_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    tables = calibration_of_runs(frame) if calibration else run_tables(frame)
+    tables = calibration_of_runs(frame, reference) if calibration else run_tables(frame, reference)
     if not tables:
         raise UserError(
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
@@ -131,12 +136,13 @@ def _suite_tables(
     find_runs(root)
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
-    chosen = {"recipe": suite_flags.recipe, "classes": selection.classes}
+    chosen = {"recipe": suite_flags.recipe, "classes": selection.classes, "reference": suite_flags.reference}
     changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
     if suite_flags.option:
         parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
+    check_names("method", filter(None, [suite_flags.reference]), options.methods)
     done = SuiteResults.read(suite, options, root)
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")

@@ -84,7 +84,7 @@ class SuiteOptions:
     """Options that a user may choose for any suite; empty ones take the suite's or the profile's.
 
     shots: 0 is all. classes: those trained on, in suites that offer a choice. evaluation: the fields of `EvalSettings`
-    that differ from the default.
+    that differ from the default. reference: the method that statistics compare with the others, see `choose_reference`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -103,6 +103,7 @@ class SuiteOptions:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
+    reference: str = ""
     data: Path | None = None
 
     @property

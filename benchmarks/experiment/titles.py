@@ -47,6 +47,14 @@ def title_method(name: str) -> str:
     return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
 
 
+def choose_reference(methods: Iterable[str], chosen: str = "") -> str:
+    """Return the method that the others are compared with: `chosen`, the only plug-in, ProCAP, or else the last."""
+    compared = list(dict.fromkeys(methods))
+    plug_ins = [method for method in compared if method not in METHODS]
+    preferred = (chosen, plug_ins[0] if len(plug_ins) == 1 else "", "procap")
+    return next((method for method in preferred if method in compared), compared[-1])
+
+
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
     """Sort key: the order of `names`, then others alphabetically."""
     order = list(names)

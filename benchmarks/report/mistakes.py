@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.published import display_name
+from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.metrics import Metric
-from benchmarks.tables.comparison import choose_reference
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.config import Target
@@ -49,24 +49,24 @@ class Mistakes(NamedTuple):
     text: str
 
 
-def list_mistakes(frame: pd.DataFrame, data: Path | None) -> list[Mistakes]:
+def list_mistakes(frame: pd.DataFrame, data: Path | None, reference: str = "") -> list[Mistakes]:
     """Describe the mistakes on at most MAX_TARGETS test sets, the lowest mean accuracy first.
 
-    frame: results with titles in `title`.
+    frame: results with titles in `title`. reference: see `choose_reference`.
     """
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
     groups = [rows for _, rows in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
     groups.sort(key=lambda rows: rows.accuracy.mean())
-    return [_describe_target(rows, data) for rows in groups[:MAX_TARGETS]]
+    return [_describe_target(rows, data, reference) for rows in groups[:MAX_TARGETS]]
 
 
-def _describe_target(frame: pd.DataFrame, data: Path | None) -> Mistakes:
+def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> Mistakes:
     """Describe the mistakes on one test set. frame: its evaluations, of which limited ones count only if all are."""
     frame = frame if frame.limited.all() else frame[~frame.limited]
     target = Target.parse_unchecked(frame.target.iloc[0])
     by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     means = {title: float(rows.correct.sum() / rows.total.sum()) for title, rows in by_title.items()}
-    compared = choose_compared(means, {title: rows.method.iloc[0] for title, rows in by_title.items()})
+    compared = choose_compared(means, {title: rows.method.iloc[0] for title, rows in by_title.items()}, reference)
     titles = list(dict.fromkeys([*compared, *by_title]))[:MAX_METHODS]
     test_set, counts = _describe_test_set(frame, target), frame.per_class.iloc[0]
     names = [name.replace("_", " ") for name in counts.names or map(str, range(len(counts.total)))]
@@ -94,9 +94,10 @@ def _describe_test_set(frame: pd.DataFrame, target: Target) -> str:
     return text
 
 
-def choose_compared(means: Mapping[str, float], methods: Mapping[str, str]) -> list[str]:
-    """Choose ProCAP or the last title, then zero-shot CLIP and the best of the others. means, methods: by title."""
-    reference = choose_reference(methods)
+def choose_compared(means: Mapping[str, float], methods: Mapping[str, str], chosen: str) -> list[str]:
+    """Choose the reference, then zero-shot CLIP and the best of the others. means, methods: by title."""
+    method = choose_reference(methods.values(), chosen)
+    reference = next(title for title in methods if methods[title] == method)
     others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
     return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 

@@ -29,6 +29,7 @@ def write_report(
     selected: Callable[[RunConfig], bool] | None = None,
     shown: str = "",
     data: Path | None = None,
+    reference: str = "",
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
@@ -44,7 +45,7 @@ def write_report(
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
     elif folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with --out")
-    report = build_report(results, names, selected, shown=shown or str(results), data=data)
+    report = build_report(results, names, selected, shown=shown or str(results), data=data, reference=reference)
     if folder.exists():
         shutil.rmtree(folder)
     write_page(report, folder)
@@ -62,12 +63,13 @@ def build_report(
     *,
     shown: str,
     data: Path | None = None,
+    reference: str = "",
 ) -> dict[str, Any]:
     """Collect what the template of the page shows, see `write_report`.
 
     sections: one for each suite, sweep, and the other runs. problems: what could not be read or made.
     """
-    sections, problems = _read_sections(results, data, names, selected)
+    sections, problems = _read_sections(results, data, names, selected, reference)
     if not sections and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
@@ -77,7 +79,7 @@ def build_report(
     parts = []
     for section in sections:
         is_detailed = section is lead or section.name == "runs" or bool(section.suite and names)
-        parts.append(_make_part(section, shown, data, problems, detailed=is_detailed))
+        parts.append(_make_part(section, shown, data, problems, reference, detailed=is_detailed))
     return {
         "state": _describe_state(sections),
         "shown": shown,
@@ -88,15 +90,19 @@ def build_report(
 
 
 def _read_sections(
-    results: Path, data: Path | None, names: Sequence[str], selected: Callable[[RunConfig], bool] | None
+    results: Path,
+    data: Path | None,
+    names: Sequence[str],
+    selected: Callable[[RunConfig], bool] | None,
+    reference: str,
 ) -> tuple[list[Section], list[Problem]]:
     """Read suites, sweeps and other runs below `results`, or the part of them that was chosen."""
     if selected:
-        runs = read_runs(results, selected, "Selected runs")
+        runs = read_runs(results, selected, "Selected runs", reference)
         return ([runs] if runs else []), []
     sweeps = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"} & {*names}
     suites = [name for name in names if name not in sweeps]
-    sections, problems = read_suites(results, data, suites) if suites or not names else ([], [])
+    sections, problems = read_suites(results, data, suites, reference) if suites or not names else ([], [])
     if sweeps or not names:
         more_sections, more_problems = read_sweeps(results, sorted(sweeps))
         sections, problems = sections + more_sections, problems + more_problems
@@ -109,7 +115,8 @@ def _read_sections(
         # What needs no training is compared with everything on the same data set, as in `procap table`.
         return config.path not in members or (config.dataset in other_sets and not config.recipe.epochs)
 
-    runs = _attempt(problems, "runs", "the other runs", partial(read_runs, results, is_shown, "Other runs"), None)
+    read = partial(read_runs, results, is_shown, "Other runs", reference)
+    runs = _attempt(problems, "runs", "the other runs", read, None)
     return sections + ([runs] if runs else []), problems
 
 
@@ -132,13 +139,13 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], A
 
 
 def _make_part(
-    section: Section, shown: str, data: Path | None, problems: list[Problem], *, detailed: bool
+    section: Section, shown: str, data: Path | None, problems: list[Problem], reference: str, *, detailed: bool
 ) -> dict[str, Any]:
     """Make what the page shows of a section. detailed: with classes and mistakes."""
     attempt = partial(_attempt, problems, section.name)
     mistakes: list[Mistakes] = []
     if detailed and len(section.frame):
-        mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data), mistakes)
+        mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data, reference), mistakes)
     ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.suite else [])]
     return {
         **vars(section),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,7 +73,7 @@ def count_states(unfinished: Iterable[UnfinishedRun]) -> str:
 
 
 def read_suites(
-    results: Path, data: Path | None = None, words: Sequence[str] = ()
+    results: Path, data: Path | None = None, words: Sequence[str] = (), reference: str = ""
 ) -> tuple[list[Section], list[Problem]]:
     """Read the suites that were started below `results`, in the order of the paper, and list what cannot be read.
 
@@ -86,20 +86,21 @@ def read_suites(
     for name in sorted(folders, key=lambda name: order_in(name, SUITES)):
         if not chosen or name in chosen:
             try:
-                sections.append(_read_suite(folders[name], chosen.get(name), results, data))
+                sections.append(_read_suite(folders[name], chosen.get(name), results, data, reference))
             except UserError as error:
                 problems.append((name, str(error)))
     return sections, problems
 
 
-def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None) -> Section:
+def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None, reference: str) -> Section:
     collection = read_collection(folder)
     assert collection is not None
     try:
         suite = load_suite(word) if word else load_installed_suite(folder.name)
     except UserError as error:
         raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
-    done = SuiteResults.read(suite, last_options(suite, results, data), results)
+    options = last_options(suite, results, data)
+    done = SuiteResults.read(suite, replace(options, reference=reference or options.reference), results)
     open_targets: dict[str, list[str]] = {}
     for path, target in done.missing:
         open_targets.setdefault(path, []).append(target)
@@ -139,7 +140,9 @@ def _sort(unfinished: Iterable[UnfinishedRun]) -> list[UnfinishedRun]:
     return sorted(unfinished, key=lambda run: STATES.index(run.state))
 
 
-def read_runs(results: Path, selected: Callable[[RunConfig], bool], heading: str) -> Section | None:
+def read_runs(
+    results: Path, selected: Callable[[RunConfig], bool], heading: str, reference: str = ""
+) -> Section | None:
     """Read the runs below `results` that are `selected`; None if there are none."""
     folders = [(folder, config) for folder, config in run_folders(results) if selected(config)]
     if not folders:
@@ -147,9 +150,9 @@ def read_runs(results: Path, selected: Callable[[RunConfig], bool], heading: str
     frame, unfinished = _read_results(folders, results)
 
     def make_tables() -> list[Table]:
-        return [*run_tables(frame), *calibration_of_runs(frame)] if len(frame) else []
+        return [*run_tables(frame, reference), *calibration_of_runs(frame, reference)] if len(frame) else []
 
-    titled = title_runs(frame)[0] if len(frame) else frame
+    titled = title_runs(frame, reference)[0] if len(frame) else frame
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 

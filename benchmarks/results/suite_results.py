@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
+from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.frame import (
     check_contents,
     is_of_other_code,
@@ -171,7 +172,7 @@ class SuiteResults:
         return replace(metric, published=published)
 
     def group_by_title(self, column: str = "") -> dict[str, list[Variant]]:
-        """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
+        """Group the variants by title, the reference last; titles that would be equal get the keys except `column`."""
         names = [variant.name for variant in self.variants]
         groups: dict[str, list[Variant]] = {}
         for variant, name in zip(self.variants, names, strict=True):
@@ -179,7 +180,8 @@ class SuiteResults:
             parts = [name, *words] if names.count(name) > 1 else [name]
             parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
             groups.setdefault(", ".join(parts), []).append(variant)
-        return groups
+        last = choose_reference((variant.method for variant in self.variants), self.options.reference) if groups else ""
+        return dict(sorted(groups.items(), key=lambda group: group[1][0].method == last))
 
     @cached_property
     def by_title(self) -> dict[str, Variant]:
@@ -221,14 +223,15 @@ class SuiteResults:
 
 def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) -> None:
     """Write the planned runs of a suite with these options to the suite's folder."""
-    write_json(folder / PLAN, {"options": options.to_json(), "runs": RUNS.dump_python(tuple(runs), mode="json")})
+    shown = replace(options, reference="").to_json()
+    write_json(folder / PLAN, {"options": shown, "runs": RUNS.dump_python(tuple(runs), mode="json")})
 
 
 def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
     """Read the planned runs of a suite with these options; empty if others or none were planned last."""
     try:
         document = json.loads((folder / PLAN).read_bytes())
-        is_current = document["options"] == options.to_json()
+        is_current = document["options"] == replace(options, reference="").to_json()
         return RUNS.validate_json(json.dumps(document["runs"])) if is_current else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.suite import Variant
+from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults
@@ -21,23 +22,19 @@ def comparison_tables(
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have comparable results.
 
-    variants: by title; None: all. reference: the title that the others are compared with; None: see
-    `choose_reference`, among unchanged variants if there are any.
+    variants: by title; None: all. reference: the title that the others are compared with; None: the first of the method
+    of `choose_reference`, unchanged if there is one.
     """
     titled = {title: variant for title, variant in (variants or suite.by_title).items() if len(suite.rows(variant))}
     if len(titled) < 2:
         return []
     if reference not in titled:
-        unchanged = {title: variant for title, variant in titled.items() if not variant.changed} or titled
-        reference = choose_reference({title: variant.method for title, variant in unchanged.items()})
+        method = choose_reference((variant.method for variant in titled.values()), suite.options.reference)
+        titles = [title for title, variant in titled.items() if variant.method == method]
+        reference = next((title for title in titles if not titled[title].changed), titles[0])
     results = {title: suite.rows(variant) for title, variant in titled.items()}
     table = comparison_table(results, reference, f"{suite.name}-comparison")
     return [table] if table.rows else []
-
-
-def choose_reference(methods: Mapping[str, str]) -> str:
-    """Choose the first title of ProCAP, or else the last title. methods: by title."""
-    return next((title for title, method in methods.items() if method == "procap"), [*methods][-1])
 
 
 def comparison_table(

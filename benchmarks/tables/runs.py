@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE
+from benchmarks.experiment.titles import choose_reference, sort_methods
 from benchmarks.results.frame import (
     check_contents,
     dataset_order,
@@ -28,23 +29,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def run_tables(frame: pd.DataFrame) -> list[Table]:
-    """Make one table of base and novel classes and one of the other targets, each if it has rows."""
-    frame, left_out = title_runs(frame)
+def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
+    """Make one table of base and novel classes and one of the other targets, each if it has rows.
+
+    reference: the method whose rows are last, see `choose_reference`.
+    """
+    frame, left_out = title_runs(frame, reference)
     half = is_half(frame)
     tables = [_halves_table(frame[half], left_out)] if half.any() else []
     return tables if half.all() else [*tables, _targets_table(frame[~half], left_out)]
 
 
-def calibration_of_runs(frame: pd.DataFrame) -> list[Table]:
+def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     """Make the table of calibration of all runs; see `calibration_tables`."""
-    frame, left_out = title_runs(frame)
+    frame, left_out = title_runs(frame, reference)
     frame = frame.sort_values("order", kind="stable")
     variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     return calibration_tables(variants, _note_runs(frame, left_out))
 
 
-def title_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, list[str]]:
     """Return one result per row, seed and target with a column `title`, and sentences on runs that are left out.
 
     Results of untrained methods get the seeds of the other rows. Raises UserError if images of a data set or weights
@@ -53,7 +57,9 @@ def title_runs(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     import pandas as pd
 
     check_contents(frame)
-    keys = [variant_order(method, settings) for method, settings in zip(frame.method, frame.settings, strict=True)]
+    last = choose_reference(sort_methods(frame.method), reference)
+    settings = zip(frame.method, frame.settings, strict=True)
+    keys = [(method == last, *variant_order(method, values)) for method, values in settings]
     ranks = {repr(key): number for number, key in enumerate(sorted(keys))}
     frame = frame.assign(
         title=title_variants(frame),
