@@ -1,11 +1,13 @@
 """Trainings on frozen features, through files: resuming, reloading, targets, and what they may read."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from small_runs import make_runtime
+from torch.nn.functional import normalize
 
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import SUITES, load_suite
@@ -15,6 +17,7 @@ from procap.methods.features import FeatureBank
 from runner.config import RunConfig, Target
 from runner.evaluate import evaluate, load_trained
 from runner.feature_bank import FeatureStream
+from runner.image_features import image_features
 from runner.planning import can_classify, plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
@@ -80,6 +83,18 @@ def test_a_training_cannot_read_the_test_split(method, few_digits, short_checkpo
     train(config, without)
     for name, tensor in tensors(with_test, config).items():
         assert torch.equal(tensor, tensors(without, config)[name]), name
+
+
+def test_image_features_of_a_packed_set_give_the_counts_of_the_nearest_mean(few_digits, short_checkpoint, tmp_path):
+    runtime, config = make_runtime(few_digits, tmp_path), plan(short_checkpoint, "ncm", shots=0)
+    train(config, runtime)
+    evaluated = evaluate(config, Target("digits", "base"), runtime)
+    read = partial(image_features, "digits", classes="base", backbone=str(short_checkpoint), data=few_digits)
+    known, test = read("train"), read("test")
+    means = torch.stack([normalize(known.features[known.labels == label]).sum(dim=0) for label in range(5)])
+    predicted = (normalize(test.features) @ normalize(means).t()).argmax(dim=1)
+    assert test.classnames == ("zero", "one", "two", "three", "four") and len(test.paths) == evaluated.total
+    assert int((predicted == test.labels).sum()) == evaluated.correct
 
 
 def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, short_clip):
