@@ -135,8 +135,8 @@ class StoragePaths:
 
     def local_runtime(self) -> RuntimeConfig:
         """Return the runtime for this machine, with its own cache and mirrors."""
-        results, store = results_root(self.results, cache_home())
-        return replace(self.runtime, data=data_root(self.data), results=results, store=store)
+        results, url = results_root(self.results, cache_home())
+        return replace(self.runtime, data=data_root(self.data), results=results, results_url=url)
 
 
 def absolute(folder: str) -> str:

@@ -171,13 +171,13 @@ class CLIP(nn.Module):
         return self._digest
 
 
-def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Describe how the names and shapes of `found` differ from those of `wanted`; lists the first few."""
-    missing = [name for name in wanted if name not in found]
-    extra = [name for name in found if name not in wanted]
+def describe_differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Describe how the names and shapes of `found` differ from those of `expected`; lists the first few."""
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
     shapes = [
         f"{name} is {list(found[name].shape)}, expected {list(like.shape)}"
-        for name, like in wanted.items()
+        for name, like in expected.items()
         if name in found and found[name].shape != like.shape
     ]
     lists = {"": shapes, "lacks ": missing, "has unknown ": extra}

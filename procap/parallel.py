@@ -59,7 +59,7 @@ class ClassShares:
     def __init__(self, classes: int, group: Communicator) -> None:
         self.cuts = [classes * rank // group.size for rank in range(group.size + 1)]
         self.counts = [stop - start for start, stop in pairwise(self.cuts)]
-        self.mine = self.cuts[group.rank], self.cuts[group.rank + 1]
+        self.bounds = self.cuts[group.rank], self.cuts[group.rank + 1]
 
     @staticmethod
     def are_worthwhile(classes: int, group: Communicator | None) -> bool:
@@ -68,4 +68,4 @@ class ClassShares:
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
         """Return this process's prompts and the plan for them."""
-        return prompts.part(*self.mine), plan.part(slice(*self.mine))
+        return prompts.part(*self.bounds), plan.part(slice(*self.bounds))

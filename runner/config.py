@@ -152,8 +152,8 @@ class EvalSettings(FrozenModel):
 def _check_samples(samples: int, config: RunConfig) -> None:
     from procap.methods import method_class
 
-    kind = method_class(config.method)
-    if not kind.has_gaussians(kind.Options.model_validate(config.options)):
+    cls = method_class(config.method)
+    if not cls.has_gaussians(cls.Options.model_validate(config.options)):
         raise UsageError(f"--samples {samples}: {config.method} has no Gaussian tokens under these options")
 
 
@@ -205,7 +205,7 @@ class RuntimeConfig:
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
-    store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
+    results_url: the URL whose local copy the folder `results` is, see `runner.remote_results`; None without one.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
     """
 
@@ -223,7 +223,7 @@ class RuntimeConfig:
     timeout: float = 300.0
     engine: str = "ddp"
     zero_stage: int | None = None
-    store: str | None = None
+    results_url: str | None = None
     no_cache: bool = False
 
     def __post_init__(self) -> None:

@@ -53,40 +53,44 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    rate: the place of the group's rate in `Schedule.rates`. factor: its peak, relative to the recipe's.
+    rate_index: the index of the group's rate in `Schedule.rates`. relative_rate: its peak divided by the recipe's.
     """
     peaks, rates = list_peaks(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
         groups.setdefault(peaks.index(rates[name]), []).append(parameter)
-    return [{"params": groups[rate], "rate": rate, "factor": peaks[rate] / recipe.lr} for rate in sorted(groups)]
+    return [{"params": groups[i], "rate_index": i, "relative_rate": peaks[i] / recipe.lr} for i in sorted(groups)]
 
 
 @functools.cache
-def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return a subclass whose methods do not import torch's compiler, which takes longer than a short training."""
     wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    methods = {name: inspect.unwrap(getattr(optimizer_class, name)) for name in wrapped}
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))
+    return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """Make the recipe's optimizer for what the method learns, with the groups of `group_parameters`."""
-    decay, device, lr = recipe.weight_decay, method.clip.device, recipe.lr
+    device, lr = method.clip.device, recipe.lr
     on_gpu, parameters = device.type == "cuda", group_parameters(method, recipe)
     if on_gpu:
         # Steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it: a tensor for each
         # group, because torch would share the default one between all of them.
         parameters = [{**group, "lr": torch.tensor(lr, device=device)} for group in parameters]
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
-    kind = kind if on_gpu else without_compiler(kind)
+    optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
+    if not on_gpu:
+        optimizer_class = without_compiler(optimizer_class)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
+    shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer != "sgd":
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        return kind(parameters, lr, recipe.betas, recipe.eps, weight_decay=decay, fused=True, capturable=on_gpu)
-    return kind(parameters, lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+        shared |= {"betas": recipe.betas, "eps": recipe.eps, "capturable": on_gpu}
+        return optimizer_class(parameters, **shared)
+    return optimizer_class(parameters, momentum=recipe.momentum, **shared)
 
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -170,12 +174,13 @@ class Engine:
             )
 
     def set_rate(self, *rates: float) -> None:
-        """Set the learning rates of the next steps, those of `Schedule.rates`; of the first alone others are multiples.
+        """Set the learning rates of the next steps to those of `Schedule.rates`.
 
-        A tensor is changed in place, because captured steps read it.
+        A single rate is the recipe's; those of other groups keep their ratio to it. A tensor is changed in place,
+        because captured steps read it.
         """
         for group in self.optimizer.param_groups:
-            lr = rates[group["rate"]] if len(rates) > 1 else group["factor"] * rates[0]
+            lr = rates[group["rate_index"]] if len(rates) > 1 else group["relative_rate"] * rates[0]
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:

@@ -98,18 +98,18 @@ def evaluate(
     """
     group, workbench = group or ProcessGroup(), workbench or Workbench()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
-    store = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
-    store.pull_run(config.path, weights=False)
+    remote = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
+    remote.pull_run(config.path, weights=False)
     existing = find_result(config, target, runtime, force=force, group=group, workbench=workbench)
     if existing:
-        store.push_run(config.path)
+        remote.push_run(config.path)
         return existing
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group, workbench)
         result = _evaluate(target, settings, runtime, trained, stop, group)
         if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
-            store.push_run(config.path)
+            remote.push_run(config.path)
         result = group.broadcast_object(result)
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.is_first:
@@ -204,8 +204,8 @@ def _evaluate(
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
-        of_rank = -(-count // group.size)
-        warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
+        images_per_rank = -(-count // group.size)
+        warmup_batches = inference.warm_up(min(batch_size, images_per_rank) if device.type == "cuda" else 1)
     meter.settle()
     what = f"{config.path} on {target}"
     quiet = runtime.quiet or not group.ranks.is_first

@@ -72,7 +72,7 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
         stream = TrainStream(train, config.recipe.batch_size, augment, config.seed)
 
         def prepare_view(view: int) -> Prepare:
-            return lambda i, out: augment(decoded[i], stream.draws(view, i), out)
+            return lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out)
 
         views = [encode(len(train), prepare_view(view)) for view in range(method.num_views(config.recipe))]
     else:
@@ -88,8 +88,8 @@ def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, p
     clip, config = setup.method.clip, setup.card.config
     size, batch = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
-    mine = range(group.rank, count, group.size)
-    shares = [list(mine[first : first + batch]) for first in range(0, len(mine), batch)]
+    indices = range(group.rank, count, group.size)
+    shares = [list(indices[first : first + batch]) for first in range(0, len(indices), batch)]
     for share, pixels in prepare_batches(shares, prepare, (3, size, size), workers):
         with autocast(config.precision, clip.device):
             features[share] = clip.encode_image(pixels.to(clip.device)).float()

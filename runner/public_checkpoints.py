@@ -32,10 +32,10 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     Raises UserError if the file is damaged or does not fit `config`, or if there is another run already.
     """
     content, method, card = load_public_run(config, runtime, file)
-    folder, store = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
-    with folder.locked(), synchronized_run(store, config.path, resumes=not force):
+    folder, remote = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
+    with folder.locked(), synchronized_run(remote, config.path, resumes=not force):
         if force:
-            store.delete_run(config.path)
+            remote.delete_run(config.path)
             folder.clear()
         elif existing := find_imported(config, runtime, file):
             return existing

@@ -63,7 +63,7 @@ class RemoteResults:
 
     @classmethod
     def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
-        return cls(runtime.store, runtime.results)
+        return cls(runtime.results_url, runtime.results)
 
     def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
         """Update the local folder of a run from the URL.
@@ -200,32 +200,32 @@ class RemoteResults:
 class CheckpointUploader:
     """Upload the folder of a run while it trains, from a background thread so that training does not wait."""
 
-    def __init__(self, store: RemoteResults, run: str) -> None:
-        self.store = store
+    def __init__(self, remote: RemoteResults, run: str) -> None:
+        self.remote = remote
         self.run = run
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
-        if self.store.url and not (self._thread and self._thread.is_alive()):
-            self._thread = threading.Thread(target=self.store.try_push_all, args=(self.run,), daemon=True)
+        if self.remote.url and not (self._thread and self._thread.is_alive()):
+            self._thread = threading.Thread(target=self.remote.try_push_all, args=(self.run,), daemon=True)
             self._thread.start()
 
 
 @contextmanager
-def synchronized_run(store: RemoteResults, run: str, *, resumes: bool = True) -> Iterator[None]:
+def synchronized_run(remote: RemoteResults, run: str, *, resumes: bool = True) -> Iterator[None]:
     """Download what a run resumes from, if it does, and upload its folder at the end.
 
     The caller holds the lock of the run. After an error the upload is tried too, and its own error is only logged.
     """
     if resumes:
-        store.pull_run(run, state=True)
+        remote.pull_run(run, state=True)
     try:
         yield
     except BaseException:
-        store.try_push_all(run)
+        remote.try_push_all(run)
         raise
-    store.push_run(run)
+    remote.push_run(run)
 
 
 def _is_complete(folder: Path, train: bytes) -> bool:

@@ -178,7 +178,7 @@ def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
 
 
 def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
-    """Return the option whose file has another content than the one that a finished run read; empty if none has.
+    """Return the option whose file has changed since a finished run read it; empty if none has.
 
     A file that is no longer there is not compared.
     """

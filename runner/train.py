@@ -70,13 +70,13 @@ def train(
     group, workbench = group or ProcessGroup(), workbench or Workbench()
     first = group.ranks.is_first
     folder = RunFolder(runtime.results / config.path)
-    store = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
+    remote = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
-        store.pull_run(config.path)
+        remote.pull_run(config.path)
         if finished := read_finished(config, runtime, folder, group, workbench):
-            store.push_run(config.path)
+            remote.push_run(config.path)
             return finished
-    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, resumes=not force):
+    with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
         if not force:
             # Another process may have finished the run while this one waited for the lock.
             if finished := read_finished(config, runtime, folder, group, workbench):
@@ -85,7 +85,7 @@ def train(
                 return paused
         with StopRequest() as stop:
             try:
-                result = _train(config, runtime, folder, store, stop, group, until, callbacks, workbench, force=force)
+                result = _train(config, runtime, folder, remote, stop, group, until, callbacks, workbench, force=force)
             finally:
                 if first and folder.config_file.exists():
                     exporter_for(runtime).post_end(config.path)
@@ -135,7 +135,7 @@ def _train(
     config: RunConfig,
     runtime: RuntimeConfig,
     folder: RunFolder,
-    store: RemoteResults,
+    remote: RemoteResults,
     stop: StopRequest,
     group: ProcessGroup,
     until: int | None,
@@ -157,13 +157,13 @@ def _train(
     first, facts = group.ranks.is_first, environment(device)
     if force and first:
         # What is there stays where the set-up fails.
-        store.delete_run(config.path)
+        remote.delete_run(config.path)
         folder.clear()
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
     if setup.engine is not None:
-        checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(store, config.path), facts, group)
+        checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(remote, config.path), facts, group)
         try:
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
                 validator = Validator(callbacks, checkpointer, runtime, stop)

@@ -114,7 +114,7 @@ class TrainStream:
         """
 
         def prepare(i: int, out: Tensor) -> None:
-            self.augment(self._images[i], self.draws(epoch, i), out)
+            self.augment(self._images[i], self.augment_generator(epoch, i), out)
 
         batches = [*self.batches(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
@@ -132,7 +132,7 @@ class TrainStream:
         """Return this process's part of a global batch."""
         return batch[self.rank :: self.world_size]
 
-    def draws(self, epoch: int, i: int) -> torch.Generator:
+    def augment_generator(self, epoch: int, i: int) -> torch.Generator:
         """Return the generator for the augmentation of image `i` in `epoch`."""
         return generator(self.seed, "augment", epoch, i)
 
@@ -174,8 +174,8 @@ def evaluation_batches(
     """
     count = len(split) if limit is None else min(limit, len(split))
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
-    mine = torch.full((math.ceil(count / world_size),), -1)
-    mine[: len(block)] = torch.arange(block.start, block.stop)
+    indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
+    indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
     labels = torch.from_numpy(split.labels)
 
     def prepare(image: tuple[int, bytes], out: Tensor) -> None:
@@ -186,7 +186,7 @@ def evaluation_batches(
             transform(split.decode(i, data), out)
 
     def read(encoded: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-        for batch in mine.split(batch_size) if len(mine) else ():
+        for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
             yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
 
     shape = (3, transform.image_size, transform.image_size)

@@ -174,7 +174,7 @@ class ShardSet:
 
     def pipeline(self, name: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        return make_pipeline(self.split(name, sequential=True)._files.locations(), deal=True)
+        return make_pipeline(self.split(name, sequential=True)._files.locations(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
         """Raise UserError for a shard of a split that is missing or has a different size; a mirror may lack shards."""

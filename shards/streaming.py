@@ -45,10 +45,10 @@ class ShardStreamError(UserError):
         return self.message
 
 
-def make_pipeline(shards: Locations, *, deal: bool = False) -> webdataset.WebDataset:
+def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.WebDataset:
     """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
-    deal: give each process of torch.distributed and each worker of a DataLoader its own shards.
+    distribute: give each process of torch.distributed and each worker of a DataLoader its own shards.
     """
     import webdataset
 
@@ -57,8 +57,8 @@ def make_pipeline(shards: Locations, *, deal: bool = False) -> webdataset.WebDat
         list(expected),
         handler=_raise_user_error,
         shardshuffle=False,
-        nodesplitter=webdataset.split_by_node if deal else None,
-        workersplitter=webdataset.split_by_worker if deal else None,
+        nodesplitter=webdataset.split_by_node if distribute else None,
+        workersplitter=webdataset.split_by_worker if distribute else None,
         # With more workers than shards some workers have nothing to read, which is no error.
         empty_check=False,
         # Without a seed webdataset draws from Python's global generator.
@@ -79,9 +79,9 @@ def stream_images(
     to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in list
     order need one shard at a time.
     """
-    wanted: dict[int, set[int]] = {}
+    positions_by_shard: dict[int, set[int]] = {}
     for i in order:
-        wanted.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
+        positions_by_shard.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
     images: dict[int, bytes] = {}
     with thread_pool(SHARDS_AHEAD, "shards") as pool:
         assert pool
@@ -89,22 +89,22 @@ def stream_images(
         def read(item: tuple[int, set[int]]) -> Future[dict[int, bytes]]:
             return pool.submit(_read_shard, shards[item[0]], item[1])
 
-        later = prefetch(wanted.items(), read, SHARDS_AHEAD)
+        reads = prefetch(positions_by_shard.items(), read, SHARDS_AHEAD)
         for i in order:
             while (position := int(positions[i])) not in images:
-                images |= next(later).result()
+                images |= next(reads).result()
             yield images.pop(position)
 
 
-def _read_shard(shard: tuple[str, Shard], wanted: set[int]) -> dict[int, bytes]:
+def _read_shard(shard: tuple[str, Shard], positions: set[int]) -> dict[int, bytes]:
     images = {}
     for sample in make_pipeline([shard]):
         key = sample["__key__"]
         position = int(key[1:]) if SAMPLE_KEY.fullmatch(key) else -1
         image = next((sample[extension] for extension in IMAGES if extension in sample), None)
-        if position in wanted and image is not None:
+        if position in positions and image is not None:
             images[position] = image
-    if len(images) != len(wanted):
+    if len(images) != len(positions):
         raise ShardStreamError(f"{redact(shard[0])} lacks images of its index")
     return images
 

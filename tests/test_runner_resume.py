@@ -314,7 +314,7 @@ def machines(s3, few_digits, tmp_path):
 
     def make(name: str) -> RuntimeConfig:
         runtime = make_runtime(few_digits, tmp_path / name)
-        return runtime if name == "alone" else replace(runtime, store=url)
+        return runtime if name == "alone" else replace(runtime, results_url=url)
 
     return make
 

@@ -158,7 +158,7 @@ def test_a_copy_of_the_results_continues_in_its_copy_of_the_store(tmp_path, monk
 
 def test_results_whose_url_is_away_are_exported_all_the_same(store, tmp_path, caplog):
     (tmp_path / "a file").touch()
-    at = replace(place(store), store=f"local://{tmp_path}/a file/remote")
+    at = replace(place(store), results_url=f"local://{tmp_path}/a file/remote")
     run = evaluated(at.results, 1)
     tracker = CollectionTracker(at, Collection(kind="suite", name="alone"))
     tracker.update([run])

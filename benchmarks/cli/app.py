@@ -97,7 +97,7 @@ COMMANDS: Commands = {
 }
 
 program = typer.Typer(
-    help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.",
+    help="Adapt CLIP to few images: from raw image folders to the tables of the ProCAP paper.",
     cls=lazy_group(COMMANDS),
     **{**PLAIN, "add_completion": True},
 )

@@ -102,7 +102,7 @@ def evaluate(
     with process_group(runtime) as (group, runtime):
         # Only rank 0 needs access to the results folder.
         runs, found_in = selected or (group.call_on_first(find_runs) if folders else find_runs())
-        runtime = replace(runtime, results=found_in.results, store=found_in.store)
+        runtime = replace(runtime, results=found_in.results, results_url=found_in.results_url)
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)

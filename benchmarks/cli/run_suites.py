@@ -32,7 +32,7 @@ from shards.resolve import is_packed, kind_of_name
 
 def bench(
     name: str,
-    chosen: flags.SuiteFlags,
+    suite_flags: flags.SuiteFlags,
     launch: flags.LaunchFlags,
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
@@ -42,9 +42,9 @@ def bench(
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     library_defaults()
     launcher = launch.to_launcher()
-    settings = eval_settings(chosen.eval_precision, chosen.eval_resize, chosen.samples)
-    runtime = runtime_config(runtime_flags, engine, limit=chosen.limit, evaluation=settings)
-    plans = plan_suites(list(SUITES) if name == ALL else [name], chosen, runtime)
+    settings = eval_settings(suite_flags.eval_precision, suite_flags.eval_resize, suite_flags.samples)
+    runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
+    plans = plan_suites(list(SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
     for run in runs:
         settings.for_run(run.config)
@@ -114,32 +114,32 @@ def _finish(
     return made
 
 
-def plan_suites(names: Sequence[str], chosen: flags.SuiteFlags, runtime: RuntimeConfig) -> list[SuitePlan]:
+def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: RuntimeConfig) -> list[SuitePlan]:
     """Plan suites with the options given by the flags; of several, those that need further data sets are left out."""
     suites, several = [load_suite(name) for name in names], len(names) > 1
-    changes = suite_changes(chosen, runtime.data)
-    profile = _choose_profile(chosen.profile, changes.get("datasets", ()), runtime.data)
+    changes = suite_changes(suite_flags, runtime.data)
+    profile = _choose_profile(suite_flags.profile, changes.get("datasets", ()), runtime.data)
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
-    parsed = parse_options(chosen.option or (), methods)
+    parsed = parse_options(suite_flags.option or (), methods)
     if "methods" in changes:
-        changes["methods"] = trainable_methods(chosen.methods, changes["methods"], profile.options, parsed)
+        changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], profile.options, parsed)
     plans = []
     for suite in suites:
         # An option of a method that only some of the suites compare does not apply to the others.
         compared = changes.get("methods", suite.methods)
         options = suite.options(
             profile,
-            quick=chosen.quick,
-            recipe=chosen.recipe,
-            classes=chosen.classes if suite.class_choices or not several else "",
-            overrides={} if chosen.epochs is None else {"epochs": chosen.epochs},
+            quick=suite_flags.quick,
+            recipe=suite_flags.recipe,
+            classes=suite_flags.classes if suite.class_choices or not several else "",
+            overrides={} if suite_flags.epochs is None else {"epochs": suite_flags.epochs},
             options={method: values for method, values in parsed.items() if values and method in compared},
             evaluation=runtime.evaluation.changes,
-            reference=chosen.reference,
+            reference=suite_flags.reference,
             data=runtime.data,
             **changes,
         )
-        check_names("method", filter(None, [chosen.reference]), method_paths() if several else options.methods)
+        check_names("method", filter(None, [suite_flags.reference]), method_paths() if several else options.methods)
         if not (why := find_obstacle(suite, options, several=several)):
             plans.append(SuitePlan.make(suite, options))
         elif several:
@@ -180,7 +180,7 @@ def _show_outputs(
         following = f"procap table SUITE {folders}; procap ui {results}"
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
-            out = Path("report") if runtime.store else None
+            out = Path("report") if runtime.results_url else None
             page = write_report(runtime.results, out, data=runtime.data, shown=runtime_flags.results)
             note(f"report: {page}")
         except UserError as error:

@@ -162,7 +162,7 @@ def runtime_config(
     evaluation: EvalSettings | None = None,
 ) -> RuntimeConfig:
     """Make the runtime given by the flags. Raises UsageError for a folder that is a file."""
-    results, store = results_root(flags.results, cache_home())
+    results, url = results_root(flags.results, cache_home())
     nearest = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"--results {nearest} is a file; name a folder")
@@ -177,7 +177,7 @@ def runtime_config(
         log_checkpoints=flags.log_checkpoints,
         accelerate=flags.accelerate,
         timeout=flags.timeout,
-        store=store,
+        results_url=url,
         no_cache=flags.no_cache,
         **asdict(engine or EngineFlags()),
     )
@@ -225,7 +225,7 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
 
     Returns its configuration, and the runtime with the results folder that it lies in.
     """
-    if runtime.store and "/" in str(run) and not run.is_absolute():
+    if runtime.results_url and "/" in str(run) and not run.is_absolute():
         RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
     folder, below = run.expanduser(), runtime.results / run
     if not folder.exists() and HASH_PREFIX.fullmatch(str(run)):
@@ -233,8 +233,8 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
         folders = [each.path for each in find_runs(runtime.results)]
         return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], runtime)
     config, results = locate_run(below if below.exists() and not folder.exists() else folder)
-    store = runtime.store if results == runtime.results.resolve() else None
-    return config, replace(runtime, results=results, store=store)
+    url = runtime.results_url if results == runtime.results.resolve() else None
+    return config, replace(runtime, results=results, results_url=url)
 
 
 def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
@@ -250,5 +250,5 @@ def select_run(folders: Sequence[Path], runtime: RuntimeConfig) -> tuple[RunConf
     if len(folders) != 1:
         names = [path.relative_to(runtime.results).as_posix() for path in folders]
         listed = f"{plural(len(names), 'run')} fit: {join_first(names, 5)}; name one" if names else "no run fits"
-        raise UsageError(f"{listed}; see `procap ls runs --results {quote(runtime.store or runtime.results)}`")
+        raise UsageError(f"{listed}; see `procap ls runs --results {quote(runtime.results_url or runtime.results)}`")
     return find_run(folders[0], runtime)

@@ -24,7 +24,6 @@ from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names, unknown_name
 from procap.methods import method_paths
 from runner.run_collection import COLLECTIONS
-from runner.run_folders import find_runs
 from shards.default_paths import data_root
 
 if TYPE_CHECKING:
@@ -132,8 +131,6 @@ def _suite_tables(
     if name not in SUITES and (root / COLLECTIONS / "sweep" / name).is_dir():
         _refuse(name, selection, suite_flags)
         return _sweep_tables(name, root), 0
-    # Raises for a run that is there twice with different results, of which the tables would show one.
-    find_runs(root)
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "classes": selection.classes, "reference": suite_flags.reference}

@@ -117,8 +117,8 @@ class SuiteOptions:
         The profile's is for the built-in methods, for which rates were chosen; plug-ins, and methods that learn from
         features in seconds, have their own.
         """
-        own = variant.method not in METHODS or learns_from_features(variant.method)
-        return variant.recipe or self.recipe or ("published" if own else self.profile.recipe)
+        has_own_recipe = variant.method not in METHODS or learns_from_features(variant.method)
+        return variant.recipe or self.recipe or ("published" if has_own_recipe else self.profile.recipe)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""

@@ -126,9 +126,10 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
-    same = ("path", "hash", "method", "dataset", "classes", "shots", "seed", "backbone", "pretrained", "precision")
+    run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "seed")
+    run_fields += ("backbone", "pretrained", "precision")
     run = {
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in run_fields},
         "config": config,
         "options": dict(config.options),
         "recipe": config.recipe_name,
@@ -149,10 +150,10 @@ def make_records(
                 f"repeat it: {' '.join(command)}"
             )
         target, fit = Target.parse_unchecked(result.target), result.calibration
-        kept = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
+        result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
-            **{name: getattr(result, name) for name in kept},
+            **{name: getattr(result, name) for name in result_fields},
             "settings": settings | {"evaluation": result.settings.label or "default"},
             "target": str(target),
             "target_dataset": target.dataset,

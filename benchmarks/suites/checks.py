@@ -26,7 +26,7 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
 
 def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> None:
     """Check the weights of runs of which nothing exists yet, as far as the results folder is on this machine."""
-    if runtime.store is None:
+    if runtime.results_url is None:
         new = (config for config in configs if not RunFolder(runtime.results / config.path).train_file.exists())
         check_weights((config.backbone, config.pretrained) for config in new)
 

@@ -88,5 +88,5 @@ class MaPLe(Method):
         vision = [self.projection(self.context)]
         vision += [project(tokens) for project, tokens in zip(self.deep_projection, deep, strict=True)]
         if self.options.fp16_rounding:
-            vision, deep = ([tokens.half().to(tokens.dtype) for tokens in each] for each in (vision, deep))
+            vision, deep = ([tokens.half().to(tokens.dtype) for tokens in levels] for levels in (vision, deep))
         return deep_plans(self.clip, vision, [self.context, *deep])

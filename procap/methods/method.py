@@ -245,9 +245,9 @@ class Method(nn.Module):
         if self.group is None or not ClassShares.are_worthwhile(len(prompts), self.group):
             return self.clip.encode_text(prompts, plan)
         shares = ClassShares(len(prompts), self.group)
-        mine = self.clip.encode_text(*shares.select(prompts, plan))
+        features = self.clip.encode_text(*shares.select(prompts, plan))
         # Classes come first in what is gathered, also under token sets [S, C, E].
-        return self.group.gather_uneven(mine.transpose(0, -2), shares.counts).transpose(0, -2)
+        return self.group.gather_uneven(features.transpose(0, -2), shares.counts).transpose(0, -2)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the weighted loss terms, the main one first, whose sum is minimised; `noise` is what `draw` returned.

@@ -33,13 +33,13 @@ class Inert:
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the tensors in the fields of this object and of those that it holds, by their dotted names."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, field in self.fields.items():
             if isinstance(field, Tensor):
-                found[f"{prefix}{name}"] = field
+                tensors[f"{prefix}{name}"] = field
             elif isinstance(field, Inert):
-                found |= field.tensors(f"{prefix}{name}.")
-        return found
+                tensors |= field.tensors(f"{prefix}{name}.")
+        return tensors
 
 
 class _Dict(dict[Any, Any]):

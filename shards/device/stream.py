@@ -95,7 +95,7 @@ class DeviceTrainStream(TrainStream):
         return batch, [task if pool is None else pool.submit(task).result for task in tasks]
 
     def _prepare_images(self, epoch: int, part: list[int]) -> list[PreparedImage]:
-        return [self._prepare_image(i, self.draws(epoch, i)) for i in part]
+        return [self._prepare_image(i, self.augment_generator(epoch, i)) for i in part]
 
     def _prepare_image(self, i: int, draws: torch.Generator) -> PreparedImage:
         there = self._on_device.get(i)
