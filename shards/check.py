@@ -51,7 +51,7 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
     images: list[tuple[str, CheckedImage]] = []
     problems = [*source.problems]
     parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
-    results = map_in_order(_check_part, parts, min(workers, len(ranges) // 2))
+    results = map_in_order(check_part, parts, min(workers, len(ranges) // 2))
     for (split, _, stop), (readable, broken) in zip(ranges, results, strict=True):
         images += [(split, image) for image in readable]
         problems += broken
@@ -61,7 +61,8 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
     return replace(source, problems=tuple(problems), notes=notes)
 
 
-def _check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
+def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
+    """Decode images of a split; returns those that decode, and a problem for each of the others."""
     from shards.images import ImageError, decode
 
     split, part = task

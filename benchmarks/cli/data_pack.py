@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets
-from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag
+from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag, switch
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import format_classes, pack_with_progress
@@ -40,6 +40,7 @@ def pack(
         typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper, world"),
     ],
     data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
+    skip_broken: Annotated[bool, switch("--skip-broken", "leave out images of yours that cannot be read")] = False,
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
@@ -52,6 +53,8 @@ def pack(
     root = data_root(data)
     refuse_packing(root)
     selected = select_datasets(names, packing, root)
+    if skip_broken and (published := [dataset.name for dataset in selected if not dataset.is_users]):
+        raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
     for dataset in selected:
         # The folder that a set was packed from has its YAML file next to it.
         if dataset.guessed and is_packed(root, dataset.name) and not mode.force:
@@ -68,7 +71,7 @@ def pack(
     failed: dict[str, str] = {}
     for dataset in selected:
         try:
-            packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores())
+            packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores(), skip_broken)
         except UserError as error:
             if len(selected) == 1:
                 raise
@@ -83,13 +86,14 @@ def pack(
     return 0 if not failed else SOME_FAILED if packed else 1
 
 
-def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int) -> Manifest:
+def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set and say what it replaces; the guessed YAML file is written once it is packed."""
     before = None
     with suppress(UserError):
         before = read_manifest(root / dataset.name)
     on_note = report_note if dataset.is_users else None
-    manifest = pack_with_progress(dataset.source(), root, force=force, workers=workers, on_note=on_note)
+    source = dataset.source(skip_broken=True, workers=workers) if skip_broken else dataset.source()
+    manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if before and before.digest != manifest.digest:
         report_note(
             f"'{dataset.name}' was replaced: {before.images:,} -> {manifest.images:,} images, digest {before.digest} "
