@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
+from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
+from procap.errors import UsageError
 from runner.environment import environment, resolve_device
 from runner.results import write_json
 
@@ -43,6 +45,10 @@ def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> N
 def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
     """Make the settings of the measurement from the options of the suite."""
     options, profile = suite.options, suite.options.profile
+    if on_features := [name for name in options.methods if learns_from_features(name)]:
+        raise UsageError(
+            f"runtime compares steps on images, and {', '.join(on_features)} learn from features: leave them out"
+        )
     return make_settings(
         runtime,
         device,
