@@ -32,6 +32,7 @@ lint: $(STAMP)
 
 install: $(STAMP)
 
+# By path, so that a folder called `shards` in the working directory does not replace the package.
 # uv installs in a third of pip's time. Where it is not available or cannot reach the package index, pip does the same.
 # The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): pyproject.toml constraints.txt
@@ -42,8 +43,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || echo "Creating $(VENV) and installing (one minute with uv, four with pip; 7 GB)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --constraint constraints.txt uv 2>/dev/null || echo "uv cannot be installed; using pip"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
-		$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --config-setting editable_mode=compat --editable '.[dev]' || \
+		$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	@touch $@
 
 lock:
