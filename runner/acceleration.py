@@ -31,7 +31,8 @@ class Acceleration:
 
     compile: the towers' blocks by torch.compile, whose results are cached on disk for later runs.
     graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
-    images: training images decoded once, kept on the device, cropped and resized there.
+    images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
+        are resized there too.
     """
 
     compile: bool = False

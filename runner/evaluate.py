@@ -199,8 +199,9 @@ def _evaluate(
         space = label_space(manifest, selection.classnames)
         warn_of_unknown_names(trained.method, space.names())
         classifier = make_classifier(trained.method, config, space, settings.samples)
-    graphs = CudaGraphs(device) if Acceleration.parse(runtime.accelerate, device).graphs else None
-    inference = Inference(clip, classifier, images, graphs)
+    acceleration = Acceleration.parse(runtime.accelerate, device)
+    graphs = CudaGraphs(device) if acceleration.graphs else None
+    inference = Inference(clip, classifier, images, graphs, on_device=acceleration.images)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.

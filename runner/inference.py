@@ -8,6 +8,7 @@ Shapes: B images, C classes, N images of the target, S image size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.results import PerClass
+from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.loader import evaluation_batches
 from shards.reader import Split
 from shards.transfer import to_device, upload
@@ -40,9 +42,15 @@ class Inference:
         classifier: Classifier | SampledClassifier,
         images: Split,
         graphs: CudaGraphs | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
-        """graphs: captures of the forward pass, which a GPU replays; None computes it eagerly."""
+        """graphs: captures of the forward pass, which a GPU replays; None computes it eagerly.
+
+        on_device: resize images on the device if it is a GPU; a CPU is slower at that than Pillow.
+        """
         self.clip, self.images = clip, images
+        self._on_device = on_device and clip.device.type == "cuda"
         self._logits: Forward = GraphedFunction(classifier, graphs) if graphs else classifier
 
     def warm_up(self, images: int) -> int:
@@ -57,8 +65,10 @@ class Inference:
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
         """Yield this rank's images [B, 3, S, S] and their indices [B], -1 for padding."""
-        share = {"rank": ranks.rank, "world_size": ranks.size}
-        decoded = evaluation_batches(self.images, transform, batch_size, workers, **share)
+        read, share = evaluation_batches, {"rank": ranks.rank, "world_size": ranks.size}
+        if self._on_device and resizes_on_device(transform):
+            read = partial(device_evaluation_batches, device=self.clip.device)
+        decoded = read(self.images, transform, batch_size, workers, **share)
         for pixels, _, indices in to_device(decoded, self.clip.device, moved=(0,)):
             yield pixels, indices.numpy()
 

@@ -63,13 +63,13 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
 
 def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
     """Decode images of a split; returns those that decode, and a problem for each of the others."""
-    from shards.images import ImageError, decode
+    from shards.images import ImageError, decode_pixels
 
     split, part = task
     images, problems = [], []
     for record in part.records():
         try:
-            decode(record.data)
+            decode_pixels(record.data)
             images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
         except ImageError as error:
             problems.append(describe_unreadable(split, record.path, error))

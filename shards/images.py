@@ -13,9 +13,13 @@ import io
 from contextlib import suppress
 
 import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+
+JPEG_START = b"\xff\xd8\xff"
 
 # More than any camera of the published sets took; 300 MB of RGB when decoded.
 PIXEL_LIMIT = 100_000_000
@@ -47,6 +51,18 @@ def decode(data: bytes, *, upright: bool = False) -> Image.Image:
         text = " ".join(str(error).split()) or type(error).__name__
         is_short = "truncated" in text.lower() or "unpack" in text
         raise ImageError("it is cut short" if is_short else f"it is damaged ({text})") from error
+
+
+def decode_pixels(data: bytes) -> NDArray[np.uint8]:
+    """Decode an image to the pixels [H, W, 3] of `decode`, without an image of Pillow where that is faster."""
+    if data.startswith(JPEG_START):
+        # libjpeg-turbo refuses damage of every kind here, of which Pillow tolerates some or names the reason.
+        with suppress(ValueError):
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            _check_size(width, height)
+            if colours in ("YCbCr", "Gray"):
+                return simplejpeg.decode_jpeg(data)
+    return np.array(decode(data))
 
 
 def turn_upright(data: bytes) -> bytes:

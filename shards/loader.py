@@ -172,10 +172,6 @@ def evaluation_batches(
     get equally many batches of equal sizes: a block that is one image short is padded with an image of zeros, label -1
     and index -1. Callers must skip every index below 0.
     """
-    count = len(split) if limit is None else min(limit, len(split))
-    block = range(rank * count // world_size, (rank + 1) * count // world_size)
-    indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
-    indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
     labels = torch.from_numpy(split.labels)
 
     def prepare(image: tuple[int, bytes], out: Tensor) -> None:
@@ -185,15 +181,24 @@ def evaluation_batches(
         else:
             transform(split.decode(i, data), out)
 
-    def read(encoded: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-        for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
-            yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
-
     shape = (3, transform.image_size, transform.image_size)
-    with closing(split.stream(block)) as encoded:
-        for batch, images in prepare_batches(read(encoded), prepare, shape, workers):
+    with closing(read_batches(split, batch_size, limit, rank=rank, world_size=world_size)) as batches:
+        for batch, images in prepare_batches(batches, prepare, shape, workers):
             indices = torch.tensor([i for i, _ in batch])
             yield images, torch.where(indices < 0, -1, labels[indices]), indices
+
+
+def read_batches(
+    split: Split, batch_size: int, limit: int | None = None, *, rank: int = 0, world_size: int = 1
+) -> Generator[list[tuple[int, bytes]]]:
+    """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
+    count = len(split) if limit is None else min(limit, len(split))
+    block = range(rank * count // world_size, (rank + 1) * count // world_size)
+    indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
+    indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
+    with closing(split.stream(block)) as encoded:
+        for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
+            yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
 
 
 def prepare_batches(

@@ -33,7 +33,7 @@ from shards.check import (
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.images import ImageError, decode
+from shards.images import ImageError, decode_pixels
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
@@ -252,7 +252,7 @@ def _make_sample(task: ShardTask, key: str, record: ImageRecord) -> dict[str, st
     split = f"'{task.dataset}' {task.split}"
     if not 0 <= record.label < task.classes:
         raise UserError(f"{split}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
-    decode(record.data)
+    decode_pixels(record.data)
     try:
         return make_sample(key, record)
     except ValueError as error:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from shards.urls import join
 if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
+
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,18 @@ class Split:
 
     def decode(self, i: int, data: bytes) -> Image:
         """Decode the bytes of image `i`; raises as `image` does."""
-        from shards.images import ImageError, decode
+        from shards.images import decode
+
+        return self._decoded(decode, i, data)
+
+    def decode_pixels(self, i: int, data: bytes) -> NDArray[np.uint8]:
+        """Decode the bytes of image `i` to pixels [H, W, 3]; raises as `image` does."""
+        from shards.images import decode_pixels
+
+        return self._decoded(decode_pixels, i, data)
+
+    def _decoded(self, decode: Callable[[bytes], Decoded], i: int, data: bytes) -> Decoded:
+        from shards.images import ImageError
 
         try:
             return decode(data)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shards.images import ImageError, decode
+from shards.images import ImageError, decode, decode_pixels
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,7 @@ def plain(data: bytes) -> np.ndarray:
 def pixels(data: bytes) -> np.ndarray:
     image = decode(data)
     assert image.mode == "RGB" and not image.info
+    assert np.array_equal(decode_pixels(data), image)
     return np.asarray(image)
 
 
@@ -101,6 +102,31 @@ def test_every_kind_gives_the_pixels_that_coop_sees(kind):
     assert np.array_equal(pixels(KINDS[kind]), plain(KINDS[kind]))
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_pixels_of_jpegs_are_those_of_pillow_and_damage_is_found(count):
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        width, height, quality = (int(draw.integers(1, stop)) for stop in (130, 130, 100))
+        image = photo(width, height, number).convert("L" if number % 5 == 0 else "RGB")
+        options = {"quality": quality, "subsampling": number % 3, "progressive": number % 2 == 0}
+        data = encoded(image, "JPEG", **options, restart_marker_rows=number % 7 == 0)
+        assert np.array_equal(decode_pixels(data), plain(data))
+        broken = bytearray(data)
+        broken[draw.integers(len(data))] ^= 1 << draw.integers(8)
+        for damaged in (bytes(broken), data[: draw.integers(len(data))]):
+            assert result_or_error(decode_pixels, damaged) == result_or_error(decode, damaged)
+
+
+def result_or_error(read, data: bytes) -> tuple[object, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            pixels = np.asarray(read(data))
+        except ImageError as error:
+            return (str(error),)
+    return pixels.shape, pixels.tobytes()
+
+
 @pytest.mark.parametrize("kind", ["MPO", "animated PNG", "animated GIF", "animated WebP"])
 def test_the_first_picture_counts(kind):
     first, second = (np.abs(pixels(KINDS[kind]).astype(int) - np.asarray(image)).mean() for image in (PHOTO, OTHER))
@@ -147,8 +173,9 @@ def test_half_an_image_is_refused(kind, share):
 @pytest.mark.parametrize("cut", [1, 2, 3, 40])
 @pytest.mark.parametrize("kind", ["JPEG", "progressive JPEG", "grey JPEG", "CMYK JPEG"])
 def test_a_jpeg_that_lacks_its_end_is_refused(kind, cut):
-    with pytest.raises(ImageError, match="it is cut short"):
-        decode(KINDS[kind][:-cut])
+    for read in (decode, decode_pixels):
+        with pytest.raises(ImageError, match="it is cut short"):
+            read(KINDS[kind][:-cut])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,7 @@ from toy_shards import toy_source
 
 from procap import errors
 from shards import loader, pack, reader, records, transfer
+from shards.device.evaluation import DeviceResize, device_evaluation_batches
 from shards.device.images import COEFFICIENT_BITS, REDUCTION, DeviceCrops, fits, is_pillow_reproduced, taps
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.pools import prefetch
@@ -197,6 +198,32 @@ def test_photographs_seen_by_a_vit_are_those_of_pillow(device, extreme):
     images = [noise(*size, seed=n, extreme=extreme) for n, size in enumerate(sizes)]
     views = [View(0, 0, height, width, flip=n % 2 == 0) for n, (width, height) in enumerate(sizes)]
     assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
+    draw = np.random.default_rng(0)
+    for size in (8, 33, 224):
+        lengths = (1, size // 2, size, size + 1, int(1.2 * size), 2 * size, int(REDUCTION * size))
+        shapes = [(w, h) for w in lengths for h in lengths if max(w, h) < 20 * min(w, h) and (size < 224 or h != w)]
+        shapes = [shapes[i] for i in draw.permutation(len(shapes))[:12]]
+        images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], eval_transform(size, MEAN, STD)
+        resized = DeviceResize(transform, torch.device(device))([torch.from_numpy(i).to(device) for i in images])
+        assert torch.equal(resized.cpu(), torch.stack([transform(Image.fromarray(image)) for image in images]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, workers):
+    """Also of images that are too large for the device, and on ranks of which one is an image short."""
+    transform = eval_transform(8, MEAN, STD)
+    for rank in range(3):
+        share = {"rank": rank, "world_size": 3}
+        batches = device_evaluation_batches(train, transform, 4, workers, device=torch.device(device), **share)
+        expected = loader.evaluation_batches(train, transform, 4, **share)
+        for (images, *facts), (wanted, *wanted_facts) in zip(batches, expected, strict=True):
+            real = facts[1] >= 0
+            assert same([facts], [wanted_facts]) and torch.equal(images.cpu()[real], wanted[real])
 
 
 @pytest.mark.parametrize("device", DEVICES)

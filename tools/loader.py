@@ -109,9 +109,12 @@ def _folder_part(
 
 def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     """List all timed tasks, the bare loops first; packs the images once to have something to stream."""
+    import torch
     from torchvision import transforms
     from torchvision.transforms import InterpolationMode
 
+    from shards.device.evaluation import DeviceResize
+    from shards.images import decode_pixels
     from shards.transforms import eval_transform
 
     count, source = len(images), folder_source(folder / "raw", images)
@@ -120,11 +123,20 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     split = open_dataset(folder / "data", source.name).split("test")
     steps = (transforms.Resize(SIZE, InterpolationMode.BICUBIC), transforms.CenterCrop(SIZE), transforms.ToTensor())
     coop = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
-    crop = eval_transform(SIZE, MEAN, STD).crop
+    evaluation = eval_transform(SIZE, MEAN, STD)
+    crop, resizer = evaluation.crop, DeviceResize(evaluation, torch.device("cpu"))
 
     def loop(work: Callable[[Image.Image], object]) -> None:
         for data in images:
             work(Image.open(io.BytesIO(data)))
+
+    def decode_all() -> None:
+        for data in images:
+            decode_pixels(data)
+
+    def resize_exactly() -> None:
+        for start in range(0, count, TRAIN_BATCH):
+            resizer([torch.from_numpy(decode_pixels(data)) for data in images[start : start + TRAIN_BATCH]])
 
     decode = partial(loop, lambda image: image.load())
     resize = partial(loop, lambda image: np.asarray(crop(image.convert("RGB"))))
@@ -134,6 +146,8 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Measurement]:
     return [
         Measurement(DECODE, "a loop over bytes in memory", 1, count, decode),
         Measurement("and resizes and crops", "the same, to 224 x 224 bytes", 1, count, resize),
+        Measurement("simplejpeg decodes", "the same bytes, to arrays: the host's part for a GPU", 1, count, decode_all),
+        Measurement("and resizes as a GPU does", "by matrix products on the CPU, to floats", 1, count, resize_exactly),
         Measurement(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
         *(Measurement("packing", plural(n, "worker"), n, count, partial(pack, workers=n)) for n in counts),
         *(

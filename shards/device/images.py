@@ -18,7 +18,7 @@ new pixel), L pixels a row is padded to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from shards.transfer import staging, upload
-from shards.transforms import TrainAugment, View
+from shards.transforms import Normalise, TrainAugment, View
 
 COEFFICIENT_BITS = 22
 LOW_BITS = 12
@@ -88,9 +88,9 @@ def taps(length: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     return (first - back).astype(np.int32), digits
 
 
-def columns_first(width: int, height: int, size: int) -> bool:
+def columns_first(width: int, height: int, new_width: int, new_height: int) -> bool:
     """Whether Pillow, from version 13 on, resizes by columns before rows: if the height shrinks much more."""
-    return height > size and height - size > 2 * (width - size)
+    return height > new_height and height - new_height > 2 * (width - new_width)
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +106,7 @@ def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
     """Resize pixels [H, W, 3] to [S, S, 3] like Pillow: a plain reference in NumPy."""
     height, width, _ = pixels.shape
     values = pixels.astype(np.int64)
-    for axis in (0, 1) if columns_first(width, height, size) else (1, 0):
+    for axis in (0, 1) if columns_first(width, height, size, size) else (1, 0):
         values = np.moveaxis(values, axis, 0)
         first, whole = coefficients(len(values), size)
         # Surplus taps have weight 0, so any pixel will do for them.
@@ -131,12 +131,7 @@ class DeviceCrops:
 
     def __init__(self, augment: TrainAugment, device: torch.device) -> None:
         self.size, self.device = augment.image_size, device
-        # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
-        self._range = torch.tensor([255.0], device=device)
-        self._mean, self._std = (
-            torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
-            for values in (augment.normalise.mean, augment.normalise.std)
-        )
+        self._normalise = normalisation(augment.normalise, device)
         self._table = TapTable(self.size, 1, device)
 
     def __call__(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
@@ -148,7 +143,7 @@ class DeviceCrops:
         if not views:
             return torch.empty(0, 3, self.size, self.size, device=self.device)
         # The side of a crop that is resized first, and the other. A crop whose columns are resized first is transposed.
-        turned = [columns_first(view.width, view.height, self.size) for view in views]
+        turned = [columns_first(view.width, view.height, self.size, self.size) for view in views]
         sides = [(v.height, v.width) if turn else (v.width, v.height) for v, turn in zip(views, turned, strict=True)]
         along, across = (max(lengths) for lengths in zip(*sides, strict=True))
         if max(along, across) > self._table.longest:
@@ -156,25 +151,21 @@ class DeviceCrops:
         facts = staging((4, len(views)), torch.int64, self.device)
         facts.numpy()[:] = [*zip(*sides, strict=True), turned, [view.flip for view in views]]
         facts = upload(facts, self.device)
-        parts = []
-        step = max(1, GROUP_PIXELS // (along * across))
-        for start in range(0, len(views), step):
-            group = slice(start, start + step)
-            first = self._table.make_matrices(facts[0, group], along)
-            second = self._table.make_matrices(facts[1, group], across)
-            # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
-            canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=self.device)
-            for target, image, view, turn in zip(canvas, images[group], views[group], turned[group], strict=True):
-                crop = image[view.top : view.top + view.height, :, view.left : view.left + view.width]
-                crop = crop.transpose(0, 2) if turn else crop
-                target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
-            parts.append(_resize(canvas, first, second))
-        pixels = torch.cat(parts)
+        crops = [
+            image[view.top : view.top + view.height, :, view.left : view.left + view.width]
+            for image, view in zip(images, views, strict=True)
+        ]
+        crops = [crop.transpose(0, 2) if turn else crop for crop, turn in zip(crops, turned, strict=True)]
+
+        def make_matrices(group: slice) -> tuple[Tensor, Tensor]:
+            make = self._table.make_matrices
+            return make(facts[0, group], along), make(facts[1, group], across)
+
+        pixels = resize_crops(crops, make_matrices)
         is_turned, is_flipped = facts[2:].bool()[..., None, None, None]
         # `torch.where` keeps the memory layout of its first tensor.
         pixels = torch.where(~is_turned, pixels, pixels.transpose(2, 3))
-        pixels = torch.where(is_flipped, pixels.flip(3), pixels)
-        return pixels.float().div_(self._range).sub_(self._mean).div_(self._std)
+        return self._normalise(torch.where(is_flipped, pixels.flip(3), pixels))
 
 
 class TapTable:
@@ -205,6 +196,33 @@ class TapTable:
         digits = self._digits[..., :count].index_select(0, lengths)
         matrices = torch.zeros(*digits.shape[:3], -(-(longest + count) // 16) * 16, device=digits.device)
         return matrices.scatter_(3, places.expand(-1, 2, -1, -1), digits).flatten(1, 2)
+
+
+def normalisation(normalise: Normalise, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return a function of uint8 pixels [B, 3, S, S] on `device` that gives the floats of `normalise`."""
+    # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
+    largest = torch.tensor([255.0], device=device)
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
+        for values in (normalise.mean, normalise.std)
+    )
+    return lambda pixels: pixels.float().div_(largest).sub_(mean).div_(std)
+
+
+def resize_crops(crops: Sequence[Tensor], make_matrices: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
+    """Resize crops [A, 3, L] uint8 to [B, 3, S, S], in groups that `make_matrices` makes both matrices of."""
+    parts = []
+    longest, widest = (max(crop.shape[axis] for crop in crops) for axis in (0, 2))
+    step = max(1, GROUP_PIXELS // (longest * widest))
+    for start in range(0, len(crops), step):
+        group = slice(start, start + step)
+        first, second = make_matrices(group)
+        # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
+        canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=first.device)
+        for target, crop in zip(canvas, crops[group], strict=True):
+            target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
+        parts.append(_resize(canvas, first, second))
+    return torch.cat(parts)
 
 
 def _resize(canvas: Tensor, first: Tensor, second: Tensor) -> Tensor:
