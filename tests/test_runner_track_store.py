@@ -133,7 +133,7 @@ def test_results_continued_on_another_machine_are_one_suite_and_one_run(store, t
     """The machine that started a suite with results behind a URL is lost after it has exported."""
     for machine in ("first", "second"):
         results = tmp_path / machine
-        at = RuntimeConfig(results, results, tracking_uri=store.uri, store=f"local://{tmp_path}/remote")
+        at = RuntimeConfig(results, results, tracking_uri=store.uri, results_url=f"local://{tmp_path}/remote")
         RemoteResults.from_runtime(at).pull_all(weights=True)
         tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
         if machine == "first":
