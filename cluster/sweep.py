@@ -42,7 +42,7 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
         self.settings, self.runtime, self.folder = settings, runtime, folder
-        self.configurations = {stored.key: self._recheck(stored) for stored in folder.resume(settings)}
+        self.configurations = {key_of(stored.values): self._recheck(stored) for stored in folder.resume(settings)}
         self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf

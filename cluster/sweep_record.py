@@ -25,7 +25,6 @@ from runner.run_collection import COLLECTION_NAME
 from shards.files import file_lock
 
 SWEEPS = "sweeps"
-REPAIR = "move it away and repeat the sweep, its runs are kept"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
 """Settings that may change when a sweep is continued."""
 SEED = "seed"
@@ -107,11 +106,6 @@ class Configuration(FrozenModel):
         return fmean(self.scores.values()) if self.state == "finished" and self.scores else None
 
     @property
-    def key(self) -> str:
-        """Identifies the values, independent of their order."""
-        return key_of(self.values)
-
-    @property
     def epoch(self) -> int:
         """The last epoch that all runs are known to have finished."""
         return self.epochs if self.state == "finished" else max(self.curve, default=0)
@@ -143,6 +137,7 @@ def seed_of(path: str) -> str:
 
 
 def key_of(values: Mapping[str, Any]) -> str:
+    """Identify the values of a configuration, independent of their order."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -155,7 +150,8 @@ class SweepFolder:
 
     def load(self) -> SweepRecord | None:
         """Load the record, None before the first command of the sweep."""
-        return read_document(self.path / "sweep.json", SweepRecord, REPAIR)
+        repair = "move it away and repeat the sweep, its runs are kept"
+        return read_document(self.path / "sweep.json", SweepRecord, repair)
 
     def save(self, settings: SweepSettings, configurations: Iterable[Configuration] = ()) -> None:
         write_json(self.path / "sweep.json", SweepRecord(settings=settings, configurations=list(configurations)))

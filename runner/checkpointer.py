@@ -11,7 +11,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
 from runner.meters import Meter
-from runner.remote_results import CheckpointUploader
+from runner.remote_results import RemoteResults
 from runner.results import Progress, RunStatus, write_json
 from runner.run_folders import RunFolder
 from runner.setup import Setup
@@ -27,7 +27,7 @@ class Checkpointer:
     setup: Setup
     folder: RunFolder
     meter: Meter
-    uploader: CheckpointUploader
+    store: RemoteResults
     environment: dict[str, Any]
     group: ProcessGroup
 
@@ -103,11 +103,11 @@ class Checkpointer:
             if self.group.ranks.is_first:
                 self.files.save(self.state, parts)
         self.write_progress(status)
+        if self.group.ranks.is_first:
+            with self.meter.phase("tracking", rated=False):
+                self.store.try_push_all(self.config.path)
         self._saved_time, self.saved_at = time.monotonic(), self._position
         self._save_seconds = self._saved_time - began
-        if self.group.ranks.is_first:
-            with self.meter.phase("checkpoint", rated=False):
-                self.uploader.start()
 
     def stop(self, signum: int) -> NoReturn:
         """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""

@@ -217,7 +217,6 @@ class RuntimeConfig:
     limit: int | None = None
     evaluation: EvalSettings = field(default_factory=EvalSettings)
     tracking_uri: str | None = None
-    log_checkpoints: bool = False
     quiet: bool = False
     accelerate: str = "auto"
     timeout: float = 300.0

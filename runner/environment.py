@@ -84,8 +84,6 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
         return device
     if device.index is not None:
         raise UsageError(f"--device {device} would be shared by {ranks.local_size} processes: use --device cuda")
-    if ranks.local_size > (gpus := torch.cuda.device_count()):
-        raise UsageError(f"{ranks.local_size} processes on this machine and {gpus} GPUs: start one per GPU")
     return torch.device("cuda", ranks.local_rank)
 
 

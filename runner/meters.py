@@ -32,7 +32,7 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """The measurements of a training up to a saved state, in seconds. rate: of the steps after the warm-up."""
+    """Measurements up to a saved state, in seconds. rate: of the steps after the warm-up, of `warmup_steps` steps."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
     seconds: Amount = 0.0
@@ -41,7 +41,7 @@ class MeterState:
     warmup_steps: Count = 0
 
 
-class Meter:
+class Meter(MeterState):
     """Time by named phase, and rates over steps; phases outside a step (load, checkpoint) do not count in rates.
 
     On CUDA, phases are timed by events in the stream, which `settle` reads: measuring does not make the host wait.
@@ -49,13 +49,9 @@ class Meter:
 
     def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
         """warmup: steps at the start of this process that rates leave out; phases: names reported even at zero."""
+        super().__init__(phases=dict.fromkeys(phases, 0.0))
         self.device = device
-        self.warmup = warmup
-        self.phases = dict.fromkeys(phases, 0.0)
-        self.seconds = 0.0
-        self.step_seconds = 0.0
-        self._warmup_rate, self._rate = Rate(), Rate()
-        self._earlier_warmup_steps = self._steps = 0
+        self._warmup_left, self._warmup_rate = warmup, Rate()
         self._spans: list[tuple[str, Rate | None, Mark, Mark]] = []
         self._last = time.perf_counter()
 
@@ -69,7 +65,7 @@ class Meter:
 
     @property
     def _current_rate(self) -> Rate:
-        return self._rate if self._steps >= self.warmup else self._warmup_rate
+        return self._warmup_rate if self._warmup_left else self.rate
 
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
@@ -94,7 +90,9 @@ class Meter:
     def step(self, images: int) -> None:
         """Count a finished step over `images` images."""
         self._current_rate.images += images
-        self._steps += 1
+        if self._warmup_left:
+            self._warmup_left -= 1
+            self.warmup_steps += 1
 
     def settle(self) -> None:
         """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
@@ -116,24 +114,19 @@ class Meter:
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        return MeterState(dict(self.phases), self.seconds, self.step_seconds, deepcopy(self._rate), self.warmup_steps)
+        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, self.warmup_steps))
 
     def resume(self, state: MeterState) -> None:
         """Add the measurements of an earlier process; this process has its own warm-up."""
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}
         self.seconds += state.seconds
         self.step_seconds += state.step_seconds
-        self._rate = deepcopy(state.rate)
-        self._earlier_warmup_steps = state.warmup_steps
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps that rates leave out; 0 if no other steps followed."""
-        return self._earlier_warmup_steps + min(self._steps, self.warmup) if self._rate.images else 0
+        self.rate = deepcopy(state.rate)
+        self.warmup_steps += state.warmup_steps
 
     def images_per_second(self, *phases: str) -> float | None:
         """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""
-        rate = self._rate if self._rate.images else self._warmup_rate
+        rate = self.rate if self.rate.images else self._warmup_rate
         seconds = sum(value for name, value in rate.seconds.items() if not phases or name in phases)
         return rate.images / seconds if rate.images and seconds > 0 else None
 

@@ -14,7 +14,6 @@ import json
 import logging
 import re
 import shutil
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -82,8 +81,8 @@ class RemoteResults:
                 if state and is_state and not (self.local / name).exists():
                     download(join(self.url, name), self.local / name)
 
-    def pull_all(self, *, weights: bool = False) -> None:
-        """Download all documents, which tables and reports are made of; checkpoints on request, states never."""
+    def pull_all(self) -> None:
+        """Download all documents, which tables and reports are made of; no checkpoints and states."""
         if not self.url:
             return
         remote = RemoteFolder(self.url)
@@ -97,7 +96,7 @@ class RemoteResults:
                 self._write(name, content)
         for run_path, documents in runs.items():
             with self._locked(run_path):
-                self._write_run(run_path, documents, weights=weights)
+                self._write_run(run_path, documents, weights=False)
 
     def push_run(self, run: str) -> None:
         """Upload what differs from the URL, and delete there what a finished run no longer needs.
@@ -117,18 +116,20 @@ class RemoteResults:
                     raise UserError(f"{problem} (its SHA-256 differs); train again with --force")
                 remote.delete(f"{run}/{TRAIN}")
                 remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
-            # States keep their content; one that was removed since has none.
-            for name in names:
-                if name.startswith(f"{run}/state/") and name not in stored and (content := self._read(name)):
-                    remote.write(name, content)
+            # States keep their content.
+            states = [name for name in names if name.startswith(f"{run}/state/")]
+            for name in states:
+                if name not in stored:
+                    remote.write(name, self.local / name)
             for name, content in documents.items():
                 remote.write(name, content)
             if train is not None:
                 remote.write(f"{run}/{TRAIN}", train)
-            unneeded = (f"{run}/state/", f"{run}/{PROGRESS}") if f"{run}/{TRAIN}" in names else (f"{run}/state/",)
-            for name in stored - set(names):
-                if name.startswith(unneeded):
-                    remote.delete(name)
+            # A machine without a state here has only read the run, which another machine may be training.
+            if states or f"{run}/{TRAIN}" in names:
+                for name in stored - set(names):
+                    if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
+                        remote.delete(name)
 
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
@@ -195,21 +196,6 @@ class RemoteResults:
     def _locked(self, run: str) -> AbstractContextManager[None]:
         """Let one process of this machine at a time synchronize a run."""
         return file_lock(self.local / ".remote" / f"{run.replace('/', '-')}.lock")
-
-
-class CheckpointUploader:
-    """Upload the folder of a run while it trains, from a background thread so that training does not wait."""
-
-    def __init__(self, remote: RemoteResults, run: str) -> None:
-        self.remote = remote
-        self.run = run
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to upload what has changed, unless an upload is still running; the next call then sends the rest."""
-        if self.remote.url and not (self._thread and self._thread.is_alive()):
-            self._thread = threading.Thread(target=self.remote.try_push_all, args=(self.run,), daemon=True)
-            self._thread.start()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from runner.failures import describe_failure
 from runner.feature_bank import learn_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
-from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
+from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
@@ -163,7 +163,7 @@ def _train(
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
     if setup.engine is not None:
-        checkpointer = Checkpointer(setup, folder, meter, CheckpointUploader(remote, config.path), facts, group)
+        checkpointer = Checkpointer(setup, folder, meter, remote, facts, group)
         try:
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
                 validator = Validator(callbacks, checkpointer, runtime, stop)
@@ -378,7 +378,7 @@ def _write_result(
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
-        warmup_steps=meter.warmup_steps,
+        warmup_steps=meter.warmup_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
         peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),

@@ -25,7 +25,6 @@ class RawLayout:
     images: possible folders of the images below that, CoOp's first; "." is the folder itself.
     get: where to get images and lists, one sentence.
     split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
-    ignored: entries among the class folders that are no class.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
     """
 
@@ -36,7 +35,6 @@ class RawLayout:
     split_file: str = ""
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
     indices: tuple[int, ...] = field(default=(), repr=False)
 
 

@@ -16,9 +16,11 @@ from procap.errors import UsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.names import has_control
-from shards.raw.class_folders import JUNK_EXTENSIONS, JUNK_NAMES
 from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 from shards.transforms import EvalTransform
+
+NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
+"""Extensions of files that people and systems leave among images; other files that are no images are reported."""
 
 EncodedImage = tuple[str, Path | bytes]
 """The name of an image, and its file or its bytes."""
@@ -100,11 +102,11 @@ def load_batches(
 def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
-        if not file.is_file() or any(part.startswith(".") or part.lower() in JUNK_NAMES for part in parts):
+        if not file.is_file() or any(part.startswith(".") or part == "__MACOSX" for part in parts):
             continue
         if is_image_name(file.name):
             yield str(file), file
-        elif file.suffix.lower()[1:] not in JUNK_EXTENSIONS:
+        elif file.suffix.lower()[1:] not in NOTES:
             on_error(str(file), "is no image of a known format")
 
 

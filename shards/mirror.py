@@ -8,25 +8,24 @@ manifest, and appears whole or not at all. The server is not trusted: the manife
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from procap.errors import NotFound, Unreachable, UsageError, UserError
-from shards.files import write_file
+from procap.errors import Unreachable, UsageError
+from shards.files import file_lock, write_file
 from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import (
     FILE,
     MIRROR_FILE,
-    Manifest,
     SplitEntry,
     convention_texts,
     is_mirror,
     parse_manifest,
-    read_manifest,
 )
 from shards.names import NAME
-from shards.remote import download, read_bytes
+from shards.remote import download, open_stream, translate_errors
 from shards.urls import cache_name, canonical, join, local_path, redact
 
 
@@ -42,11 +41,7 @@ def mirror_root(url: str, cache: Path) -> Path:
         )
     root = cache / "mirrors" / cache_name(url)
     if not is_mirror(root):
-        try:
-            write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
-        except OSError as error:
-            reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
-            raise UserError(f"{root} cannot be written {reason}") from error
+        write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
     return root
 
 
@@ -75,37 +70,25 @@ def refresh(root: Path, name: str) -> None:
     with suppress(OSError, ValueError):
         last = (folder / FILE).read_bytes().decode()
     try:
-        text = read_bytes(url).decode(errors="replace")
+        with translate_errors(url), open_stream(url) as stream:
+            text = stream.read().decode(errors="replace")
     except Unreachable as error:
         if last is None:
             raise
         warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
         return
-    except NotFound as error:
-        raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
     if text == last:
         return
     manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
-    try:
-        _remove_outdated(folder, manifest)
-        # The manifest is written last: it says that the other files are there.
-        for file, content in convention_texts(manifest).items():
-            write_file(folder / file, content)
-        write_file(folder / FILE, text)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror or error})") from error
-
-
-def _remove_outdated(folder: Path, manifest: Manifest) -> None:
-    """Delete the shards that are not known to be those of a new manifest: their sizes can be equal."""
-    verified = {}
-    with suppress(UserError):
-        last = read_manifest(folder)
-        verified = {shard.file: shard.sha256 for entry in last.splits.values() for shard in entry.shards}
-    for entry in manifest.splits.values():
-        for shard in entry.shards:
-            if verified.get(shard.file) != shard.sha256:
-                (folder / shard.file).unlink(missing_ok=True)
+    with file_lock(root / f".{name}.lock", remove=True):
+        # Another process may have done it while this one has waited.
+        if not (folder / FILE).is_file() or (folder / FILE).read_bytes() != text.encode():
+            # The shards of another manifest can have equal sizes.
+            shutil.rmtree(folder, ignore_errors=True)
+            # The manifest is written last: it says that the other files are there.
+            for file, content in convention_texts(manifest).items():
+                write_file(folder / file, content)
+            write_file(folder / FILE, text)
 
 
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:

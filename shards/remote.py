@@ -8,8 +8,6 @@ drivers retry. Every failure is a UserError of one line that names the URL witho
 from __future__ import annotations
 
 import io
-import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from shards.files import file_lock, file_sha256, replace_at_end
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
-"""Stores in which an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed."""
+"""Stores without folders; elsewhere the folder of a file is made before the file."""
 SOCKET_SECONDS = 30.0
 """Time without a byte after which a web server counts as unreachable."""
 BLOCK = 2**23
@@ -65,33 +63,24 @@ def open_stream(location: str) -> BinaryIO:
         return io.BufferedReader(files.open(name, "rb", **options), 2**20)
 
 
-def read_bytes(location: str) -> bytes:
-    """Read a small file."""
-    with translate_errors(location), open_stream(location) as stream:
-        return stream.read()
-
-
 def download(location: str, target: Path, *, sha256: str | None = None, replace: bool = False) -> None:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
+    Raises OSError if `target` cannot be written.
     """
-    try:
-        # Before the lock too: a copy on a read-only disk needs none.
+    # Before the lock too: a copy on a read-only disk needs none.
+    if not replace and _is_valid(target, sha256):
+        return
+    with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
         if not replace and _is_valid(target, sha256):
             return
-        with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
-            if not replace and _is_valid(target, sha256):
-                return
-            with replace_at_end(target) as temporary:
-                with temporary.open("wb") as out, open_stream(location) as stream:
-                    while block := _read_block(location, stream):
-                        out.write(block)
-                if not _is_valid(temporary, sha256):
-                    raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
+        with replace_at_end(target) as temporary:
+            with temporary.open("wb") as out, open_stream(location) as stream:
+                while block := _read_block(location, stream):
+                    out.write(block)
+            if not _is_valid(temporary, sha256):
+                raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
 
 
 def _read_block(location: str, stream: BinaryIO) -> bytes:
@@ -136,20 +125,16 @@ class RemoteFolder:
         return contents
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Write bytes or the content of a local file; the remote file becomes visible as a whole."""
+        """Write bytes or the content of a local file; object stores show the file only when it is whole."""
         with translate_errors(join(self.url, name)):
             files, root = filesystem(self.url)
-            path = temporary = f"{root}/{name}"
+            path = f"{root}/{name}"
             if scheme(self.url) not in OBJECT_STORES:
-                folder, _, last = path.rpartition("/")
-                files.makedirs(folder, exist_ok=True)
-                temporary = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.tmp"
+                files.makedirs(path.rpartition("/")[0], exist_ok=True)
             if isinstance(content, Path):
-                files.put_file(str(content), temporary)
+                files.put_file(str(content), path)
             else:
-                files.pipe_file(temporary, content)
-            if temporary != path:
-                files.mv(temporary, path)
+                files.pipe_file(path, content)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""

@@ -1,4 +1,4 @@
-"""Copy batches to the device ahead of their use: later batches are copied while an earlier one is used.
+"""Copy batches to the device ahead of their use: the next batch is copied while one is used.
 
 On CUDA copies come from page-locked memory and run on a separate stream, and nothing here waits for the device. On
 a device without streams the same code does the same work in the same order, at once.
@@ -16,12 +16,12 @@ from shards.pools import prefetch
 
 
 def to_device(
-    batches: Iterable[tuple[Tensor, ...]], device: torch.device, ahead: int = 1, moved: Collection[int] | None = None
+    batches: Iterable[tuple[Tensor, ...]], device: torch.device, moved: Collection[int] | None = None
 ) -> Generator[tuple[Tensor, ...], None, None]:
     """Yield the tuples of tensors of `batches` in order, with the entries `moved` (default: all) on `device`.
 
-    On CUDA the copies of up to `ahead` later batches are begun before a batch is yielded; on a CPU tensors pass as
-    they are, one tuple at a time. Closing this closes `batches`.
+    On CUDA the copy of the next batch is begun before a batch is yielded; on a CPU tensors pass as they are, one tuple
+    at a time. Closing this closes `batches`.
     """
     side = SideStream(device)
 
@@ -30,7 +30,7 @@ def to_device(
             lambda: tuple(upload(t, device) if moved is None or n in moved else t for n, t in enumerate(batch))
         )
 
-    for take in prefetch(batches, start, ahead if side.overlaps else 0):
+    for take in prefetch(batches, start, 1 if device.type == "cuda" else 0):
         yield take()
 
 
@@ -42,10 +42,6 @@ class SideStream:
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self._stream = _cuda_stream(device) if device.type == "cuda" else None
-
-    @property
-    def overlaps(self) -> bool:
-        return self._stream is not None
 
     def run(self, work: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue `work`, and return a function that returns its tensors for use on the then current stream.

@@ -1,6 +1,5 @@
 """`procap data` on published layouts and own data: from folders to a trained table."""
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -193,31 +192,20 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     ("{s:train,val,test}/{c}/images", {"folder": "birds"}),
     ("{s:Training,valid,test}/{c}", {"folder": "birds"}),
     ("x/{s:train,val}/{c}", {"folder": "birds/x"}),
-    ("{c}: few", {"split": {"train": 0.5, "test": 0.5, "seed": 1}}),
-    ("table", {"table": "birds/labels.csv", "split": {"train": 0.5, "test": 0.5, "seed": 1}}),
-    ("table with splits", {"table": "birds/labels.csv", "images": "birds/pictures"}),
 ])  # fmt: skip
 def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     root = tmp_path / "birds"
-    if layout.startswith("table"):
-        put_classes(root / "pictures")
-        lines = [(f"{name}/{i:02d}.png", name, ("train", "test")[i % 2]) for name in CLASSES for i in range(2)]
-        columns = 3 if "splits" in layout else 2
-        with (root / "labels.csv").open("w") as file:
-            csv.writer(file).writerows([("path", "label", "split")[:columns], *(line[:columns] for line in lines)])
-    else:
-        place, _, more = layout.partition(": ")
-        splits = re.findall(r"{s:(.*?)}", place)
-        for split in splits[0].split(",") if splits else [""]:
-            folder, _, inner = re.sub(r"{s:.*?}", split, place).partition("{c}")
-            put_classes(root / folder, [f"{name}{inner}" for name in CLASSES], each=2 if more == "few" else 10)
-            put(root / folder / "loose.png")
+    splits = re.findall(r"{s:(.*?)}", layout)
+    for split in splits[0].split(",") if splits else [""]:
+        folder, _, inner = re.sub(r"{s:.*?}", split, layout).partition("{c}")
+        put_classes(root / folder, [f"{name}{inner}" for name in CLASSES])
+        put(root / folder / "loose.png")
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
     written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())
     assert all(f"\n{key}: " in text for key in written), "a line for each key"
     assert {key: written[key] for key in keys} == keys
-    assert ("split" in written) == (layout not in ("table with splits",) and "{s:" not in layout)
+    assert ("split" in written) == ("{s:" not in layout)
     manifest = open_dataset(tmp_path / "data", "birds").manifest
     assert {*manifest.splits} >= {"train", "test"} and {*manifest.classnames} == {*CLASSES}
     put_classes(tmp_path / "other" / "birds")
@@ -239,7 +227,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys, command):
     to = ("--data", tmp_path / "data") if command == "pack" else ()
     code, _, err = run(capsys, "data", command, f"{images}/", "--workers", "1", *to)
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
-    small = "class 'coal_tit' has 1 image, too few for train, val, test", "class 'Zebra finnch' has 1 image"
+    small = "class 'coal_tit' has too few images for train, val, test", "class 'Zebra finnch' has too few"
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):
         assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
@@ -282,7 +270,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ("flat", "holds no class folders with images: it needs a folder of images per class, or a table labels.csv"),
+    ("flat", "it needs a folder of images per class; a YAML file describes a table"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
     ("file", "there is no folder "),
 ])  # fmt: skip

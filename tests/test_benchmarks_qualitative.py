@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -100,24 +99,11 @@ def matrices() -> list[np.ndarray]:
     return [*drawn, np.array([[True, False, True]] * 2)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_picked_are_the_first_of_every_kind_and_of_kinds_as_many_as_there_are(count):
+@pytest.mark.parametrize("count", [1, 7])
+def test_picked_are_the_first_images_on_which_the_methods_differ(count):
     for right in matrices():
-        columns = [tuple(column) for column in right.T.tolist()]
-        mixed = [place for place, column in enumerate(columns) if len(set(column)) > 1]
-        picks = select_images(right, count)
-        if not mixed:
-            assert picks == list(range(min(count, len(columns))))
-            continue
-        assert len(picks) == min(count, len(mixed))
-        taken = Counter(columns[place] for place in picks)
-        for kind, there in Counter(columns[place] for place in mixed).items():
-            of_kind = [place for place in mixed if columns[place] == kind]
-            assert [place for place in picks if columns[place] == kind] == of_kind[: taken[kind]]
-            # A kind that is not exhausted has as many as any other, or one less where the number is odd.
-            assert taken[kind] == there or taken[kind] >= max(taken.values()) - 1
-        kinds = [columns[place] for place in picks]
-        assert kinds == sorted(kinds, key=kinds.index)
+        mixed = [number for number, column in enumerate(right.T.tolist()) if len(set(column)) > 1]
+        assert select_images(right, count) == (mixed or [*range(right.shape[1])])[:count]
 
 
 def test_every_picked_image_is_answered_as_recorded(pair, run, place):
@@ -212,16 +198,6 @@ def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place)
     assert record["images"] == {"seen": 7, "of": 60}
     drawn = draw_predictions(record, pixels), draw_eigencam(record, pixels)
     assert "digits, 7 of 60 images" in drawn[0].get_suptitle()
-    for figure in drawn:
-        texts = [text.lower() for text in texts_of(figure)]
-        assert not any("methods disagree" in text for text in texts)
-    assert drawn[0].get_suptitle().startswith("The first images: the methods are right on the same ones")
-
-
-def texts_of(figure: Any) -> list[str]:
-    from matplotlib.text import Text
-
-    return [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):

@@ -12,7 +12,7 @@ from nodes import REPOSITORY, Nodes
 from object_server import object_server
 
 from benchmarks.cli import main
-from cluster.sweep_record import SweepFolder
+from cluster.sweep_record import SweepFolder, key_of
 from runner.config import Target
 from runner.run_folders import RunFolder, find_runs
 
@@ -101,11 +101,11 @@ def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, t
         wait_until(lambda: any(one.state == "finished" for one in known()))
         driver.kill()
         driver.communicate()
-    before, begun = checkpoints(tmp_path), {configuration.key for configuration in known()}
+    before, begun = checkpoints(tmp_path), {key_of(configuration.values) for configuration in known()}
     times = {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
     found, _ = finish(words)
     assert found["counts"] == {"finished": 4, "stopped": 0, "running": 0, "failed": 0}
-    assert begun <= {configuration.key for configuration in known()}
+    assert begun <= {key_of(configuration.values) for configuration in known()}
     assert len(find_runs(tmp_path)) == len(checkpoints(tmp_path)) == 8
     assert times == {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
 

@@ -56,7 +56,7 @@ def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
 def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same(clock):
     meter = meters.Meter(CPU, warmup=2)
     run_steps(meter, clock, [0.02, 0.02])
-    assert meter.images_per_second() == pytest.approx(20 / 0.04) and meter.warmup_steps == 0
+    assert meter.images_per_second() == pytest.approx(20 / 0.04)
     assert meters.Meter(CPU, warmup=2).images_per_second() is None
 
 

@@ -81,15 +81,6 @@ def test_a_finished_run_arrives_whole(store, folder, export):
     assert find_runs(store.file.parent) == [], "the attached copies were taken for runs"
 
 
-def test_checkpoints_are_copied_only_where_that_is_asked_for(store, folder, export):
-    finished(folder)
-    export()
-    assert export(log_checkpoints=True).sent and not export(log_checkpoints=True).sent
-    (run,) = runs_of(store, folder)
-    copy = Path(run.info.artifact_uri.removeprefix("file://")) / "checkpoint.safetensors"
-    assert copy.read_bytes() == folder.checkpoint_file.read_bytes()
-
-
 def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, folder, export):
     assert not export().sent, "there is no epoch yet"
     for epochs in (1, 3):
@@ -235,7 +226,7 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
             exporter_for(runtime).flush()
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
-    assert "Connection refused" in printed.err and f"procap track sync --results '{results}'" in printed.err
+    assert "cannot open http://127.0.0.1:" in printed.err and f"procap track sync --results '{results}'" in printed.err
     assert "secret" not in printed.err and len(sync(TrackingStore.choose(results, store.uri)).sent) == 3
 
 
@@ -250,20 +241,6 @@ def test_a_server_that_accepts_and_never_answers_costs_a_command_a_limited_wait(
             exporter.flush()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"tracking: cannot open {store.address}: ") and "`procap track sync --results" in line
-
-
-def test_what_a_store_missed_is_exported_when_it_is_back(store, folder, capsys, monkeypatch, tmp_path):
-    def refuse(store: TrackingStore) -> TrackingStore:
-        raise OSError("no route to host")
-
-    exporter = Exporter(store, RemoteResults(None, store.results))
-    exporter.post(finished(folder).path.relative_to(tmp_path).as_posix())
-    with monkeypatch.context() as patch:
-        patch.setattr(TrackingStore, "open", refuse)
-        exporter.flush()
-    exporter.flush()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no route to host" in line and len(runs_of(store, folder)) == 1
 
 
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):

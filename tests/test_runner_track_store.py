@@ -31,7 +31,7 @@ def test_messages_name_a_store_without_its_password(uri, address, tmp_path):
     assert TrackingStore(uri, "procap", tmp_path).address == address
 
 
-@pytest.mark.parametrize("scheme", ["http", "postgresql", "postgresql+psycopg2", "mysql+pymysql"])
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql+pymysql"])
 def test_a_store_where_no_program_listens_fails_at_once(scheme, tmp_path, monkeypatch):
     asked: list[object] = []
     monkeypatch.setattr("mlflow.tracking.MlflowClient", asked.append)
@@ -134,7 +134,7 @@ def test_results_continued_on_another_machine_are_one_suite_and_one_run(store, t
     for machine in ("first", "second"):
         results = tmp_path / machine
         at = RuntimeConfig(results, results, tracking_uri=store.uri, results_url=f"local://{tmp_path}/remote")
-        RemoteResults.from_runtime(at).pull_all(weights=True)
+        RemoteResults.from_runtime(at).pull_all()
         tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
         if machine == "first":
             run = evaluated(results, 1)

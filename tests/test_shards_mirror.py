@@ -104,7 +104,7 @@ def test_without_the_server_a_complete_copy_works_with_a_warning(server, root):
 def test_a_missing_data_set_is_named(server, root):
     with pytest.raises(NotFound) as error:
         open_dataset(root, "eurosat")
-    assert str(error.value).startswith(f"no shards of 'eurosat' at {server.url}:")
+    assert str(error.value).startswith(f"{server.url}/eurosat/manifest.json is not there")
     assert not (root / "eurosat").exists()
     assert is_packed(root, "toy") and not is_packed(root, "eurosat") and not is_packed(root, "../toy")
 
@@ -141,7 +141,7 @@ def test_files_damaged_in_the_mirror_are_downloaded_again(server, root, damage):
     assert len(server.paths(file.name)) == 1 and file.read_bytes() == data
 
 
-def test_only_changed_shards_of_a_repacked_set_are_downloaded(server, root):
+def test_a_repacked_set_replaces_its_copy(server, root):
     before = open_dataset(root, "toy").split("test")
     same_images(before, "test")
 
@@ -152,11 +152,9 @@ def test_only_changed_shards_of_a_repacked_set_are_downloaded(server, root):
 
     shutil.rmtree(server.folder / "toy")
     pack_source(toy_source(other_last_image), server.folder, per_shard=5)
-    server.asked.clear()
     after = open_dataset(root, "toy").split("test")
     assert np.asarray(after.image(16)).max() == 0
     assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
-    assert server.paths(".tar") == ["/toy/test/3.tar"]
 
 
 @pytest.mark.parametrize("change", [

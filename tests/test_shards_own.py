@@ -1,7 +1,6 @@
 """Data sets of one's own from a short YAML file: every layout, and one line for every mistake."""
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
 
 @pytest.mark.parametrize(("name", "delimiter", "header"), [
     ("birds.csv", ",", ("path", " Label ", "SPLIT")),
-    ("birds.csv", ";", ("filename", "class", "split")),
+    ("birds.csv", ";", ("path", "label", "split")),
     ("birds.tsv", "\t", ("path", "label", "split")),
 ])  # fmt: skip
 def test_a_table_keeps_its_order_and_its_splits(tmp_path, name, delimiter, header):
@@ -118,16 +117,6 @@ def test_numbers_in_a_table_are_the_labels(tmp_path, names):
     source = user_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
     assert source.classnames == ("north", "west", "south")
     assert [label for _, label in rows(source, "test")] == [2, 0, 1, 2, 0, 1]
-
-
-def test_a_json_table_lists_objects(tmp_path):
-    put_classes(tmp_path / "images", each=2)
-    plain = [(f"{name}/{i:02d}.png", name, ("train", "test")[i]) for i in (0, 1) for name in SORTED]
-    document = [dict(zip(("path", "label", "split"), row, strict=True)) for row in plain]
-    (tmp_path / "birds.json").write_text(json.dumps(document))
-    source = user_source(sheet(tmp_path, "table: birds.json\nimages: images\n"))
-    assert source.classnames == SORTED and dict(source.counts) == {"train": 4, "test": 4}
-    assert rows(source, "test") == [(f"{name}/01.png", label) for label, name in enumerate(SORTED)]
 
 
 def test_an_image_that_is_added_or_replaced_is_packed(tmp_path):
@@ -219,7 +208,7 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
 
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
-    "no header": ("csv", "a.png,x\nb.png,y\n", "line 2.path: field required; columns: 'a.png', 'x'; path"),
+    "no header": ("csv", "a.png,x\nb.png,y\n", "line 2.path: field required; the columns path, label"),
     "no label": ("csv", "path,label\na.png,\nb.png,x\n", "csv: line 2.label = '': is neither"),
     "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "line 3.split = 'dev': is none of"),
     "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "line 2.path = '../a.png': is not a plain path"),
@@ -229,15 +218,6 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "an image in two splits": ("csv", "path,label,split\na.png,x,train\na.png,x,test\n", "'a.png' more than once"),
     "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv cannot be read: 'utf-8' codec"),
     "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
-    "deep json": ("json", "[" * 100_000, "cannot be read"),
-    "json other keys": ("json", '[{"path": "a.png", "bird": "x"}]', "line 2.label: field required"),
-    "json no object": ("json", '[["a.png", 1]]', "line 2: input should be"),
-    "json negative": ("json", '[{"path": "a.png", "label": -1}]', "label.* = -1"),
-    "json mixed": (
-        "json",
-        '[{"path": "a.png", "label": 1}, {"path": "b.png", "label": "x"}]',
-        "labels are text .* and numbers",
-    ),
     "class not trained": (
         "csv",
         "path,label,split\na.png,rings,train\nb.png,x,train\nc.png,Ring,test\n",
@@ -282,8 +262,7 @@ def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda images: (images / "emu").mkdir(), r"images/emu holds no image"),
-    (lambda images: put_classes(images, ("emu",), each=2), r"class 'emu' has 2 images, too few for train, val, test"),
-    (lambda images: (images / "Ara/photo.heic").write_text(""), r"'Ara/photo\.heic', 1 in all, no images of a known"),
+    (lambda images: put_classes(images, ("emu",), each=2), r"class 'emu' has too few images for train, val, test"),
     (lambda images: put_classes(images / "test"), r"holds test with classes inside and also .*'Ara'"),
 ])  # fmt: skip
 def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, change, words):

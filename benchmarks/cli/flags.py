@@ -75,7 +75,6 @@ Workers = Annotated[int | None, flag("N", "processes [default: one per core]", m
 Reference = Annotated[
     str, flag("METHOD", "statistics compare it with each other row [default: the only plug-in, else procap]")
 ]
-LogCheckpoints = Annotated[bool, switch("--log-checkpoints", "copy checkpoints into MLflow")]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
 
 
@@ -127,7 +126,6 @@ class PlaceFlags:
     results: Results = "results"
     device: Device = "auto"
     tracking: Tracking = ""
-    log_checkpoints: LogCheckpoints = False
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,6 @@ def runtime_config(
         limit=limit,
         evaluation=evaluation or EvalSettings(),
         tracking_uri=flags.tracking or None,
-        log_checkpoints=flags.log_checkpoints,
         accelerate=flags.accelerate,
         timeout=flags.timeout,
         results_url=url,

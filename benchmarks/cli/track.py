@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cli.flags import LogCheckpoints, OutputFlags, Results, Tracking, command
+from benchmarks.cli.flags import OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
@@ -16,12 +16,11 @@ def sync(
     output: OutputFlags,
     results: Results = "results",
     tracking: Tracking = "",
-    log_checkpoints: LogCheckpoints = False,
 ) -> int:
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
-    store = TrackingStore.choose(open_results(results, weights=log_checkpoints), tracking or None)
-    summary = tracking_sync.sync(store, log_checkpoints=log_checkpoints)
+    store = TrackingStore.choose(open_results(results), tracking or None)
+    summary = tracking_sync.sync(store)
     for run, reason in summary.failed:
         note(f"procap: failed: {run}: {reason}")
     for run in summary.sent:

@@ -6,7 +6,6 @@ single method there are only the prompts. Shapes: M methods, N images of the tar
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SELECTION_RULE = (
-    "the first images of the split, in its order, that some methods get right and others get wrong; as many of each "
-    "kind (which methods are right) as there are, one of each kind in turn; where there are none, the first images of "
-    "the split"
+    "the first images of the split, in its order, that some methods get right and others get wrong; where there are "
+    "none, the first images of the split"
 )
 
 
@@ -105,26 +103,11 @@ def compare(
                 "eigencam": {title: cam[0].tolist() for title, cam in maps.items()},
             }
         )
-    record = {
-        "target": str(target),
-        "images": {"seen": count, "of": len(selection.images)},
-        "picks": picks,
-    }
+    record = {"target": str(target), "images": {"seen": count, "of": len(selection.images)}, "picks": picks}
     return record, pixels
 
 
 def select_images(right: NDArray[np.bool_], count: int) -> list[int]:
     """Select indices of at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`."""
-    kinds, seen = [tuple(column) for column in right.T.tolist()], Counter[tuple[bool, ...]]()
-    turns = {}
-    for index, kind in enumerate(kinds):
-        if len(set(kind)) > 1:
-            turns[index] = seen[kind]
-            seen[kind] += 1
-
-    def order(index: int) -> tuple[Any, ...]:
-        """Sort the kinds that fewest methods get right first, then by method."""
-        return sum(kinds[index]), [not is_right for is_right in kinds[index]], index
-
-    chosen = sorted(turns, key=lambda index: (turns[index], order(index)))[:count]
-    return sorted(chosen, key=order) or list(range(len(kinds)))[:count]
+    differs = (right != right[0]).any(axis=0)
+    return (np.flatnonzero(differs) if differs.any() else np.arange(right.shape[1]))[:count].tolist()

@@ -44,9 +44,7 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
             panel.text(0, y, text, transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
             y -= line * (text.count("\n") + 1)
     target, (seen, total) = Target.parse_unchecked(record["target"]), record["images"].values()
-    disagree = any(len(set(pick["right"].values())) > 1 for pick in picks)
-    title = "Where the methods disagree" if disagree else "The first images: the methods are right on the same ones"
-    heading(figure, f"{title}\n{display_name(target.dataset)}, {seen:,} of {total:,} images")
+    heading(figure, f"Answers of the methods\n{display_name(target.dataset)}, {seen:,} of {total:,} images")
     return figure
 
 
@@ -70,9 +68,6 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
         panel.imshow(image @ LUMINANCE, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
         over: dict[str, Any] = {"alpha": 0.55, "extent": (-0.5, wide - 0.5, high - 0.5, -0.5), "vmin": 0, "vmax": 1}
         panel.imshow(pick["eigencam"][title], cmap="inferno", interpolation="bicubic", **over)
-        mark, colour = (TICK, RIGHT) if pick["right"][title] else (CROSS, WRONG)
-        badge = panel.text(0.97, 0.97, mark, transform=panel.transAxes, ha="right", va="top", size=7, color="white")
-        badge.set_bbox({"boxstyle": "round,pad=0.15", "facecolor": colour, "linewidth": 0})
     for title, panel in zip(["image", *titles], axes[:: len(picks)], strict=True):
         panel.set_ylabel(title, rotation=0, ha="right", va="center")
     name = display_name(Target.parse_unchecked(record["target"]).dataset)

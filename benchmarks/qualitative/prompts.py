@@ -30,7 +30,6 @@ WORD_RULE = (
     "a word is a token of small letters (or letters without case) that ends a word; left out are fragments that words "
     "only begin with, punctuation, digits, control tokens, and tokens whose embedding is also that of another token"
 )
-WORD_END = "</w>"
 
 
 class Words(NamedTuple):
@@ -65,13 +64,12 @@ def vocabulary() -> dict[int, str]:
     """List token id and text of the words of CLIP's vocabulary, by the parts of `WORD_RULE` that need no weights."""
     tokenizer = simple_tokenizer()
     words = {}
-    for token, symbols in sorted(tokenizer.decoder.items()):
-        data = bytes(tokenizer.byte_decoder[symbol] for symbol in symbols.removesuffix(WORD_END))
-        # A token with incomplete characters (some of their bytes) is a fragment of a word.
-        text = data.decode("utf-8", errors="replace")
+    for token in sorted(tokenizer.decoder):
+        # The end of a word is decoded to a blank.
+        text = tokenizer.decode([token])
         # The tokenizer lowers the case of prompts, so words of its table with capital letters never occur in one.
-        if symbols.endswith(WORD_END) and text.isalpha() and text == text.lower():
-            words[int(token)] = text
+        if text.endswith(" ") and text[:-1].isalpha() and text == text.lower():
+            words[int(token)] = text[:-1]
     return words
 
 

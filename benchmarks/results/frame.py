@@ -80,8 +80,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     return frame[~columns.duplicated() | (frame.epochs > 0)]
 
 
-def open_results(results: str | Path, *, weights: bool = False) -> Path:
-    """Return the local folder of `results`; for a URL, a copy of its documents, and with `weights` of its checkpoints.
+def open_results(results: str | Path) -> Path:
+    """Return the local folder of `results`; for a URL, a copy of its documents.
 
     Raises UserError if there is none, UsageError for a file.
     """
@@ -89,7 +89,7 @@ def open_results(results: str | Path, *, weights: bool = False) -> Path:
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
-    RemoteResults(url, folder).pull_all(weights=weights)
+    RemoteResults(url, folder).pull_all()
     if folder.is_file():
         raise UsageError(f"--results {results} is a file; name a folder")
     if not folder.is_dir():

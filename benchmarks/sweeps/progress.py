@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.suites.progress import TrialProgress
-from benchmarks.sweeps.table import count_states, find_best, format_configuration
+from benchmarks.sweeps.table import find_best, format_configuration
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
@@ -61,12 +61,10 @@ class SweepProgress(TrialProgress):
     def _show(self, configuration: Configuration, *, is_settled: bool = False) -> None:
         metrics = self._metrics()
         self._tracker.update(configuration.runs, metrics if is_settled else None)
-        best = {name: f"{score:.2f}" for name, score in metrics.items() if name.startswith("best")}
+        best = {name: f"{score:.2f}" for name, score in metrics.items()}
         self.display.total = self.sweep.settings.size or self._settled + len(self.running)
         self.display.update(self._settled, running=f"{len(self.running)}", **best)
 
     def _metrics(self) -> dict[str, float]:
-        settings, configurations = self.sweep.settings, list(self.sweep.configurations.values())
-        metrics = {f"configurations_{state}": float(count) for state, count in count_states(configurations).items()}
-        best = find_best(configurations)
-        return metrics | ({f"best/{settings.metric}": best.score} if best and best.score is not None else {})
+        best = find_best(self.sweep.configurations.values())
+        return {f"best/{self.sweep.settings.metric}": best.score} if best and best.score is not None else {}

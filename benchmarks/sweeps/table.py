@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
 from cluster.sweep_record import METRICS, Configuration, SweepSettings
+from procap.recipe import format_value
 
 STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 """The states of a configuration, the best first, as they are printed."""
@@ -39,7 +39,7 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
     for number, configuration in enumerate(sort_configurations(configurations), 1):
         seeds = tuple(sorted(map(int, configuration.by_seed)))
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
-        values = [_format_value(configuration.values.get(field)) for field in settings.domains]
+        values = [format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
         rows.append(Row((str(number),), (*values, score, epochs, STATES[configuration.state])))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
@@ -88,9 +88,3 @@ def count_states(configurations: Iterable[Configuration]) -> dict[str, int]:
 def _to_row(configuration: Configuration) -> dict[str, Any]:
     fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "failures")
     return {"std": configuration.spread, **{name: getattr(configuration, name) for name in fields}}
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)

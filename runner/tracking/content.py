@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +21,6 @@ from runner.run_folders import RunFolder
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
 
-MAX_NAME = 250
-"""Largest number of characters of a name in MLflow."""
-
 Metrics = dict[str, float]
 TimedMetric = tuple[str, float, int, int]
 """Name, value, milliseconds since 1970 and step."""
@@ -33,7 +28,7 @@ TimedMetric = tuple[str, float, int, int]
 
 @dataclass
 class Content:
-    """What MLflow shows of a run or collection. Its `metrics` begin after the epochs that were logged before.
+    """What MLflow shows of a run or collection.
 
     started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets.
     files: artifacts. version: what differs once there is more to log, such as the times when the files were written.
@@ -44,7 +39,6 @@ class Content:
     tags: dict[str, str]
     started: int
     ended: int | None = None
-    epochs: int = 0
     params: dict[str, str] = field(default_factory=dict)
     metrics: list[TimedMetric] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
@@ -52,10 +46,10 @@ class Content:
     version: dict[str, str | float] = field(default_factory=dict)
 
 
-def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpoints: bool) -> Content | None:
+def run_content(folder: RunFolder, started: int | None) -> Content | None:
     """Describe a run; None before the end of its first epoch. Raises UserError for a broken file.
 
-    started: when its MLflow run starts, if it exists. epochs: how many were logged before.
+    started: when its MLflow run starts, if it exists.
     """
     config, train = folder.config(), folder.train()
     # The run may finish, and its progress file be gone, between the two reads.
@@ -67,17 +61,13 @@ def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpo
         started = milliseconds(written) - int(1000 * state.seconds)
     content = Content(name_run(config), STATUS[state.status], describe_run(config, state, folder.path), started)
     content.params = dict(flatten(config.model_dump(mode="json")))
-    content.epochs = len(state.epochs)
-    content.version = {"epochs": content.epochs}
-    content.metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started, epochs))
+    content.version = {"epochs": len(state.epochs)}
+    content.metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started))
     if isinstance(state, TrainResult):
         evaluations = folder.evaluations()
         content.ended = milliseconds(state.written)
         content.version |= {result.file: result.written for result in evaluations} | {"train": state.written}
         content.files = [folder.train_file, *(folder.path / "eval" / result.file for result in evaluations)]
-        if log_checkpoints:
-            content.files.append(folder.checkpoint_file)
-            content.version["checkpoint"] = state.checkpoint_sha256
         last = milliseconds(max([state.written, *(result.written for result in evaluations)]))
         for name, value in result_metrics(config, state, evaluations).items():
             content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))
@@ -87,9 +77,9 @@ def run_content(folder: RunFolder, started: int | None, epochs: int, log_checkpo
 
 
 def _epoch_metrics(
-    logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str, started: int, first: int
+    logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str, started: int
 ) -> Iterator[TimedMetric]:
-    """Yield the metrics of the epochs from `first` on; their times follow from their seconds."""
+    """Yield the metrics of the epochs; their times follow from their seconds."""
     validation: dict[int, list[float]] = defaultdict(list)
     for count in counts:
         if count.target.startswith(f"{dataset}:"):
@@ -97,13 +87,11 @@ def _epoch_metrics(
     clock = float(started)
     for log in logs:
         clock += 1000 * log.seconds
-        if log.epoch < first:
-            continue
         metrics = {"training/loss": sum(log.terms.values()), "training/lr": log.lr}
         metrics["training/epoch_seconds"] = log.seconds
         if log.images_per_second is not None:
             metrics["training/images_per_second"] = log.images_per_second
-        metrics |= {make_name(f"training/loss_{name}"): value for name, value in log.terms.items()}
+        metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
         if accuracies := validation.get(log.epoch):
             metrics["validation/accuracy"] = harmonic_mean(*accuracies) if len(accuracies) == 2 else accuracies[0]
         for name, value in metrics.items():
@@ -113,12 +101,10 @@ def _epoch_metrics(
 def collection_content(collection: Collection, results: Path, now: int) -> Content:
     """Describe a suite or a sweep. Its settings are tags, as parameters of MLflow cannot change later."""
     tags = {collection.kind: collection.name, "folder": str((results / collection.path).resolve())}
-    for name, value in collection.settings.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        tags[make_name(f"settings.{name}")] = text
-    name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
-    metrics = collection_metrics(collection, results)
-    content = Content(name, status, tags, collection.started, collection.ended, version=dict(metrics))
+    tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items()}
+    metrics, name = collection_metrics(collection, results), f"{collection.kind} · {collection.name}"
+    content = Content(name, STATUS[collection.status], tags, collection.started, collection.ended)
+    content.version = dict(metrics)
     content.metrics = [(name, value, collection.ended or now, 0) for name, value in metrics.items()]
     return content
 
@@ -141,8 +127,6 @@ def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path)
         "folder": folder.resolve(),
         "mlflow.source.git.commit": git.get("commit"),
     }
-    if isinstance(state, TrainResult):
-        tags |= {"processes": state.processes, "imported": state.imported and state.imported.sha256}
     return {name: str(value) for name, value in tags.items() if value is not None}
 
 
@@ -152,7 +136,7 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield make_name(f"{prefix}{name}"), format_value(value)
+            yield f"{prefix}{name}", format_value(value)
 
 
 def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[EvalResult]) -> Metrics:
@@ -167,7 +151,7 @@ def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[
         dataset, classes, split = result.target.split(":")
         name = classes if dataset == config.dataset else f"{dataset}-{classes}"
         accuracies[name if split == "test" else f"{name}-{split}"] = result.accuracy
-    metrics = {make_name(f"accuracy/{name}"): accuracy for name, accuracy in accuracies.items()}
+    metrics = {f"accuracy/{name}": accuracy for name, accuracy in accuracies.items()}
     if {"base", "novel"} <= accuracies.keys():
         metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
     elif config.classes in accuracies:
@@ -196,16 +180,10 @@ def collection_metrics(collection: Collection, results: Path) -> Metrics:
         means = {name: fmean(values[name]) for name in ("accuracy", "fps", "train_seconds") if values[name]}
         if f"hm/{method}" in collection.metrics:
             means["accuracy"] = collection.metrics[f"hm/{method}"]
-        metrics |= {make_name(f"{name}/{method}"): mean for name, mean in means.items()}
+        metrics |= {f"{name}/{method}": mean for name, mean in means.items()}
     return metrics
 
 
 def milliseconds(written: str) -> int:
     """Convert the time when a result was written to milliseconds since 1970."""
     return int(datetime.fromisoformat(written).timestamp() * 1000)
-
-
-def make_name(text: str) -> str:
-    """Make a name that MLflow accepts for a metric, a parameter or a tag; it has to be a normal relative path."""
-    parts = re.sub(r"[^/\w.\- ]", "_", text)[:MAX_NAME].split("/")
-    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"

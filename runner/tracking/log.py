@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import math
 import shlex
 import sys
 import time
@@ -24,10 +23,6 @@ from runner.tracking.sync import read_record, sync
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
-MAX_FAILURES = 2
-"""How often a command tries a store in vain."""
-WRITE_SECONDS = 10.0
-"""Between two updates of `collection.json`."""
 
 
 class Exporter:
@@ -36,14 +31,12 @@ class Exporter:
     store: None exports nothing.
     """
 
-    def __init__(self, store: TrackingStore | None, remote: RemoteResults, log_checkpoints: bool = False) -> None:
+    def __init__(self, store: TrackingStore | None, remote: RemoteResults) -> None:
         self.store = store
         self.remote = remote
-        self.log_checkpoints = log_checkpoints
         self._pending: dict[str, None] = {}
         self._due = time.monotonic() + INTERVAL_SECONDS
-        self._failures = 0
-        self._printed: set[str] = set()
+        self._failed = False
         self._monitors: dict[str, Any] = {}
         if store is not None:
             # For a command that an error or a signal ends.
@@ -82,31 +75,28 @@ class Exporter:
             for path in self._export():
                 self.remote.try_push_all(path)
 
-    def report(self, text: str) -> None:
-        """Print a line unless it was printed before or stderr is closed."""
-        if text not in self._printed:
-            self._printed.add(text)
-            with suppress(OSError, ValueError):
-                print(f"tracking: {text}", file=sys.stderr, flush=True)
-
     def _export(self) -> list[str]:
-        """Export what was posted; returns the paths of what was sent."""
-        if self.store is None or self._failures == MAX_FAILURES:
+        """Export what was posted; returns the paths of what was sent. A store that fails once is not tried again."""
+        if self.store is None or self._failed:
             return []
         try:
-            summary = sync(self.store, only=self._pending, log_checkpoints=self.log_checkpoints)
+            summary = sync(self.store, only=self._pending)
         except Exception as error:
-            self._failures += 1
-            # Only the end of the command tries again.
-            self._due = math.inf
+            self._failed = True
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
-            self.report(f"{format_error(error)}; `{later}` exports what is missing")
+            _report(f"{format_error(error)}; `{later}` exports what is missing")
             return []
         for path, reason in summary.failed:
-            self.report(f"{path}: {reason}")
+            _report(f"{path}: {reason}")
         self._pending.clear()
         self._due = time.monotonic() + INTERVAL_SECONDS
         return summary.sent
+
+
+def _report(text: str) -> None:
+    # At the end of a process stderr can be closed.
+    with suppress(OSError, ValueError):
+        print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 # One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
@@ -117,7 +107,7 @@ def exporter_for(runtime: RuntimeConfig) -> Exporter:
     """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
     off = runtime.tracking_uri == "off"
     store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
-    return _shared_exporter(store, RemoteResults.from_runtime(runtime), runtime.log_checkpoints)
+    return _shared_exporter(store, RemoteResults.from_runtime(runtime))
 
 
 class CollectionTracker:
@@ -130,16 +120,13 @@ class CollectionTracker:
         self.collection = collection
         self._results = runtime.results
         self._exporter = exporter_for(runtime)
-        self._changed: set[str] = set()
-        self._written = -math.inf
 
     def update(self, runs: Sequence[str], metrics: Mapping[str, float] | None = None) -> None:
         """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
-        self._changed.update(runs)
         together = tuple(dict.fromkeys([*self.collection.runs, *runs]))
-        self._replace(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
-        if time.monotonic() - self._written >= WRITE_SECONDS:
-            self._write()
+        self._write(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
+        if not self._exporter.remote.url:
+            self._exporter.post(self.collection.path, *runs)
 
     def close(
         self,
@@ -151,28 +138,19 @@ class CollectionTracker:
     ) -> None:
         """Mark the collection as ended, and export it with its runs. failed: reasons by run."""
         metrics = {**self.collection.metrics, **(metrics or {})}
-        self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}), metrics=metrics)
         exporter = self._exporter
         if exporter.store and exporter.remote.url:
-            try:
-                exporter.remote.pull_all(weights=exporter.log_checkpoints)
-            except UserError as error:
-                exporter.report(f"{error}; what is new is only in {self._results} so far")
-        self._write()
+            # The upload at the end of the command reports a failure.
+            with suppress(UserError):
+                exporter.remote.pull_all()
+        self._write(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}), metrics=metrics)
         exporter.post(self.collection.path, *self.collection.runs)
         if flush and status != "interrupted":
             exporter.flush()
 
-    def _replace(self, **changes: object) -> None:
+    def _write(self, **changes: object) -> None:
         self.collection = self.collection.model_copy(update=changes)
-
-    def _write(self) -> None:
         try:
             self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:
-            self._exporter.report(f"{error}; the runs go on")
-            return
-        self._written = time.monotonic()
-        if not self._exporter.remote.url:
-            self._exporter.post(self.collection.path, *self._changed)
-        self._changed.clear()
+            _report(f"{error}; the runs go on")

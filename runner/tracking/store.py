@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import urllib.request
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,6 @@ SQLITE = "sqlite:///"
 DEFAULT_FILE = "mlflow.db"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 30.0
-PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # By default MLflow tries seven times for 120 s.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -86,11 +84,9 @@ class TrackingStore:
         """Connect to the store, and create it if needed. Raises TrackingError within seconds when that fails."""
         parts = urlsplit(self.uri)
         try:
-            # Without a known port the host may be a name that only the database driver can resolve.
-            port = parts.port or PORTS.get(parts.scheme.partition("+")[0])
-            if parts.hostname and port and parts.scheme not in urllib.request.getproxies():
+            if parts.hostname and parts.port and not self.is_server:
                 # MLflow would retry for an hour to reach a database that is down.
-                socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS).close()
+                socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS).close()
             if self.file is not None:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:

@@ -35,7 +35,6 @@ class TrackingRecord(FrozenModel):
     store: str
     run_id: str
     started: int
-    epochs: int = 0
     digest: str = ""
 
 
@@ -48,7 +47,7 @@ class Summary:
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
-def sync(store: TrackingStore, *, only: Collection[str] | None = None, log_checkpoints: bool = False) -> Summary:
+def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
@@ -70,7 +69,7 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None, log_check
     for path in dict.fromkeys([*by_path, *paths]):
         collection = by_path.get(path)
         try:
-            run_id, sent = _export(store, path, collection, parents[path], log_checkpoints)
+            run_id, sent = _export(store, path, collection, parents[path])
         except UserError as error:
             summary.failed.append((path, str(error)))
             continue
@@ -89,7 +88,7 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None, log_check
 
 
 def _export(
-    store: TrackingStore, path: str, collection: RunCollection | None, parents: dict[str, str], log_checkpoints: bool
+    store: TrackingStore, path: str, collection: RunCollection | None, parents: dict[str, str]
 ) -> tuple[str, bool]:
     """Log what is missing of one folder; returns the id of its MLflow run and whether anything was missing.
 
@@ -98,11 +97,10 @@ def _export(
     folder = store.results / path
     with file_lock(folder / ".tracking.lock", timeout=LOCK_SECONDS, required=False):
         record = read_record(store, folder)
-        started, epochs = (record.started, record.epochs) if record else (None, 0)
         content = (
             collection_content(collection, store.results, time.time_ns() // 1_000_000)
             if collection
-            else run_content(RunFolder(folder), started, epochs, log_checkpoints)
+            else run_content(RunFolder(folder), record.started if record else None)
         )
         if content is None:
             return "", False
@@ -117,7 +115,7 @@ def _export(
             # Before anything is logged, so that an export which is killed continues with this run.
             write_json(folder / TRACKING_FILE, record)
         _log(store, record.run_id, content, parents)
-        write_json(folder / TRACKING_FILE, record.model_copy(update={"epochs": content.epochs, "digest": digest}))
+        write_json(folder / TRACKING_FILE, record.model_copy(update={"digest": digest}))
         return record.run_id, True
 
 
@@ -128,7 +126,7 @@ def read_record(store: TrackingStore, folder: Path) -> TrackingRecord | None:
 
 
 def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str]) -> None:
-    """Send `content` to MLflow. Repeating this after a kill changes nothing: equal values of equal times are one."""
+    """Send `content` to MLflow. Repeating this changes nothing: equal values of equal times are stored once."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = store.client

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -16,10 +15,6 @@ from procap.errors import UserError
 from shards.names import first_few, unsafe_path
 from shards.raw.folders import is_image_name, list_folder, raise_unreadable
 from shards.raw.published import SPLITS
-
-JUNK_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
-JUNK_EXTENSIONS = frozenset(("txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
-"""Names that operating systems, archives and notes leave in folders of images; different files there are a problem."""
 
 SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 """Names that folders of a split commonly have."""
@@ -61,8 +56,8 @@ class ListedImage(BaseModel):
 
 
 def list_class_folders(folder: Path) -> list[str]:
-    """List the subfolders that are not hidden or left by an archive."""
-    return [name for name, entry in list_folder(folder).items() if entry == "folder" and name.lower() not in JUNK_NAMES]
+    """List the subfolders that are not hidden or left by an archive of macOS."""
+    return [name for name, entry in list_folder(folder).items() if entry == "folder" and name != "__MACOSX"]
 
 
 def find_class_root(folder: Path) -> str:
@@ -91,20 +86,18 @@ def find_split_folders(root: Path) -> dict[str, str]:
     return folders
 
 
-def scan_folders(root: Path, splits: Mapping[str, str] | None = None) -> tuple[list[ListedImage], list[str], list[str]]:
+def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     """List the images of class folders, or of class folders in folders of splits, sorted by code point.
 
-    splits: the folder of each split; by default those of `find_split_folders`.
-    Returns the images, problems, with which they are not packed, and notes of what was left out.
+    Returns the images, problems, with which they are not packed, and notes of the files that are no images by name.
     """
     folders = list_class_folders(root)
     if not folders:
         raise UserError(f"folder: {root} has no class folders: it needs one folder of images per class")
-    splits = splits or find_split_folders(root) or {"": ""}
+    splits = find_split_folders(root) or {"": ""}
     if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
         both = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
-        rename = "; splits: {train: ..., test: ...} names the folders of splits"
-        raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there{rename}")
+        raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there")
     images: list[ListedImage] = []
     problems: list[str] = []
     left_out: list[str] = []
@@ -113,12 +106,8 @@ def scan_folders(root: Path, splits: Mapping[str, str] | None = None) -> tuple[l
             files = _list_files(root, posixpath.join(prefix, name))
             paths = [path for path in files if is_image_name(path) and not unsafe_path(path)]
             images += [ListedImage(path=path, label=name, split=split) for path in paths]
-            junk = [path for path in files if _is_junk(path)]
-            left_out += junk
-            if unknown := [path for path in files if path not in {*paths, *junk}]:
-                what = f"{first_few(unknown)}, {len(unknown):,} in all, no images of a known format: move them away"
-                problems.append(f"folder: {root} holds {what}")
-            elif not paths:
+            left_out += sorted({*files} - {*paths})
+            if not paths:
                 problems.append(f"folder: {root / prefix / name} holds no image: remove the folder, or add its images")
     for folder in {"", *splits.values()}:
         entries = list_folder(root / folder).items()
@@ -135,8 +124,3 @@ def _list_files(root: Path, folder: str) -> list[str]:
         relative = Path(parent).relative_to(root).as_posix()
         files += [f"{relative}/{name}" for name in names if not name.startswith(".")]
     return sorted(files)
-
-
-def _is_junk(path: str) -> bool:
-    name = posixpath.basename(path).lower()
-    return name in JUNK_NAMES or name.rpartition(".")[2] in JUNK_EXTENSIONS

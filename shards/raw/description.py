@@ -21,7 +21,6 @@ from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
 from shards.names import PACKED_NAME, unfit_texts
 
-SplitName = Literal["train", "val", "test"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -48,7 +47,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: StrictStr = Field(description="of the data set: small letters, digits, `-` and `.`")
+    name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
         default=(), description="more class prompts, see below [default: the template without its full stop]"
@@ -58,12 +57,9 @@ class Description(BaseModel):
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
-        default=None, description="instead: a CSV, TSV or JSON file of path, label and split"
+        default=None, description="instead of `folder`: a CSV or TSV file of path, label and split"
     )
     images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
-    splits: dict[SplitName, StrictStr] | None = Field(
-        default=None, description="the folder of each split, `{train: training, test: valid}`, if not `train` etc."
-    )
     split: SplitRule | Literal["test"] | None = Field(
         default=None, description="a random split by fractions and `seed`, or `test`: all images are for testing"
     )
@@ -72,10 +68,6 @@ class Description(BaseModel):
     def _check_keys(self) -> Description:
         if (self.folder is None) == (self.table is None):
             raise ValueError("give one of folder and table")
-        if self.images is not None and self.table is None:
-            raise ValueError("images goes with table, not with folder")
-        if self.splits is not None and self.folder is None:
-            raise ValueError("splits goes with folder, not with table")
         return self
 
     @field_validator("name")

@@ -24,16 +24,12 @@ Images = list[tuple[str, int]]
 
 IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 
-# Files that are measured for an estimate within 1 to 2 %; a million `stat` calls on a network disk take minutes.
-SIZE_SAMPLE = 5_000
-
 
 @dataclass(frozen=True)
 class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    problems: faults that did not stop the listing; packing refuses a data set with any of them.
     upright: images are turned as their EXIF orientation says.
     """
 
@@ -42,7 +38,6 @@ class Listing:
     splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
-    problems: tuple[str, ...] = ()
     upright: bool = False
 
     @property
@@ -128,12 +123,6 @@ def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
         raise_unreadable(error)
 
 
-def total_size(root: Path, paths: Sequence[str]) -> int:
-    """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
-    sizes = file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)])
-    return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0
-
-
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
     """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
 
@@ -156,8 +145,7 @@ def small_classes(images: Images, classnames: Sequence[str], fractions: Mapping[
     """Describe the classes with too few images for `fractions`."""
     counts = Counter(label for _, label in images)
     return [
-        f"class {name!r} has {counts[label]} image{'s' * (counts[label] != 1)}, too few for "
-        f"{', '.join(fractions)}: add images, or {'remove the class' if counts[label] == 1 else 'change the fractions'}"
+        f"class {name!r} has too few images for {', '.join(fractions)}: add images or change the fractions"
         for label, name in enumerate(classnames)
         if not split_sizes(counts[label], fractions)
     ]

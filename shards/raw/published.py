@@ -22,7 +22,7 @@ from procap.errors import UserError, describe_invalid
 from shards.catalogue import Dataset, RawLayout
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, is_image_name, list_folder, split_missing, total_size
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, split_missing
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -88,8 +88,6 @@ def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
 def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     """Find the images of a data set. Raises UserError with the place where they belong."""
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
-    # Report a folder without read permission, which otherwise looks empty.
-    list_folder(folder or raw_root)
     expected = (folder or raw_root / raw.folders[0]) / raw.images[0]
     if folder is None:
         what = f"there is no folder {raw.folders[0]} in {raw_root}"
@@ -120,43 +118,30 @@ def read_published(location: RawLocation) -> Listing:
     if layout == "variant-lists":
         return _read_variant_lists(location)
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
-    scans = {split: _scan_class_folders(location, prefix) for split, prefix in prefixes.items()}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
     return Listing(
         location.images,
         published_classnames(location.dataset),
-        {split: images for split, (images, _) in scans.items()},
+        {split: _scan_class_folders(location, prefix) for split, prefix in prefixes.items()},
         f"{origin} folders, files sorted by name",
-        True,
-        tuple(problem for _, problems in scans.values() for problem in problems),
+        scanned=True,
     )
 
 
-def _scan_class_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[str]]:
-    """List the images of the class folders below `location.images / prefix`, and what is wrong there."""
+def _scan_class_folders(location: RawLocation, prefix: str) -> Images:
+    """List the images of the class folders below `location.images / prefix`; files of other names are left out.
+
+    What is missing or too much shows in the counts, which are published.
+    """
     root = location.images / prefix
-    labels = {name: label for label, name in enumerate(class_folder_names(location.dataset))}
-    entries = list_folder(root) if root.is_dir() else {}
-    folders = [name for name, entry in entries.items() if entry == "folder"]
     images: Images = []
-    strays: list[str] = []
-    for name in sorted((name for name in folders if name in labels), key=labels.__getitem__):
-        for file, entry in list_folder(root / name).items():
-            path = f"{prefix}{name}/{file}"
-            if entry == "file" and is_image_name(file) and not unsafe_path(file):
-                images.append((path, labels[name]))
-            else:
-                strays.append(path)
-    # The folder of the data set itself may hold others than those of the classes.
-    if location.images != location.folder:
-        strays = [f"{prefix}{name}" for name in folders if name not in (*labels, *location.raw.ignored)] + strays
-    problems = []
-    if strays:
-        what = f"{location.images} holds {first_few(strays)}, neither class folders nor images"
-        problems.append(f"{what}; move them out of there")
-    if prefix and entries and not folders:
-        problems.append(f"{root} holds {len(entries):,} files and no class folder; sort them into class folders")
-    return images, problems
+    for label, name in enumerate(class_folder_names(location.dataset)):
+        if (root / name).is_dir():
+            files = (file for file, entry in list_folder(root / name).items() if entry == "file")
+            images += [
+                (f"{prefix}{name}/{file}", label) for file in files if is_image_name(file) and not unsafe_path(file)
+            ]
+    return images
 
 
 def _read_split_file(location: RawLocation) -> Listing:
@@ -170,27 +155,25 @@ def _read_split_file(location: RawLocation) -> Listing:
         _check_paths(splits)
     except FileNotFoundError:
         raise UserError(f"the official split file {file} is missing; get {location.raw.get}") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or error}); {UNCHANGED}") from error
-    except LookupError as error:
-        raise UserError(f"{file} lacks split or label {error}; {UNCHANGED}") from error
-    except ValueError as error:
+    except (OSError, LookupError, ValueError) as error:
         reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error)
-        raise UserError(f"{file}: {reason[:300]}; {UNCHANGED}") from error
+        raise UserError(f"{file} is damaged ({reason[:300]}); {UNCHANGED}") from error
     return Listing(location.images, classnames, splits, f"CoOp split {location.raw.split_file}")
 
 
 def _read_variant_lists(location: RawLocation) -> Listing:
     """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`."""
-    classnames = tuple(_read_lines(location, "variants.txt"))
-    labels = {name: label for label, name in enumerate(classnames)}
+    splits: dict[str, Images] = {}
     try:
-        splits: dict[str, Images] = {}
+        classnames = tuple(_read_lines(location, "variants.txt"))
+        labels = {name: label for label, name in enumerate(classnames)}
         for split in SPLITS:
             lines = (line.partition(" ") for line in _read_lines(location, f"images_variant_{split}.txt"))
             splits[split] = [(f"{image}.jpg", labels[name]) for image, _, name in lines]
         _check_paths(splits)
-    except (KeyError, ValueError) as error:
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename} is missing; put it there: get {location.raw.get}") from None
+    except (OSError, KeyError, ValueError) as error:
         raise UserError(f"the lists beside {location.images} are damaged ({error}); {UNCHANGED}") from error
     return Listing(location.images, classnames, splits, "official variant lists")
 
@@ -205,13 +188,7 @@ def _check_paths(splits: Mapping[str, Images]) -> None:
 
 def _read_lines(location: RawLocation, name: str) -> list[str]:
     """Read the lines of a list that are not empty, without outer blanks."""
-    file = location.find_list(name)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing; put it there: get {location.raw.get}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}); {UNCHANGED}") from error
+    lines = location.find_list(name).read_text(encoding="utf-8-sig").split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -224,7 +201,7 @@ def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Sourc
         location = find_location(dataset, raw_root)
         listing = read_published(location)
         existing, missing = _existing_images(dataset, listing)
-        problems = (*listing.problems, *published_differences(dataset, listing), *missing)
+        problems = (*published_differences(dataset, listing), *missing)
         if whole and problems:
             raise UserError(problems[0])
     except UserError as error:
@@ -237,7 +214,7 @@ def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Sourc
         origin=f"{listing.origin}, lists {existing.digest()}",
         counts=existing.counts,
         part=existing.part,
-        size=total_size(listing.root, existing.paths),
+        size=sum(file_sizes(listing.root, existing.paths)),
         problems=problems,
     )
 
@@ -248,27 +225,13 @@ def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
     wrong = {split: count for split, count in dataset.counts.items() if counts.get(split, 0) != count}
     if listing.scanned:
         for split, count in wrong.items():
-            what = f"{split}: {counts[split]:,} images in {listing.root}, published {count:,}"
-            absent = sorted(set(range(dataset.classes)) - {label for _, label in listing.splits[split]})
-            if 0 < len(absent) < dataset.classes:
-                names = first_few([listing.classnames[label] for label in absent])
-                what += f"; {len(absent)} classes have none: {names}"
+            what = f"{split}: {counts[split]:,} images in the class folders of {listing.root}, published {count:,}"
             yield f"{what}; {'take out what was added' if counts[split] > count else _get_the_rest(dataset)}"
         return
-    if wrong:
-        split, count = next(iter(wrong.items()))
-        difference = f"{counts.get(split, 0):,} {split} images are listed, published {count:,}"
-    elif lines_digest(listing.classnames) != raw.classnames_digest:
-        difference = "the class names differ"
-    elif not _has_published_lines(dataset, listing):
-        difference = "the lists differ"
-    else:
-        return
-    if raw.split_file:
+    same_names = lines_digest(listing.classnames) == raw.classnames_digest
+    if wrong or not same_names or not _has_published_lines(dataset, listing):
         hint = "CoOp writes a private one under that name when it is missing"
-        yield f"{raw.split_file} is not the published split: {difference} ({hint}); get {raw.get}"
-    else:
-        yield f"{listing.origin} in {listing.root.parent} are not the published ones: {difference}; get {raw.get}"
+        yield f"{raw.split_file or 'variants.txt'} is not the published split ({hint}); get {raw.get}"
 
 
 def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:

@@ -37,8 +37,7 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
     try:
         return _image_source(file, description, skip_broken, workers)
     except UserError as error:
-        unwritten = " (to be written: the guess above, changed)" if text else ""
-        raise UserError(f"{file}{unwritten}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
 
 
 def _image_source(file: Path, description: Description, skip_broken: bool, workers: int) -> Source:
@@ -47,7 +46,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
-        images, folder_problems, notes = scan_folders(root, dict((description.splits or {}).items()))
+        images, folder_problems, notes = scan_folders(root)
     names, labels = _number_classes(description, images)
     if skip_broken:
         images, broken = _split_unreadable(root, images, workers)
@@ -57,8 +56,6 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
     listing = Listing(root, names, splits, origin, scanned=True, upright=True)
-    if len(names) == 1:
-        notes.append("there is one class: such a set can be evaluated, and nothing can be trained on it")
     sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
