@@ -16,6 +16,7 @@ from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
 from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
+from shards.urls import redact
 
 IDENTITY_SCHEMA = 2
 
@@ -224,6 +225,11 @@ class RuntimeConfig:
     zero_stage: int | None = None
     results_url: str | None = None
     no_cache: bool = False
+
+    @property
+    def shown_results(self) -> str:
+        """The results as users name them: their folder, or their URL without what may be secret in it."""
+        return redact(self.results_url or str(self.results))
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -383,6 +383,7 @@ def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
     assert f"the result files in local://{there}" in page.read_text()
+    assert f"tables and plots: local://{there}/collections/suite/base-to-novel\n" in capsys.readouterr().err
     page.write_text("<html>my thesis</html>")
     capsys.readouterr()
     assert main(["bench", "all", *SUITE, *at]) == 3

@@ -59,7 +59,8 @@ def dashboard(tmp_path_factory):
 
 def test_a_job_runs_what_was_sent_and_its_log_and_exit_code_come_back(dashboard, capfd):
     assert main(["submit", "--", "ls", "datasets"]) == 0
-    assert "twenty flat shapes" in capfd.readouterr().out
+    printed = capfd.readouterr()
+    assert "twenty flat shapes" in printed.out and "INFO" not in printed.out + printed.err
     assert main(["submit", "--json", "--", "ls", "two words; $(exit 5)"]) == 2
     printed = capfd.readouterr()
     assert json.loads(printed.out)["exit_code"] == 2 and "two words; $(exit 5)" in printed.err

@@ -74,5 +74,5 @@ def import_checkpoint(
             {"run": config.path, **result.model_dump(include={"imported", "trainable_parameters", "checkpoint_sha256"})}
             for config, result in done.items()
         ]
-        show_json({"results": str(runtime.results), "imported": imported, "failed": failures.reasons})
+        show_json({"results": runtime.shown_results, "imported": imported, "failed": failures.reasons})
     return code

@@ -170,7 +170,8 @@ def _show_outputs(
     for made in outputs:
         if made.tables:
             show(render(made.tables[0], "md") + "\n")
-    note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
+    folder = outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent
+    note(f"tables and plots: {runtime.shown_results}/{folder.relative_to(runtime.results).as_posix()}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
     results = f"--results {quote(runtime_flags.results)}"
     folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
@@ -190,5 +191,5 @@ def _show_outputs(
         note(f"next: {following}")
     if output.json:
         tables = [to_dict(table) for made in outputs for table in made.tables]
-        show_json({"suite": name, "results": str(runtime.results), "done": done, "failed": failed, "tables": tables})
+        show_json({"suite": name, "results": runtime.shown_results, "done": done, "failed": failed, "tables": tables})
     return code

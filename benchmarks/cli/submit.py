@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import shlex
 import signal
 import sys
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 TREE = Path(__file__).resolve().parents[2]
 RUNTIME_ENV = TREE / "cluster" / "runtime_env.yaml"
+MANAGER_LINE = re.compile(r"^.*\tINFO job_manager\.py.*\n", re.MULTILINE)
 
 
 # Flags behind the first word belong to the command that is sent.
@@ -54,6 +57,9 @@ def submit(
     library_defaults()
     from ray.job_submission import JobSubmissionClient
 
+    for handler in () if output.verbose else logging.getLogger("ray").handlers:
+        # Loggers below "ray" have their own level.
+        handler.setLevel(logging.ERROR)
     environment = yaml.safe_load(RUNTIME_ENV.read_text(encoding="utf-8")) | {"working_dir": str(TREE)}
     # The uploaded tree has no git history, and results record the commit.
     environment["env_vars"][SOURCE_VARIABLE] = json.dumps(source_state(TREE))
@@ -64,7 +70,7 @@ def submit(
         job = client.submit_job(entrypoint=entrypoint, runtime_env=environment)
         note(f"job {job} runs on {client.get_address()}")
         # With --json stdout is reserved for the JSON line at the end.
-        code = 0 if no_wait else _follow(client, job, sys.stderr if output.json else sys.stdout)
+        code = 0 if no_wait else _follow(client, job, sys.stderr if output.json else sys.stdout, output.verbose)
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "the job keeps running: see `ray job list` and `ray job stop ID`") from None
     except (RuntimeError, ValueError) as error:
@@ -76,12 +82,15 @@ def submit(
     return code
 
 
-def _follow(client: JobSubmissionClient, job: str, stream: TextIO) -> int:
-    """Print the log of a job until it ends; returns its exit code, 128 + N after signal N."""
+def _follow(client: JobSubmissionClient, job: str, stream: TextIO, verbose: bool) -> int:
+    """Print the log of a job until it ends; returns its exit code, 128 + N after signal N.
+
+    verbose: with the lines of Ray's job manager.
+    """
 
     async def print_log() -> None:
         async for text in client.tail_job_logs(job):
-            print(text, end="", file=stream, flush=True)
+            print(text if verbose else MANAGER_LINE.sub("", text), end="", file=stream, flush=True)
 
     asyncio.run(print_log())
     while not (details := client.get_job_info(job)).status.is_terminal():

@@ -78,7 +78,7 @@ def train(
     if output.json:
         long = {"epochs", "fewshot", "environment"}
         trained = [{"run": config.path, **result.model_dump(exclude=long)} for config, result in done.items()]
-        show_json({"results": str(runtime.results), "trained": trained, "failed": failures.reasons})
+        show_json({"results": runtime.shown_results, "trained": trained, "failed": failures.reasons})
     return code
 
 
