@@ -247,7 +247,7 @@ def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path,
     for path in (tmp_path / "birds" / "Ara").glob("[!cp]*"):
         path.write_bytes(b"")
     code, _, err = run(capsys, *words, "--skip-broken")
-    assert code == 1 and "class 'Ara' has 0 images" in err
+    assert code == 1 and "class 'Ara' has too few images" in err
     code, _, err = run(capsys, "data", "pack", "tiles", "--data", tmp_path / "data", "--skip-broken")
     assert code == 2 and "'tiles' has a fixed list of images" in err
 
