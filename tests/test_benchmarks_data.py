@@ -192,20 +192,26 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     ("{s:train,val,test}/{c}/images", {"folder": "birds"}),
     ("{s:Training,valid,test}/{c}", {"folder": "birds"}),
     ("x/{s:train,val}/{c}", {"folder": "birds/x"}),
+    ("table", {"table": "birds/labels.csv", "images": "birds/pictures"}),
 ])  # fmt: skip
 def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     root = tmp_path / "birds"
     splits = re.findall(r"{s:(.*?)}", layout)
-    for split in splits[0].split(",") if splits else [""]:
-        folder, _, inner = re.sub(r"{s:.*?}", split, layout).partition("{c}")
-        put_classes(root / folder, [f"{name}{inner}" for name in CLASSES])
-        put(root / folder / "loose.png")
+    if layout == "table":
+        put_classes(root / "pictures")
+        lines = [f"{name}/{i:02d}.png,{name},{('train', 'test')[i % 2]}" for name in CLASSES for i in range(2)]
+        (root / "labels.csv").write_text("\n".join(["filename,class,split", *lines]))
+    else:
+        for split in splits[0].split(",") if splits else [""]:
+            folder, _, inner = re.sub(r"{s:.*?}", split, layout).partition("{c}")
+            put_classes(root / folder, [f"{name}{inner}" for name in CLASSES])
+            put(root / folder / "loose.png")
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
     written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())
     assert all(f"\n{key}: " in text for key in written), "a line for each key"
     assert {key: written[key] for key in keys} == keys
-    assert ("split" in written) == ("{s:" not in layout)
+    assert ("split" in written) == ("{s:" not in layout and layout != "table")
     manifest = open_dataset(tmp_path / "data", "birds").manifest
     assert {*manifest.splits} >= {"train", "test"} and {*manifest.classnames} == {*CLASSES}
     put_classes(tmp_path / "other" / "birds")
@@ -270,7 +276,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ("flat", "it needs a folder of images per class; a YAML file describes a table"),
+    ("flat", "it needs a folder of images per class, or a table labels.csv"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
     ("file", "there is no folder "),
 ])  # fmt: skip

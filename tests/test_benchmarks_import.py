@@ -71,7 +71,8 @@ OPTIONS = {**SHORT_OPTIONS, "coprompt": {"depth": 2, "sentences": "templates"}, 
 @pytest.mark.parametrize("method", PUBLIC)
 def test_a_run_of_every_method_with_public_code_goes_out_and_comes_back(method, few_digits, short_checkpoint):
     flags = ["--method", method, "--datasets", "digits", "--shots", "1", "--epochs", "1", "--batch-size", "5"]
-    options = [f"--option={name}={value}" for name, value in OPTIONS.get(method, {}).items()]
+    teacher = {"teacher": short_checkpoint} if method_class(method).required_option == "teacher" else {}
+    options = [f"--option={name}={value}" for name, value in (OPTIONS.get(method, {}) | teacher).items()]
     where = ["--backbone", str(short_checkpoint), "--data", str(few_digits), "--tracking", "off"]
     is_dassl = method_class(method).public_layout.dassl
     form = "dassl" if is_dassl else "safetensors"
