@@ -79,7 +79,7 @@ def test_the_help_of_every_command_has_examples(capsys, command):
 WRONG: list[tuple[str, int, str]] = [
     ("data pack ,", 2, "no data set is named"),
     ("ls runs --results nowhere", 1, "no results folder at nowhere"),
-    ("train --methods coop --datasets digits --lr inf", 2, "lr must be a finite number"),
+    ("train --methods coop --datasets digits --lr inf", 2, "lr = inf: input should be a finite number"),
     ("trian", 2, "unknown command 'trian': did you mean train"),
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
     ("train --datasets digits", 2, "--methods is missing"),
@@ -252,7 +252,7 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
     assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
-    assert re.search(r"\ntheirs .* \(own recipe\)  +their own method\n", out) and out.count("(own recipe)") == 2
+    assert re.search(r"\ntheirs .* \(own recipe\)  +last step  +their own method\n", out) and out.count("(own recipe)") == 2
     code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
     assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
 

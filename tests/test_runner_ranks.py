@@ -42,7 +42,7 @@ class Matcher(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         shares = ClassShares(len(self.text), self.group)
-        own, counts = slice(*shares.mine), shares.counts
+        own, counts = slice(*shares.bounds), shares.counts
         image = self.group.gather_interleaved(images @ self.image)
         labels = self.group.gather_interleaved(labels)
         text = self.group.gather_uneven(torch.tanh(self.text[own] @ self.shared), counts)
@@ -96,7 +96,7 @@ def same_rows(group: ProcessGroup) -> None:
     for items in (1, size - 1, size, 2 * size + 1):
         shares, every = ClassShares(items, group), torch.randn(items, 2)
         every = torch.tensor(group.broadcast_object(every.tolist()))
-        assert torch.equal(group.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
+        assert torch.equal(group.gather_uneven(every[slice(*shares.bounds)], shares.counts), every)
 
 
 def same_objects(group: ProcessGroup) -> None:
