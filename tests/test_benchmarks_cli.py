@@ -252,7 +252,8 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
     assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
-    assert re.search(r"\ntheirs .* \(own recipe\)  +last step  +their own method\n", out) and out.count("(own recipe)") == 2
+    assert re.search(r"\ntheirs .* \(own recipe\)  +last step  +their own method\n", out)
+    assert out.count("(own recipe)") == 2
     code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
     assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
 
