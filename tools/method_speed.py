@@ -24,7 +24,6 @@ from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.measure import time_interleaved
 from benchmarks.runtime.settings import Settings, make_settings
 from benchmarks.runtime.workload import Models, Work, models_by_mode
-from procap.methods import method_class
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
 from tools.record import describe_run, write_record
@@ -134,11 +133,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
     counts = parse_integers(arguments.classes, "--classes")
     # The others learn from features in seconds, or need a teacher.
-    methods = [
-        name
-        for name in parse_methods(arguments.methods)
-        if not learns_from_features(name) and method_class(name).required_option != "teacher"
-    ]
+    chosen, teachers = parse_methods(arguments.methods), ("kdpl", "kdpl-maple")
+    methods = [name for name in chosen if not learns_from_features(name) and name not in teachers]
     measured = measure(models, methods, counts, arguments.batch, arguments.images, arguments.rounds, settings)
     tables = format_tables(measured)
     show(tables)

@@ -57,16 +57,14 @@ def _measure_size(models: Models, method: str, size: Size, settings: Settings, r
     device = models["fast"].device
     prepared, runs = zip(*(prepare_size(models, method, size, settings, mode) for mode in MODES), strict=True)
     seconds = dict(zip(MODES, time_interleaved(runs, rounds, device, REPEATS[device.type]), strict=True))
-    ratio = statistics.median(slow / quick for slow, quick in zip(*seconds.values(), strict=True))
-    counted = prepared[0].flops / prepared[1].flops
     return {
         "point": asdict(size),
         "seconds": {mode: summarize(values) for mode, values in seconds.items()},
         "flops": {mode: work.flops for mode, work in zip(MODES, prepared, strict=True)},
         "peaks": {mode: work.peak for mode, work in zip(MODES, prepared, strict=True)},
         "starts": {mode: work.seconds for mode, work in zip(MODES, prepared, strict=True)},
-        "ratio": ratio,
-        "counted": counted,
+        "ratio": statistics.median(slow / quick for slow, quick in zip(*seconds.values(), strict=True)),
+        "counted": prepared[0].flops / prepared[1].flops,
     }
 
 
