@@ -63,10 +63,13 @@ def open_stream(location: str) -> BinaryIO:
         return io.BufferedReader(files.open(name, "rb", **options), 2**20)
 
 
-def download(location: str, target: Path, *, sha256: str | None = None, replace: bool = False) -> None:
+def download(
+    location: str, target: Path, *, sha256: str | None = None, replace: bool = False, limit: int | None = None
+) -> None:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
+    limit: most bytes, so that a server that sends without end does not fill the disk.
     Raises OSError if `target` cannot be written.
     """
     # Before the lock too: a copy on a read-only disk needs none.
@@ -79,6 +82,8 @@ def download(location: str, target: Path, *, sha256: str | None = None, replace:
             with temporary.open("wb") as out, open_stream(location) as stream:
                 while block := _read_block(location, stream):
                     out.write(block)
+                    if limit is not None and out.tell() > limit:
+                        raise UserError(f"{redact(location)} is not the expected file: more than {limit:,} bytes")
             if not _is_valid(temporary, sha256):
                 raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
 
