@@ -25,11 +25,11 @@ from shards.manifest import (
     parse_manifest,
 )
 from shards.names import NAME
-from shards.remote import download, open_stream, translate_errors
+from shards.remote import download, read_blocks, translate_errors
 from shards.urls import cache_name, canonical, join, local_path, redact
 
-LIST_BYTES = 4096
-"""Most bytes of an image's entry in the lists of a split."""
+LIST_BYTES, MANIFEST_BYTES = 4096, 2**28
+"""Most bytes of an image's entry in the lists of a split, and of a manifest: servers can send without end."""
 
 
 def mirror_root(url: str, cache: Path) -> Path:
@@ -73,8 +73,8 @@ def refresh(root: Path, name: str) -> None:
     with suppress(OSError, ValueError):
         last = (folder / FILE).read_bytes().decode()
     try:
-        with translate_errors(url), open_stream(url) as stream:
-            text = stream.read().decode(errors="replace")
+        with translate_errors(url):
+            text = b"".join(read_blocks(url, MANIFEST_BYTES)).decode(errors="replace")
     except Unreachable as error:
         if last is None:
             raise

@@ -79,13 +79,22 @@ def download(
         if not replace and _is_valid(target, sha256):
             return
         with replace_at_end(target) as temporary:
-            with temporary.open("wb") as out, open_stream(location) as stream:
-                while block := _read_block(location, stream):
+            with temporary.open("wb") as out:
+                for block in read_blocks(location, limit):
                     out.write(block)
-                    if limit is not None and out.tell() > limit:
-                        raise UserError(f"{redact(location)} is not the expected file: more than {limit:,} bytes")
             if not _is_valid(temporary, sha256):
                 raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
+
+
+def read_blocks(location: str, limit: int | None = None) -> Iterator[bytes]:
+    """Yield the content of a file in blocks. Raises UserError if it has more than `limit` bytes."""
+    size = 0
+    with open_stream(location) as stream:
+        while block := _read_block(location, stream):
+            size += len(block)
+            if limit is not None and size > limit:
+                raise UserError(f"{redact(location)} is not the expected file: it has more than {limit:,} bytes")
+            yield block
 
 
 def _read_block(location: str, stream: BinaryIO) -> bytes:

@@ -16,6 +16,7 @@ from toy_shards import COUNTS, pixels, toy_records, toy_source
 
 from benchmarks.cli import main
 from procap.errors import NotFound, Unreachable, UsageError, UserError
+from shards import mirror
 from shards.check import check_dataset
 from shards.mirror import is_mirror, mirror_root, mirrored_url
 from shards.pack import pack_source
@@ -179,6 +180,22 @@ def test_an_invalid_manifest_is_one_line_and_the_last_one_stays(server, root, te
         open_dataset(root, "toy")
     assert "\n" not in str(error.value) and server.url in str(error.value)
     assert json.loads((root / "toy" / "manifest.json").read_text())["dataset"] == "toy"
+
+
+def test_a_file_that_does_not_end_where_it_should_fills_no_disk(server, root, tmp_path, monkeypatch):
+    """Lists may have 4 kB for each image, shards what the manifest says."""
+    folder = server.folder / "toy"
+    index, shard = folder / "test/index.npy", next(folder.glob("train/*.tar"))
+    for file in (index, shard):
+        file.write_bytes(file.read_bytes() + bytes(2**20))
+    with pytest.raises(UserError, match=r"index\.npy is not the expected file: it has more than [0-9,]+ bytes"):
+        open_dataset(root, "toy").labels("test")
+    with pytest.raises(UserError, match=r"\.tar is not the expected file: it has more than [0-9,]+ bytes"):
+        open_dataset(root, "toy").split("train")
+    assert not any(file.stat().st_size >= 2**20 for file in tmp_path.joinpath("cache").rglob("*") if file.is_file())
+    monkeypatch.setattr(mirror, "MANIFEST_BYTES", 100)
+    with pytest.raises(UserError, match=r"manifest\.json is not the expected file: it has more than 100 bytes"):
+        open_dataset(root, "toy")
 
 
 @pytest.mark.parametrize("name", ["../toy", "/etc", "toy/../toy", ".hidden", "a b"])

@@ -9,6 +9,7 @@ import atexit
 import functools
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ from runner.tracking.sync import read_record, sync
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
+SILENT_SECONDS = 5.0
+"""After this time an export says what the command waits for."""
 
 
 class Exporter:
@@ -79,6 +82,9 @@ class Exporter:
         """Export what was posted; returns the paths of what was sent. A store that fails once is not tried again."""
         if self.store is None or self._failed:
             return []
+        waiting = threading.Timer(SILENT_SECONDS, _report, [f"waiting for {self.store.address} ..."])
+        waiting.daemon = True
+        waiting.start()
         try:
             summary = sync(self.store, only=self._pending)
         except Exception as error:
@@ -86,6 +92,8 @@ class Exporter:
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
             _report(f"{format_error(error)}; `{later}` exports what is missing")
             return []
+        finally:
+            waiting.cancel()
         for path, reason in summary.failed:
             _report(f"{path}: {reason}")
         self._pending.clear()
