@@ -60,6 +60,8 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, val, device = setup.fewshot.train, setup.fewshot.val, method.clip.device
+    if method.selection != "validation":
+        val = val.subset([])
     encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
     transform = clip_transform(method.clip)
 

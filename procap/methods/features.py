@@ -30,7 +30,8 @@ class FeatureBank:
     """Frozen image features of a run's few-shot samples, float32 and not normalised.
 
     features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most
-        four of each class; M is 0 for a data set without a val split.
+        four of each class; M is 0 for a data set without a val split, and unless the method's `selection` is
+        "validation".
     """
 
     features: Tensor
