@@ -280,6 +280,20 @@ def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tm
     assert read_files(tmp_path) == before
 
 
+def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards):
+    file, saved = tmp_path / "flags.yaml", tmp_path / "saved.yaml"
+    file.write_text("methods: [maple, coop]\ndatasets: digits\nepochs: 2\noption: {maple.depth: 3}\ntracking: off\n")
+    typed = "--methods maple,coop --datasets digits --epochs 3 --option maple.depth=3 --tracking off"
+    plan = run(capsys, "train", *typed.split(), "--data", shards, "--dry-run", "--save-config", saved)[1]
+    for words in (["--config", file, "--epochs", "3", "--data", shards], ["--config", saved]):
+        assert run(capsys, "train", *words, "--dry-run")[:2] == (0, plan)
+    file.write_text("profile: mini\nquick: true\nmethods: coop\nlauncher: local\n")
+    assert run(capsys, "bench", "few-shot", "--config", file, "--save-config", saved, "--dry-run")[0] == 0
+    assert saved.read_text().splitlines() == ["methods: coop", "profile: mini", "quick: true"]
+    file.write_text("epoch: 3\n")
+    assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
+
+
 def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
     assert data_root() == tmp_path / "home" / "data"
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks.cli import flags
+from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.run_suites import bench
 from benchmarks.suites import ALL, SUITES, load_suite, suite_help
 
@@ -55,11 +56,12 @@ def group() -> None:
 
 def suite_command(name: str) -> Any:
     """Make the command of one suite, or of all; its help is the docstring of the suite's file."""
-    lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
+    lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--config bench.yaml --dry-run"]
     text = ALL_TEXT if name == ALL else suite_help(name)
 
     @flags.command(*(f"procap bench {name} {line}" for line in lines), help=f"{text.strip()}\n\n{RESUME_TEXT}")
     def run(
+        file: ConfigFlags,
         suite: flags.SuiteFlags,
         launch: flags.LaunchFlags,
         runtime: flags.RuntimeFlags,
@@ -67,6 +69,7 @@ def suite_command(name: str) -> Any:
         mode: flags.ModeFlags,
         output: flags.OutputFlags,
     ) -> int:
+        file.save(suite, launch, runtime, engine)
         return bench(name, suite, launch, runtime, engine, mode, output)
 
     return typer.main.get_command(run.app)  # type: ignore[attr-defined]

@@ -321,17 +321,19 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
+def given_values(*groups: Any) -> dict[str, Any]:
+    """Return the values of `groups` that are not the default, by the names of their flags without dashes in front."""
+    values = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
+    defaults = {field.name: field.default for group in groups for field in fields(group)}
+    return {name.replace("_", "-"): value for name, value in values.items() if value != defaults[name]}
+
+
 def command_line(*groups: Any) -> str:
     """Return the given flags of `groups` as they would be typed, without what may be secret in URLs."""
     words: list[str] = []
-    for group in groups:
-        for field in fields(group):
-            value = getattr(group, field.name)
-            if value == field.default:
-                continue
-            name = f"--{field.name.replace('_', '-')}"
-            for item in value if isinstance(value, list) else [value]:
-                words += [name] if item is True else [name, quote(item)]
+    for name, value in given_values(*groups).items():
+        for item in value if isinstance(value, list) else [value]:
+            words += [f"--{name}"] if item is True else [f"--{name}", quote(item)]
     return " ".join(words)
 
 

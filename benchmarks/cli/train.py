@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
+from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
@@ -37,6 +38,7 @@ FEW_STEPS = 20
     "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
 )
 def train(
+    file: ConfigFlags,
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
     runtime_flags: flags.RuntimeFlags,
@@ -49,6 +51,7 @@ def train(
     Under torchrun all processes train each run together, with the results of one process.
     """
     library_defaults()
+    file.save(selection, recipe, runtime_flags, engine)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
         if not is_first_rank():

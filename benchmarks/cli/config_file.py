@@ -1,0 +1,69 @@
+"""Read the flags of a command from a YAML file, and write them to one: `--config` and `--save-config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from benchmarks.cli.flags import flag, given_values
+from benchmarks.console.output import is_first_rank, note
+from procap.errors import UsageError, check_names
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Make the values of a YAML file the defaults of a command's flags. Raises UsageError for an unknown key."""
+    if file:
+        context.default_map = parse_config(file.expanduser(), context.command.params)
+    return file
+
+
+def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
+    """Return the values of a YAML file by the parameters of a command."""
+    import yaml
+
+    try:
+        # Values stay texts, as on the command line: YAML would read `off` as false.
+        keys = yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is no YAML that can be read ({error})") from None
+    if not isinstance(keys, dict):
+        raise UsageError(f"{file} has no keys: write lines such as `methods: maple,procap`")
+    flags = {name.lstrip("-"): parameter for parameter in parameters for name in parameter.opts if name[:2] == "--"}
+    check_names(f"key of {file}", keys, flags.keys() - {"config", "save-config", "help"})
+    values: dict[str, Any] = {}
+    for key, value in keys.items():
+        parameter = flags[key]
+        items = [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
+        if parameter.multiple:
+            values[parameter.name] = items if isinstance(items, list) else [items]
+        else:
+            values[parameter.name] = ",".join(items) if isinstance(items, list) else items
+    return values
+
+
+@dataclass(frozen=True)
+class ConfigFlags:
+    """Flags that read and write a YAML file of flags."""
+
+    heading: ClassVar[str] = "Configuration"
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            is_eager=True,
+            callback=read_config,
+            help="read flags from a YAML file; those typed here win",
+        ),
+    ] = None
+    save_config: Annotated[Path | None, flag("FILE.yaml", "write the flags to a file for --config")] = None
+
+    def save(self, *groups: object) -> None:
+        """Write the flags of `groups` that are not the default, if --save-config names a file."""
+        import yaml
+
+        if self.save_config and is_first_rank():
+            self.save_config.write_text(yaml.safe_dump(given_values(*groups), sort_keys=False), encoding="utf-8")
+            note(f"flags written to {self.save_config}")
