@@ -14,6 +14,13 @@ from benchmarks.cli import main
 from cluster.address import set_auth_mode
 
 
+@pytest.fixture(autouse=True)
+def log_level(caplog):
+    """Restore the level of pytest's log handler: it is a handler of Ray's logger too, which `submit` makes quieter."""
+    yield
+    caplog.handler.setLevel(0)
+
+
 def test_a_token_is_used_where_there_is_one(monkeypatch, tmp_path):
     def auth(**how: bool) -> tuple[str, str]:
         monkeypatch.setenv("RAY_AUTH_MODE", "")

@@ -194,7 +194,7 @@ def compare(clip, backend, methods=TRAINED, **tolerance):
 def test_compiled_blocks_are_traced_whole_and_give_the_same_bits():
     """With the tracing of torch.compile but torch's own kernels. Another number of classes compiles nothing again."""
     clip = CLIP.random(replace(SHORT_GEOMETRY, vision_layers=2, text_layers=2), seed=0)
-    compare(clip, "aot_eager", ("maple", "mma", "mmrl", "skipt", "procap"), rtol=0, atol=0)
+    compare(clip, "aot_eager", ("mma", "procap"), rtol=0, atol=0)
 
 
 @pytest.mark.slow
