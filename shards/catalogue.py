@@ -18,6 +18,24 @@ Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "
 
 
 @dataclass(frozen=True)
+class Archive:
+    """A file of an official source: an archive to unpack, or a list.
+
+    file: its name. into: the folder below the raw root that it belongs in. inner: an archive in it that is unpacked
+    too. md5: in hex; "" if nobody publishes it.
+    """
+
+    url: str
+    file: str = ""
+    into: str = ""
+    inner: str = ""
+    md5: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", self.file or self.url.rpartition("/")[2])
+
+
+@dataclass(frozen=True)
 class RawLayout:
     """How the raw files of a published data set lie on a disk.
 
@@ -26,6 +44,7 @@ class RawLayout:
     get: where to get images and lists, one sentence.
     split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
+    hub: its archive in the Hub repository of `shards.fetch`. archives: the official sources.
     """
 
     layout: Layout
@@ -36,6 +55,8 @@ class RawLayout:
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
     indices: tuple[int, ...] = field(default=(), repr=False)
+    hub: str = ""
+    archives: tuple[Archive, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,7 @@ def _load_catalogue() -> dict[str, Dataset]:
     datasets = {}
     for fields in tomllib.loads((Path(__file__).parent / "datasets.toml").read_text(encoding="utf-8"))["dataset"]:
         if raw := fields.pop("raw", None):
+            raw["archives"] = [Archive(**archive) for archive in raw.get("archives", ())]
             fields |= {"source": "folder", "raw": RawLayout(**tuples_for_lists(raw))}
         fields.setdefault("classnames", CLASSNAMES.get(fields["name"], ()))
         datasets[fields["name"]] = Dataset(**tuples_for_lists(fields))

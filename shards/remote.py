@@ -8,7 +8,7 @@ drivers retry. Every failure is a UserError of one line that names the URL witho
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,40 @@ def download(
                     out.write(block)
             if not _is_valid(temporary, sha256):
                 raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
+
+
+def file_size(url: str) -> int | None:
+    """Ask a web server for the size of a file; None if it does not say."""
+    with translate_errors(url):
+        files, name = filesystem(url)
+        with files.open(name, "rb", block_size=0, size=1) as stream:
+            size: int | None = stream.r.content_length
+            return size
+
+
+def resume_download(
+    url: str, target: Path, *, size: int | None, headers: Mapping[str, str], on_progress: Callable[[int], None]
+) -> None:
+    """Download a file of a web server to `target`, where it is continued after the bytes that are there.
+
+    A server that does not continue files, or a file without a known size, begins again. on_progress: called with bytes.
+    Raises Unreachable for an answer that ends early, UserError for more than `size` bytes.
+    """
+    done = target.stat().st_size if target.is_file() and size else 0
+    if size and done == size:
+        return
+    with translate_errors(url):
+        files, name = filesystem(url)
+        wanted = {**headers, "Range": f"bytes={done}-"} if done else dict(headers)
+        stream = files.open(name, "rb", block_size=0, size=1, headers=wanted)
+    with stream, target.open("ab" if done and stream.r.status == 206 else "wb") as out:
+        while block := _read_block(url, stream):
+            out.write(block)
+            on_progress(out.tell())
+            if size is not None and out.tell() > size:
+                raise UserError(f"{redact(url)} is not the expected file: it has more than {size:,} bytes")
+        if size is not None and out.tell() < size:
+            raise Unreachable(f"{redact(url)} ended after {out.tell():,} of {size:,} bytes; try again later")
 
 
 def read_blocks(location: str, limit: int | None = None) -> Iterator[bytes]:

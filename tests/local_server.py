@@ -30,7 +30,7 @@ class Answer:
 class LocalServer:
     """Serves `folder`. `answers` of a path are used up one by one, then `always`, then the file as it is.
 
-    asked: path of every request, in order; headers: of the last one.
+    asked: path of every request, in order; headers: of the last one. ranges: whether it sends the rest of a file.
     """
 
     folder: Path
@@ -38,6 +38,7 @@ class LocalServer:
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     always: dict[str, Answer] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    ranges: bool = True
 
     def __enter__(self) -> LocalServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -71,8 +72,12 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             time.sleep(answer.wait)
             file = server.folder / path.lstrip("/")
             data = file.read_bytes() if file.is_file() and answer.status == 200 else b""
+            start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+            status = answer.status if file.is_file() or answer.status != 200 else 404
+            if status == 200 and start and server.ranges:
+                data, status = data[start:], 206
             try:
-                self.send_response(answer.status if file.is_file() or answer.status != 200 else 404, answer.reason)
+                self.send_response(status, answer.reason)
                 if answer.to:
                     self.send_header("Location", answer.to)
                 self.send_header("Content-Length", str(len(data)))

@@ -59,6 +59,7 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
 
 
 DATA_COMMANDS: Commands = {
+    "fetch": ("benchmarks.cli.data_fetch:fetch_datasets", "Download published data sets and pack them."),
     "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
     "check": ("benchmarks.cli.data_check:check", "Check packed shards or raw folders."),
     "show": ("benchmarks.cli.data_show:show", "Show the classes and images of a packed data set."),
@@ -67,7 +68,7 @@ DATA_COMMANDS: Commands = {
 COMMANDS: Commands = {
     "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
     "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
-    "data": (DATA_COMMANDS, "Pack data sets into shards, check and show them."),
+    "data": (DATA_COMMANDS, "Fetch data sets, pack them into shards, check and show them."),
     "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
     "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
     "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),

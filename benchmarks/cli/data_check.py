@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import is_users, report_note, select_datasets
+from benchmarks.cli.data_sources import is_users, report_note, select_datasets, select_published
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
-from shards.catalogue import PUBLISHED, Dataset, find
+from shards.catalogue import PUBLISHED
 from shards.check import check_dataset, check_source
 from shards.default_paths import data_root
 from shards.manifest import repack_hint
@@ -85,7 +85,9 @@ def _verdict(problems: Sequence[str]) -> str:
 def _check_packed(names: list[str], root: Path, workers: int, output: OutputFlags) -> int:
     selected = packed_names(root) if "all" in names else [resolve_dataset(name, root).name for name in names]
     if not selected:
-        raise UserError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quote(root)}")
+        at = f" --data {quote(root)}"
+        hint = f"pack generated data: procap data pack shapes{at}; get the paper's: procap data fetch paper{at}"
+        raise UserError(f"nothing is packed in {root}; {hint}")
     rows: Rows = []
     problems: dict[str, list[str]] = {}
     for name in dict.fromkeys(selected):
@@ -115,10 +117,14 @@ def _check_raw(names: list[str], packing: PackFlags, output: OutputFlags) -> int
     """Compare raw folders with the published lists, without reading images, which packing does."""
     root = packing.raw_root()
     assert root is not None
+    selected = select_published(names)
+    if not any(find_folder(dataset, root) for dataset in selected):
+        missing = "paper" if len(selected) == len(PUBLISHED) else " ".join(dataset.name for dataset in selected)
+        raise UserError(f"{root} has none of the data sets; download and pack them: procap data fetch {missing}")
     rows: Rows = []
     problems: dict[str, list[str]] = {}
     absent: list[str] = []
-    for dataset in _select_published(names):
+    for dataset in selected:
         if find_folder(dataset, root) is None:
             absent.append(dataset.name)
             rows.append((dataset.name, "-", "-", "-", "not found"))
@@ -143,12 +149,3 @@ def _check_raw(names: list[str], packing: PackFlags, output: OutputFlags) -> int
     if output.json:
         show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})
     return 1 if broken or not ready or (absent and "all" not in names) else 0
-
-
-def _select_published(names: Sequence[str]) -> list[Dataset]:
-    if "all" in names or "paper" in names:
-        return list(PUBLISHED)
-    selected = {dataset.name: dataset for dataset in map(find, names)}
-    if generated := [name for name, dataset in selected.items() if dataset.source != "folder"]:
-        raise UsageError(f"'{generated[0]}' has no raw folder")
-    return list(selected.values())

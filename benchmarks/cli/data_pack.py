@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets
+from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets, show_packed
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag, switch
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
 from benchmarks.console.packing import format_classes, pack_with_progress
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
@@ -77,7 +77,7 @@ def pack(
                 raise
             failed[dataset.name] = str(error)
             note(f"procap: error: {one_line(str(error))}")
-    _show_packed(packed, root)
+    show_packed(packed, root)
     if failed:
         note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
     if output.json:
@@ -105,13 +105,3 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
     if dataset.is_users:
         show(format_classes(open_dataset(root, dataset.name)) + "\n")
     return manifest
-
-
-def _show_packed(packed: dict[str, Manifest], root: Path) -> None:
-    rows = []
-    for name, manifest in packed.items():
-        shards = sum(len(split.shards) for split in manifest.splits.values())
-        rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
-    if rows:
-        show(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 
 from benchmarks.cli.flags import PackFlags
-from benchmarks.console.output import note, quote
+from benchmarks.console.output import columns, note, quote, show
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find_or_none
+from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find, find_or_none
+from shards.manifest import Manifest
 from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
@@ -69,7 +70,7 @@ def _resolve_group(name: str, packing: PackFlags) -> list[DatasetToPack]:
     present = [dataset for dataset in PUBLISHED if find_folder(dataset, root)]
     if not present:
         raise UsageError(
-            f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quote(root)}"
+            f"--raw {root} holds none of the published data sets; download and pack them: procap data fetch paper"
         )
     if absent := [dataset.name for dataset in PUBLISHED if dataset not in present]:
         note(f"not in {root}, left out: {', '.join(absent)}")
@@ -134,3 +135,24 @@ def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
         hint = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{dataset.name}' is packed from raw files: {hint}")
     return DatasetToPack(dataset.name, partial(raw_source, dataset, root))
+
+
+def select_published(names: Sequence[str]) -> list[Dataset]:
+    """Find published data sets by name; "paper" and "all" are all of them."""
+    if "all" in names or "paper" in names:
+        return list(PUBLISHED)
+    selected = {dataset.name: dataset for text in names for dataset in map(find, split_names(text))}
+    if generated := [name for name, dataset in selected.items() if dataset.source != "folder"]:
+        raise UsageError(f"'{generated[0]}' has no raw folder: procap data pack {generated[0]} makes it")
+    return list(selected.values())
+
+
+def show_packed(packed: Mapping[str, Manifest], root: Path) -> None:
+    """Print a table of packed data sets."""
+    rows = []
+    for name, manifest in packed.items():
+        shards = sum(len(split.shards) for split in manifest.splits.values())
+        rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
+    if rows:
+        show(columns(("data set", "classes", "images", "shards", "digest"), rows))
+        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")

@@ -1,0 +1,125 @@
+"""`procap data fetch`: download published data sets and pack them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli.data_sources import select_published, show_packed
+from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
+from benchmarks.console.errors import one_line
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
+from benchmarks.console.packing import pack_with_progress
+from procap.errors import UsageError, UserError
+from runner.environment import available_cores
+from runner.progress import ProgressDisplay
+from shards.catalogue import Dataset
+from shards.default_paths import data_root
+from shards.fetch import FetchPlan, check_space, fetch, list_hub, plan_fetch, work_folder
+from shards.manifest import Manifest, read_manifest
+from shards.mirror import refuse_packing
+from shards.raw.published import raw_source
+from shards.resolve import is_packed
+from shards.urls import redact
+
+IMAGENET = (
+    "'imagenet' needs an account of yours that accepts its terms (https://image-net.org/download): unpack it to "
+    "FOLDER/imagenet/images/train and val, one folder per class, then: procap data pack imagenet --raw FOLDER"
+)
+MB = 10**6
+
+
+@command(
+    "procap data fetch paper --dry-run",
+    "procap data fetch caltech101 dtd eurosat",
+    "procap data fetch dtd --official --data /scratch/shards",
+)
+def fetch_datasets(
+    mode: ModeFlags,
+    output: OutputFlags,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="published data sets, or paper")],
+    data: Annotated[str, flag("FOLDER", "folder of the shards, and of the archives until they are packed")] = "",
+    official: Annotated[bool, switch("--official", "take the official archives, not those of the Hub")] = False,
+    workers: Workers = None,
+) -> int:
+    """Download published data sets, compare them with the published splits and pack them.
+
+    They come from the Hub ($HF_ENDPOINT) as one archive each with CoOp's split file. An interrupted download is
+    continued by the same command, and archives are deleted once their set is packed. --dry-run lists sources and sizes.
+    """
+    if "://" in data:
+        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
+    root = data_root(data)
+    refuse_packing(root)
+    datasets = {dataset.name: dataset for dataset in select_published(names)}
+    if datasets.pop("imagenet", None):
+        if not datasets:
+            raise UsageError(IMAGENET)
+        note(IMAGENET)
+    packed = [name for name in datasets if is_packed(root, name) and not mode.force]
+    wanted = [dataset for name, dataset in datasets.items() if name not in packed]
+    failed: dict[str, str] = {}
+    plans = _plan(wanted, official, failed)
+    if mode.dry_run:
+        rows = [(plan.dataset.name, plan.origin, f"{plan.size / 1e9:,.2f} GB") for plan in plans]
+        rows += [(name, f"packed in {root}", "-") for name in packed]
+        show(columns(("data set", "source", "size"), rows) + "\nNothing was downloaded.")
+        if output.json:
+            show_json({"data": str(root), "sizes": {plan.dataset.name: plan.size for plan in plans}, "failed": failed})
+        return 1 if failed else 0
+    check_space(plans, root)
+    manifests = {name: read_manifest(root / name) for name in packed}
+    for plan in plans:
+        with _collect(failed, plan.dataset.name, len(wanted)):
+            manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
+    show_packed(manifests, root)
+    if failed:
+        note(f"procap: {plural(len(failed), 'data set')} not fetched: {', '.join(failed)}; repeat the command to go on")
+    if output.json:
+        digests = {name: manifest.digest for name, manifest in manifests.items()}
+        show_json({"data": str(root), "datasets": digests, "failed": failed})
+    return 0 if not failed else SOME_FAILED if manifests else 1
+
+
+def _plan(datasets: Sequence[Dataset], official: bool, failed: dict[str, str]) -> list[FetchPlan]:
+    """Find the sources of data sets; those without one are added to `failed`."""
+    try:
+        hub_files = list_hub() if datasets and not official else {}
+    except UserError as error:
+        raise UserError(f"{error}, or take the official archives with --official") from error
+    plans: list[FetchPlan] = []
+    for dataset in datasets:
+        with _collect(failed, dataset.name, len(datasets)):
+            plans.append(plan_fetch(dataset, hub_files))
+    return plans
+
+
+@contextmanager
+def _collect(failed: dict[str, str], name: str, datasets: int) -> Iterator[None]:
+    """Note the failure of one of many data sets, and go on."""
+    try:
+        yield
+    except UserError as error:
+        if datasets == 1:
+            raise
+        failed[name] = str(error)
+        note(f"procap: error: {one_line(str(error))}")
+
+
+def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> Manifest:
+    """Fetch one data set and pack it; its archives are kept if that fails."""
+    name = plan.dataset.name
+    with ProgressDisplay(f"downloading {name}", plan.size // MB, unit="MB") as display:
+        raw_root = fetch(plan, root, lambda done: display.update(done // MB))
+    try:
+        source = raw_source(plan.dataset, raw_root)
+        manifest = pack_with_progress(source, root, force=force, workers=workers)
+    except UserError as error:
+        raise UserError(f"{error} (from {plan.origin}; its files are in {work_folder(root, name)})") from error
+    shutil.rmtree(work_folder(root, name))
+    return manifest

@@ -1,0 +1,172 @@
+"""`procap data fetch` from a local server in the layout of the Hub, and from a local server of official archives."""
+
+import hashlib
+import json
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from command_line import run
+from local_server import Answer, LocalServer
+from miniature_roots import available, build
+
+from shards import catalogue
+from shards.catalogue import Archive, find
+from shards.fetch import HUB_REPOSITORY, plan_fetch, work_folder
+from shards.manifest import read_manifest
+from shards.pack import pack_source
+from shards.raw.published import find_location, read_published
+
+pytestmark = pytest.mark.usefixtures("at_home")
+TREE, FILES = f"api/models/{HUB_REPOSITORY}/tree/main", f"{HUB_REPOSITORY}/resolve/main"
+
+
+@pytest.fixture
+def miniature(tmp_path, monkeypatch):
+    """A raw root with a DTD of few images, which takes the place of the published one in the catalogue."""
+    root = tmp_path / "origin"
+    build("dtd", root, per_class=3)
+    published = find("dtd")
+    listing = read_published(find_location(published, root))
+    digests = {split: catalogue_digest(listing.lines(split)) for split in listing.splits}
+    small = replace(published, counts=listing.counts, raw=replace(published.raw, split_digests=digests))
+    monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": small})
+    return root
+
+
+def catalogue_digest(lines):
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@pytest.fixture
+def hub(tmp_path, miniature, monkeypatch):
+    """A server that lists and sends dtd.zip as the Hub does."""
+    folder = tmp_path / "hub"
+    archive = shutil.make_archive(str(folder / FILES / "dtd"), "zip", miniature, "dtd")
+    content = Path(archive).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    lfs = {"oid": digest, "size": len(content), "pointerSize": 134}
+    entry = {"type": "file", "path": "dtd.zip", "size": len(content), "oid": "0" * 40, "lfs": lfs}
+    (folder / TREE).parent.mkdir(parents=True)
+    (folder / TREE).write_text(json.dumps([{"type": "directory", "path": "x", "oid": "0" * 40}, entry]))
+    with LocalServer(folder) as server:
+        # What $HF_ENDPOINT sets when the library is imported.
+        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        settings = {"HF_HUB_OFFLINE": False, "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+        for name, value in settings.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        yield server
+
+
+def fetch(capsys, tmp_path, *words):
+    return run(capsys, "data", "fetch", "dtd", "--data", tmp_path / "data", *words)
+
+
+def test_a_set_of_the_hub_is_fetched_verified_and_packed_as_from_raw_folders(hub, miniature, tmp_path, capsys):
+    code, out, err = fetch(capsys, tmp_path, "--dry-run", "--json")
+    size = (hub.folder / FILES / "dtd.zip").stat().st_size
+    assert code == 0 and json.loads(out.splitlines()[-1])["sizes"] == {"dtd": size}, err
+    assert f"hf://{HUB_REPOSITORY}" in out and not hub.paths(".zip") and not (tmp_path / "data").exists()
+    code, out, err = fetch(capsys, tmp_path)
+    assert code == 0, err
+    packed = read_manifest(tmp_path / "data" / "dtd")
+    assert packed == pack_source(available("dtd", miniature), tmp_path / "other")
+    assert not work_folder(tmp_path / "data", "dtd").exists(), "archives are deleted once they are packed"
+    assert fetch(capsys, tmp_path)[0] == 0 and len(hub.paths(".zip")) == 1, "a packed set is not fetched again"
+
+
+def test_an_interrupted_download_is_continued_by_the_next_command(hub, tmp_path, capsys):
+    path = f"/{FILES}/dtd.zip"
+    hub.always[path] = Answer(status=503)
+    code, _, err = fetch(capsys, tmp_path)
+    assert code == 1 and "dtd.zip cannot be reached (the server answers 503)" in err
+    assert not (tmp_path / "data" / "dtd").exists()
+    # What a connection that has ended leaves.
+    (work_folder(tmp_path / "data", "dtd") / "dtd.zip.part").write_bytes((hub.folder / path[1:]).read_bytes()[:5000])
+    del hub.always[path]
+    code, _, err = fetch(capsys, tmp_path)
+    assert code == 0 and hub.headers["Range"] == "bytes=5000-", err
+
+
+def test_a_damaged_file_is_named_and_deleted_and_nothing_is_packed(hub, tmp_path, capsys):
+    file = hub.folder / FILES / "dtd.zip"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9] + bytes(9))
+    code, _, err = fetch(capsys, tmp_path)
+    assert code == 1 and "dtd.zip" in err and "is not the expected file: its SHA256" in err
+    assert not list((tmp_path / "data").rglob("*.zip*")) and not (tmp_path / "data" / "dtd").exists()
+    file.write_bytes(whole)
+    assert fetch(capsys, tmp_path)[0] == 0
+
+
+def test_another_split_than_the_published_one_is_named_and_not_packed(hub, tmp_path, capsys, monkeypatch):
+    small = find("dtd")
+    other = replace(small, raw=replace(small.raw, split_digests={"test": "0" * 16}))
+    monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": other})
+    code, _, err = fetch(capsys, tmp_path)
+    assert code == 1 and "split_zhou_DescribableTextures.json is not the published split" in err
+    assert f"from hf://{HUB_REPOSITORY}" in err and not (tmp_path / "data" / "dtd").exists()
+
+
+def test_a_disk_without_room_is_an_error_before_the_download(hub, tmp_path, capsys, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    code, _, err = fetch(capsys, tmp_path)
+    assert code == 1 and "GB free; name another --data folder" in err and not hub.paths(".zip")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_official_archives_are_continued_or_begun_again_and_packed(miniature, tmp_path, capsys, monkeypatch, ranges):
+    """The official DTD is a tar without the split file; some servers send every file from its start."""
+    split_file = find("dtd").raw.split_file
+    served = tmp_path / "served"
+    served.mkdir()
+    shutil.move(miniature / "dtd" / split_file, served / split_file)
+    with tarfile.open(served / "dtd-r1.0.1.tar.gz", "w:gz") as tar:
+        tar.add(miniature / "dtd", "dtd")
+    md5 = hashlib.md5((served / "dtd-r1.0.1.tar.gz").read_bytes()).hexdigest()
+    with LocalServer(served, ranges=ranges) as server:
+        archives = (
+            Archive(f"{server.url}/dtd-r1.0.1.tar.gz", md5=md5),
+            Archive(f"{server.url}/{split_file}", file=split_file, into="dtd"),
+        )
+        small = find("dtd")
+        official = replace(small, raw=replace(small.raw, archives=archives))
+        monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": official})
+        assert plan_fetch(official, {}).size == sum(file.stat().st_size for file in served.iterdir())
+        server.answers["/dtd-r1.0.1.tar.gz"] = [Answer(), Answer(cut=5000)]
+        code, _, err = fetch(capsys, tmp_path, "--official")
+        assert code == 0, err
+    assert read_manifest(tmp_path / "data" / "dtd").counts == small.counts
+
+
+def test_names_of_an_archive_stay_in_its_folder(tmp_path):
+    from procap.errors import UserError
+    from shards.fetch import unpack
+
+    (tmp_path / "evil").write_text("x")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "evil", "../outside")
+    with pytest.raises(UserError, match=r"a\.tar is no whole archive .* it was deleted"):
+        unpack(tmp_path / "a.tar", tmp_path / "in")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_what_cannot_be_fetched_is_an_error_of_one_line(tmp_path, capsys):
+    for words, message in (
+        (("imagenet",), "https://image-net.org/download"),
+        (("shapes",), "procap data pack shapes makes it"),
+        (("stanford-cars", "--official"), "has no official archive"),
+    ):
+        code, _, err = run(capsys, "data", "fetch", *words, "--data", tmp_path / "data")
+        assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_check_of_an_empty_folder_names_the_command_in_one_line(tmp_path, capsys, raw):
+    (tmp_path / "empty").mkdir()
+    code, out, err = run(capsys, "data", "check", "--raw" if raw else "--data", tmp_path / "empty")
+    assert code == 1 and not out and len(err.splitlines()) == 1 and "procap data fetch paper" in err
