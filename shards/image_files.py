@@ -51,7 +51,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
         if path.is_dir():
             images: Iterable[EncodedImage] = _list_folder(path, on_error)
         else:
-            images = _read_tar(path) if path.suffix.lower() == ".tar" else [(str(path), path)]
+            images = _read_tar(path, on_error) if path.suffix.lower() == ".tar" else [(str(path), path)]
         try:
             for image in images:
                 has_images = True
@@ -61,7 +61,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
                     yield image
         # Forged sizes in headers of a tar raise the last three.
         except (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError) as error:
-            on_error(str(path), f"cannot be read: {error}")
+            on_error(str(path), f"cannot be read: {str(error) or type(error).__name__}")
         else:
             if not has_images:
                 on_error(str(path), f"holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
@@ -110,9 +110,19 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
             on_error(str(file), "is no image of a known format")
 
 
-def _read_tar(file: Path) -> Iterator[EncodedImage]:
+def _read_tar(file: Path, on_error: OnError) -> Iterator[EncodedImage]:
     """Read the images of a tar from start to end; no member is extracted to the disk."""
     with tarfile.open(file, "r:") as archive:
         for member in archive:
-            if member.isreg() and is_image_name(member.name) and (content := archive.extractfile(member)):
-                yield f"{file}/{member.name}", content.read()
+            if is_image_name(member.name) and not member.isdir():
+                name = f"{file}/{member.name}"
+                if member.isreg() and (content := archive.extractfile(member)):
+                    yield name, content.read()
+                else:
+                    on_error(name, "is a link or no regular file: extract the tar and name the folder")
+        end = archive.offset
+    # tarfile ends at the first header that is empty or broken.
+    with file.open("rb") as stream:
+        stream.seek(end)
+        if any(block.strip(b"\0") for block in iter(lambda: stream.read(2**20), b"")):
+            on_error(str(file), "continues after the end of its archive, where nothing is read: split or pack it again")

@@ -230,19 +230,6 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
     assert "secret" not in printed.err and len(sync(TrackingStore.choose(results, store.uri)).sent) == 3
 
 
-def test_a_server_that_accepts_and_never_answers_costs_a_command_a_limited_wait(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    path = finished(folder).path.relative_to(tmp_path).as_posix()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = TrackingStore(f"http://127.0.0.1:{silent.getsockname()[1]}", "procap", tmp_path)
-        exporter = Exporter(store, RemoteResults(None, tmp_path))
-        exporter.post(path)
-        for _ in range(3):
-            exporter.flush()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"tracking: cannot open {store.address}: ") and "`procap track sync --results" in line
-
-
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setattr(log, "INTERVAL_SECONDS", 0.0)
@@ -282,6 +269,9 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
 
 def test_processes_exporting_at_once_lose_and_double_nothing(tmp_path, store, monkeypatch):
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    # On a busy machine one process can need longer than usual to make the tables of a store.
+    for module in ("store", "sync"):
+        monkeypatch.setattr(f"runner.tracking.{module}.LOCK_SECONDS", -1.0)
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 5)]
     start, go = os.pipe()
     children = []

@@ -11,11 +11,13 @@ import pytest
 from pydantic import ValidationError
 from tracked_runs import evaluated
 
+from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, read_collection, read_collections, write_collection
 from runner.tracking import log
+from runner.tracking import store as tracking_store
 from runner.tracking.log import CollectionTracker
 from runner.tracking.store import TrackingError, TrackingStore
 from runner.tracking.sync import PARENT_TAG, sync
@@ -47,16 +49,19 @@ def test_a_store_where_no_program_listens_fails_at_once(scheme, tmp_path, monkey
 
 def test_a_server_that_never_answers_is_named_while_the_command_waits_and_is_asked_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(log, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(tracking_store, "SILENT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         exporter = log.Exporter(TrackingStore(address, "procap", tmp_path), RemoteResults(None, tmp_path))
         for _ in range(2):
             exporter.post("base/digits/coop/mini/16shot/seed1-00000000")
             exporter.flush()
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == f"tracking: waiting for {address} ..."
+        evaluated(tmp_path, 1)
+        assert main(["track", "sync", "--results", str(tmp_path), "--tracking", address]) == 1
+    first, second, third, fourth = capsys.readouterr().err.splitlines()
+    assert first == third == f"tracking: waiting for {address} ..."
     assert second.startswith(f"tracking: cannot open {address}: ") and "procap track sync" in second
+    assert fourth.startswith(f"procap: error: cannot open {address}: ")
 
 
 RUN = "maple · shapes · base · 16 shots"

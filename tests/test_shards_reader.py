@@ -187,10 +187,26 @@ def renew_hashes(folder: Path) -> None:
     """Write the hashes and sizes of a split's files into the manifest, as someone who edits data by hand would."""
     content = json.loads((folder.parent / "manifest.json").read_text())
     entry = content["splits"][folder.name]
+    entry["index_sha256"] = file_sha256(folder / "index.npy")
     for shard in entry["shards"]:
         file = folder.parent / shard["file"]
         shard.update(sha256=file_sha256(file), size=file.stat().st_size)
     (folder.parent / "manifest.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("change", [
+    lambda rows: b"",
+    lambda rows: index_bytes(rows[:-1]),
+    lambda rows: index_bytes(rows["label"]),
+    lambda rows: index_bytes(rows).replace(b"(17,)", b"(" + b"9" * 17 + b",)"),
+], ids=["empty", "short", "of another type", "of a forged size"])  # fmt: skip
+def test_an_index_with_the_right_hash_that_is_none_is_refused_in_one_line(root, change):
+    file = root / "toy/test/index.npy"
+    file.write_bytes(change(np.load(file)))
+    renew_hashes(file.parent)
+    with pytest.raises(UserError, match=r"index\.npy is no index of 17 images; pack it again"):
+        open_dataset(root, "toy").split("test")
+    assert not check_dataset(root, "toy").ok
 
 
 def test_an_undecodable_image_is_refused_when_it_is_read(root):

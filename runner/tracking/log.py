@@ -8,8 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import shlex
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,13 +17,11 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, Status, write_collection
-from runner.tracking.store import TrackingStore, format_error
+from runner.tracking.store import TrackingStore, format_error, report
 from runner.tracking.sync import read_record, sync
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
-SILENT_SECONDS = 5.0
-"""After this time an export says what the command waits for."""
 
 
 class Exporter:
@@ -82,29 +78,18 @@ class Exporter:
         """Export what was posted; returns the paths of what was sent. A store that fails once is not tried again."""
         if self.store is None or self._failed:
             return []
-        waiting = threading.Timer(SILENT_SECONDS, _report, [f"waiting for {self.store.address} ..."])
-        waiting.daemon = True
-        waiting.start()
         try:
             summary = sync(self.store, only=self._pending)
         except Exception as error:
             self._failed = True
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
-            _report(f"{format_error(error)}; `{later}` exports what is missing")
+            report(f"{format_error(error)}; `{later}` exports what is missing")
             return []
-        finally:
-            waiting.cancel()
         for path, reason in summary.failed:
-            _report(f"{path}: {reason}")
+            report(f"{path}: {reason}")
         self._pending.clear()
         self._due = time.monotonic() + INTERVAL_SECONDS
         return summary.sent
-
-
-def _report(text: str) -> None:
-    # At the end of a process stderr can be closed.
-    with suppress(OSError, ValueError):
-        print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 # One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
@@ -161,4 +146,4 @@ class CollectionTracker:
         try:
             self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:
-            _report(f"{error}; the runs go on")
+            report(f"{error}; the runs go on")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from contextlib import nullcontext
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +31,11 @@ SQLITE = "sqlite:///"
 DEFAULT_FILE = "mlflow.db"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 30.0
-# By default MLflow tries seven times for 120 s.
+SILENT_SECONDS = 5.0
+# By default MLflow tries seven times for 120 s. A server that hangs can cost a command two requests: system metrics and
+# the export.
 DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
@@ -130,6 +135,25 @@ class TrackingStore:
     def identity(self) -> str:
         """Identifies the experiment, also in a copy of its store or under a different address."""
         return f"{self.experiment} {self.experiment_id} {self._stored_experiment.creation_time}"
+
+
+@contextmanager
+def announce_wait(store: TrackingStore) -> Iterator[None]:
+    """Say what the command waits for if the block takes longer than SILENT_SECONDS."""
+    waiting = threading.Timer(SILENT_SECONDS, report, [f"waiting for {store.address} ..."])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+def report(text: str) -> None:
+    """Print a line about tracking to stderr."""
+    # At the end of a process stderr can be closed.
+    with suppress(OSError, ValueError):
+        print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 def format_error(error: BaseException) -> str:

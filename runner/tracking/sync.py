@@ -21,7 +21,7 @@ from runner.run_collection import Collection as RunCollection
 from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE, RunFolder, find_runs
 from runner.tracking.content import Content, collection_content, run_content
-from runner.tracking.store import LOCK_SECONDS, TrackingError, TrackingStore, format_error
+from runner.tracking.store import LOCK_SECONDS, TrackingError, TrackingStore, announce_wait, format_error
 from shards.credentials import mask
 from shards.files import file_lock
 
@@ -63,27 +63,28 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summar
         collections = [each for each in collections if each.path in only or not set(only).isdisjoint(each.runs)]
     by_path = {collection.path: collection for collection in collections}
     parents: dict[str, dict[str, str]] = defaultdict(dict)
-    if paths or collections:
-        store.open()
-    # Parents first, because a run is nested below the id of its parent.
-    for path in dict.fromkeys([*by_path, *paths]):
-        collection = by_path.get(path)
-        try:
-            run_id, sent = _export(store, path, collection, parents[path])
-        except UserError as error:
-            summary.failed.append((path, str(error)))
-            continue
-        except Exception as error:
-            reason = f"{store.address} does not accept {path}: {format_error(error)}"
-            if getattr(error, "error_code", "") != "INVALID_PARAMETER_VALUE":
-                raise TrackingError(reason) from error
-            summary.failed.append((path, reason))
-            continue
-        if collection:
-            for run in collection.runs:
-                parents[run][collection.tag] = run_id
-        if run_id:
-            (summary.sent if sent else summary.up_to_date).append(path)
+    with announce_wait(store):
+        if paths or collections:
+            store.open()
+        # Parents first, because a run is nested below the id of its parent.
+        for path in dict.fromkeys([*by_path, *paths]):
+            collection = by_path.get(path)
+            try:
+                run_id, sent = _export(store, path, collection, parents[path])
+            except UserError as error:
+                summary.failed.append((path, str(error)))
+                continue
+            except Exception as error:
+                reason = f"{store.address} does not accept {path}: {format_error(error)}"
+                if getattr(error, "error_code", "") != "INVALID_PARAMETER_VALUE":
+                    raise TrackingError(reason) from error
+                summary.failed.append((path, reason))
+                continue
+            if collection:
+                for run in collection.runs:
+                    parents[run][collection.tag] = run_id
+            if run_id:
+                (summary.sent if sent else summary.up_to_date).append(path)
     return summary
 
 
