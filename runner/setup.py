@@ -141,16 +141,22 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
 
 
 def warn_of_unknown_names(method: Method, names: Sequence[str]) -> None:
-    """Warn of class names that the backbone cannot distinguish, because it was not trained on their words."""
-    clip = method.clip
-    if method.reads_names and len(unknown := clip.unknown_names(names)) > 1:
-        listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
-        warnings.warn(
-            f"{clip.name} knows no word of {len(unknown)} of {len(names)} class names ({listed}) and cannot tell these "
-            "classes apart: take a method that does not read names (--methods probe or ncm), or another --backbone, "
-            "such as ViT-B/16",
-            stacklevel=3,
-        )
+    """Warn of class names that the method cannot distinguish, because its backbone was not trained on their words."""
+    if method.reads_names and (why := describe_unknown_names(method.clip, names)):
+        warnings.warn(why, stacklevel=3)
+
+
+def describe_unknown_names(clip: CLIP, names: Sequence[str]) -> str:
+    """Describe which class names `clip` cannot distinguish, and what works with them; empty for at most one."""
+    if len(unknown := clip.unknown_names(names)) < 2:
+        return ""
+    listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
+    return (
+        f"prompts cannot tell {len(unknown)} of {len(names)} classes ({listed}) apart, as {clip.name} knows no word of "
+        "their names: use a method that learns from images alone (--methods probe or ncm), names made of the words "
+        "that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose weights are fetched by "
+        "HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+    )
 
 
 def check_class_sizes(fewshot: FewShot, batch: int) -> None:

@@ -16,6 +16,7 @@ from plug_ins import METHOD, install
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
 from benchmarks.console.output import note_failures
+from procap.weights.loading import load_clip
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.default_paths import cache_home, data_root
@@ -190,6 +191,11 @@ def test_listings_are_readable_and_json(capsys, what):
     rows = json.loads(last)
     assert code == 0 and len(table) == len(rows) + 2
     assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
+
+
+def test_words_are_those_that_mini_knows(capsys):
+    words = [row["word"] for row in json.loads(run(capsys, "ls", "words", "--json")[1].splitlines()[-1])]
+    assert {"red", "hexagon"} <= {*words} and not load_clip("mini").unknown_names(words)
 
 
 def test_runs_are_listed_with_what_they_are_and_selected(capsys):

@@ -1,5 +1,6 @@
 """`procap data` on published layouts and own data: from folders to a trained table."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from command_line import run
 from miniature_roots import available, build, build_all
-from own_images import CLASSES, put, put_classes
+from own_images import CLASSES, put, put_classes, put_photographs
 from report_pages import begin, put_entry
 
 from benchmarks.cli import main
@@ -94,6 +95,16 @@ def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
     assert code == 0 and "my-land" in out
     code, out, _ = run(capsys, "data", "show", "my-land", *at)
     assert code == 0 and "a satellite photo of {}" in out and "AnnualCrop" in out
+
+
+def test_own_photographs_are_told_apart_with_the_defaults(tmp_path, capsys):
+    put_photographs(tmp_path / "photos")
+    code, _, err = run(capsys, "data", "pack", "photos", "--data", "shards")
+    assert code == 0 and "prompts cannot tell 5 of 6 classes" in err and "procap ls words" in err
+    at = ["--datasets", "photos", "--classes", "all", "--shots", "8", "--data", "shards", "--tracking", "off"]
+    assert run(capsys, "train", *at)[0] == 0
+    code, out, err = run(capsys, "eval", *at, "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["evaluated"][0]["accuracy"] > 80, err
 
 
 WRONG = [

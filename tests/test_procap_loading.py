@@ -330,7 +330,7 @@ def test_mini_lists_names_of_words_that_it_was_not_trained_on():
     names = ("owl", "red circle", "wren")
     methods = ("zeroshot", "probe")
     zeroshot, probe = (build_method(name, mini, LabelSpace(names), {}, torch.Generator()) for name in methods)
-    with pytest.warns(UserWarning, match=r"knows no word of 2 of 3 class names \('owl', 'wren'\) .*--methods probe"):
+    with pytest.warns(UserWarning, match=r"cannot tell 2 of 3 classes \('owl', 'wren'\) .*--methods probe"):
         warn_of_unknown_names(zeroshot, names)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -104,4 +104,15 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
         note(f"wrote {dataset.location}")
     if dataset.is_users:
         show(format_classes(open_dataset(root, dataset.name)) + "\n")
+        _warn_of_names(manifest)
     return manifest
+
+
+def _warn_of_names(manifest: Manifest) -> None:
+    """Warn of class names that the default backbone does not know."""
+    # These import torch, which other data sets need not wait for.
+    from procap.weights.loading import load_clip
+    from runner.setup import describe_unknown_names, label_space
+
+    if why := describe_unknown_names(load_clip("mini"), label_space(manifest, manifest.classnames).names()):
+        report_note(f"warning: under the default backbone, {why}")

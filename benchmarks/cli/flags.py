@@ -41,7 +41,12 @@ def switch(name: str, text: str, *short: str) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 MethodNames = Annotated[
     str,
-    flag("A,B", "see `procap ls methods`; all, table1, adapters, prompts, probabilistic", "--methods", "--method"),
+    flag(
+        "A,B",
+        "see `procap ls methods`; all, table1, adapters, prompts, probabilistic [default on your data, mini: probe]",
+        "--methods",
+        "--method",
+    ),
 ]
 DatasetNames = Annotated[
     str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,15 +36,16 @@ Listing = tuple[str, list[dict[str, Any]]]
 def ls(
     output: OutputFlags,
     selection: SelectionFlags,
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|words|suites|runs", help="what to list")],
     results: Results = "results",
     data: Data = "",
 ) -> int:
-    """List methods, data sets, backbones, suites or runs; --methods, --datasets and so on select runs."""
+    """List methods, data sets, backbones, words that `mini` knows, suites or runs; --methods and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
+        "words": _words,
         "suites": _suites,
         "runs": lambda: _runs(results, selection),
     }
@@ -133,6 +135,13 @@ def _backbones() -> Listing:
     rows = list_backbones()
     shown = [(row["name"], row["methods"], row["note"], ", ".join(row["tags"]) or "-") for row in rows]
     return columns(("backbone", "methods", "what it is", "weights"), shown), rows
+
+
+def _words() -> Listing:
+    """List the words of the class names that `mini` was trained on, those of the generated data."""
+    texts = (text for dataset in CATALOGUE.values() if dataset.source == "world" for text in dataset.classnames)
+    words = sorted({word for text in texts for word in text.split() if len(word) > 1})
+    return textwrap.fill(" ".join(words), 100), [{"word": word} for word in words]
 
 
 def _runs(results: str, selection: SelectionFlags) -> Listing:

@@ -63,8 +63,8 @@ def selected_runs(
 
     task: see `plan_run`.
     """
-    methods = parse_methods(selection.methods, table1_methods())
-    datasets = parse_datasets(selection.datasets, data, test_only=methods == ["zeroshot"])
+    datasets = parse_datasets(selection.datasets, data, test_only=selection.methods == "zeroshot")
+    methods = parse_methods(selection.methods or default_method(selection, datasets, data), table1_methods())
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
     options = parse_options(recipe.option or (), methods)
@@ -89,6 +89,12 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+
+
+def default_method(selection: SelectionFlags, datasets: Iterable[str], data: Path | None) -> str:
+    """Return a method that needs no words for a user's data under `mini`, which knows few; else none."""
+    is_users = all(resolve_dataset(name, data).source == "packed" for name in datasets)
+    return "probe" if is_users and selection.backbone in ("", "mini") else ""
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
