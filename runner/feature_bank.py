@@ -19,8 +19,9 @@ from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, clip_transform, train_augment
+from shards.fewshot import evaluation_split
 from shards.loader import DecodedImages, TrainStream, prepare_batches
-from shards.reader import Split
+from shards.reader import Split, open_dataset
 from shards.transforms import TrainAugment
 
 Prepare = Callable[[int, Tensor], object]
@@ -56,12 +57,11 @@ def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
 
 
 def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:
-    """Encode the views of the training images and the validation images with the frozen image tower."""
+    """Encode the views of the training images, and the images that the method chooses by, with the frozen tower."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    train, val, device = setup.fewshot.train, setup.fewshot.val, method.clip.device
-    if method.selection != "validation":
-        val = val.subset([])
+    train, device = setup.fewshot.train, method.clip.device
+    val, test = choosing_images(setup, runtime)
     encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
     transform = clip_transform(method.clip)
 
@@ -79,9 +79,23 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
         views = [encode(len(train), prepare_view(view)) for view in range(method.num_views(config.recipe))]
     else:
         views = [encode(len(train), plain(decoded))]
-    labels, val_labels = (torch.from_numpy(split.labels).to(device) for split in (train, val))
-    val_features = encode(len(val), plain(DecodedImages(val)))
-    return FeatureBank(torch.stack(views, dim=1), labels, val_features, val_labels)
+    val_features, test_features = (encode(len(split), plain(DecodedImages(split))) for split in (val, test))
+    labels = (torch.from_numpy(split.labels).to(device) for split in (train, val, test))
+    train_labels, val_labels, test_labels = labels
+    return FeatureBank(torch.stack(views, dim=1), train_labels, val_features, val_labels, test_features, test_labels)
+
+
+def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]:
+    """Select the validation and test images that a method chooses by; test images only for the public rule."""
+    assert setup.fewshot is not None
+    config, val = setup.card.config, setup.fewshot.val
+    if config.options.get("selection") == "test":
+        shards = open_dataset(runtime.data, config.dataset)
+        test = evaluation_split(shards, config.classes).images
+        # ImageNet has no val split: the public code searches its test images.
+        has_val = "val" in shards.manifest.splits
+        return (evaluation_split(shards, config.classes, "val").images if has_val else test), test
+    return (val if setup.method.selection == "validation" else val.subset([])), val.subset([])
 
 
 @torch.no_grad()

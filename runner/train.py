@@ -168,7 +168,7 @@ def _train(
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
                 validator = Validator(callbacks, checkpointer, runtime, stop)
                 epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-                state = _fit(runtime, checkpointer, validator, epochs)
+                state = _fit(runtime, checkpointer, validator, epochs, bank)
                 if state.epoch < config.recipe.epochs:
                     return checkpointer.finish("paused")
         finally:
@@ -187,7 +187,9 @@ def _train(
     return result
 
 
-def _fit(runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int) -> TrainState:
+def _fit(
+    runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int, bank: FeatureBank | None
+) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
     try:
         state = checkpointer.restore()
@@ -200,6 +202,8 @@ def _fit(runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validato
             loop = TrainLoop(runtime, checkpointer, validator.stop, display)
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
+                if bank is not None and isinstance(loop.method, FeatureMethod):
+                    loop.method.end_epoch(bank)
                 validator.validate()
                 loop.end_epoch()
                 # After the last epoch the callback waits until the result is written.

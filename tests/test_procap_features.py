@@ -105,6 +105,35 @@ def test_tipadapter_chooses_alpha_and_beta_as_the_public_code():
     assert (method.beta.item(), method.alpha.item()) == pytest.approx((best_beta, best_alpha))
 
 
+def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the_best_test_accuracy():
+    figures = figures_of("tipadapter")
+    cloud = {key.removeprefix("cloud/"): torch.from_numpy(figures[key]) for key in figures.files if "cloud/" in key}
+    method = built("tipadapterf", alpha=20, beta_end=12, alpha_end=60, selection="test")
+    method._constants["text"] = cloud["text"]
+    train_labels = torch.arange(9).repeat_interleave(2)
+    val, test = ((cloud[f"{split}_features"], cloud["labels"]) for split in ("val", "test"))
+    bank = FeatureBank(cloud["keys"][:, None], train_labels, *val, *test)
+    method.fit(bank)
+    config = plan_run(method="tipadapterf", dataset="oxford-pets", classes="all", data=None, overrides={"epochs": 4})
+    engine = Engine(method, config)
+    accuracies = []
+    for step, features in enumerate(cloud["train_passes"]):
+        engine.set_rate(0.01 * recipe.step_rate(config.recipe, step, 4) / config.recipe.lr)
+        engine.backward(engine.terms(Batch(features, train_labels, ())))
+        engine.update()
+        accuracies.append(100 * float((method.head(method.space)(test[0]).argmax(1) == test[1]).double().mean()))
+        method.end_epoch(bank)
+    assert accuracies == pytest.approx(figures["cloud/steps/test_accuracy_per_epoch"].tolist(), abs=1e-4)
+    kept = method.best_keys.clone()
+    method.finish(bank)
+    at_start, searched, reported = figures["cloud/steps/final_reported_accuracy"]
+    assert torch.equal(method.keys, kept)
+    right = method.head(method.space)(test[0]).argmax(1) == test[1]
+    assert 100 * float(right.double().mean()) == pytest.approx(reported, abs=1e-4)
+    best = figures["cloud/search_f/best_beta_alpha"] if searched > at_start else (1.0, 20.0)
+    assert (method.beta.item(), method.alpha.item()) == pytest.approx(tuple(best))
+
+
 def test_options_of_tipadapter_by_data_set_are_those_of_the_public_code():
     names = {"fgvc": "fgvc-aircraft", "oxford_flowers": "oxford-flowers", "oxford_pets": "oxford-pets",
              "stanford_cars": "stanford-cars"}  # fmt: skip

@@ -1,13 +1,14 @@
 """The base class of methods that learn from image features, which the frozen image tower computes once.
 
-Shapes: N training images, V views of each, M validation images, B images of a batch, C classes, E joint embedding.
+Shapes: N training images, V views of each, M validation images, T test images, B images of a batch, C classes, E joint
+embedding.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -30,14 +31,16 @@ class FeatureBank:
     """Frozen image features of a run's few-shot samples, float32 and not normalised.
 
     features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most
-        four of each class; M is 0 for a data set without a val split, and unless the method's `selection` is
-        "validation".
+        four of each class; M is 0 for a data set without a val split, and if the method does not choose by them.
+    test_features [T, E], test_labels [T]: test images, for the public rule of a method; T is 0 otherwise.
     """
 
     features: Tensor
     labels: Tensor
     val_features: Tensor
     val_labels: Tensor
+    test_features: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    test_labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 class FeatureMethod(Method):
@@ -67,6 +70,9 @@ class FeatureMethod(Method):
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
+
+    def end_epoch(self, bank: FeatureBank) -> None:
+        """Look at the head after an epoch of steps."""
 
     def finish(self, bank: FeatureBank) -> None:
         """Set what is chosen after the last step."""

@@ -9,7 +9,7 @@ Shapes: N training images, V views of each, M validation images, B images, C cla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -41,6 +41,11 @@ class TipAdapterOptions(BaseModel):
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
     search: bool = Field(True, description="choose alpha and beta on validation images, if there are any")
+    selection: Literal["validation", "test"] = Field(
+        "validation",
+        description="validation: choose on at most four validation images per class; test: the public rule, which "
+        "searches all of them (ImageNet: the test images) and keeps what has the highest test accuracy",
+    )
     beta_end: float = Field(7.0, gt=SMALLEST, description="end of the search for beta, which starts at 0.1")
     alpha_end: float = Field(3.0, gt=SMALLEST, description="end of the search for alpha, which starts at 0.1")
     views: int = Field(10, ge=1, description="random views of each image, whose features are averaged")
@@ -134,10 +139,22 @@ class TipAdapter(FeatureMethod):
 
 
 class TipAdapterF(TipAdapter):
-    """Tip-Adapter-F: the keys are trained."""
+    """Tip-Adapter-F: the keys are trained. With the public rule, those of the epoch with the best test accuracy count.
+
+    best_keys, best_accuracy: of the epochs so far; tensors of the method, so that a resumed training has them.
+    """
 
     summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
     has_steps: ClassVar[bool] = True
+    best_keys: Tensor
+    best_accuracy: Tensor
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        if options.selection == "test":
+            self.per_image = (*self.per_image, "best_keys")
+            self.register_buffer("best_keys", torch.zeros_like(self.keys))
+            self.register_buffer("best_accuracy", torch.tensor(0.0))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -156,9 +173,32 @@ class TipAdapterF(TipAdapter):
             )
         )
 
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        super().fit(bank)
+        if self.options.selection == "test":
+            self.best_keys = self.keys.detach().clone()
+
+    @torch.no_grad()
+    def end_epoch(self, bank: FeatureBank) -> None:
+        if self.options.selection == "test" and (score := self._test_accuracy(bank)) > self.best_accuracy:
+            self.best_accuracy.fill_(score)
+            self.best_keys.copy_(self.keys)
+
+    @torch.no_grad()
     def finish(self, bank: FeatureBank) -> None:
-        """Choose alpha and beta for the trained keys."""
+        """Choose alpha and beta for the trained keys; by the public rule only if that has a higher test accuracy."""
+        if self.options.selection == "validation":
+            return self.search(bank)
+        self.keys.copy_(self.best_keys)
+        start = self.alpha.clone(), self.beta.clone()
         self.search(bank)
+        if self._test_accuracy(bank) <= self.best_accuracy:
+            self.alpha.copy_(start[0])
+            self.beta.copy_(start[1])
+
+    def _test_accuracy(self, bank: FeatureBank) -> float:
+        return accuracy(self.head(self.space)(bank.test_features), bank.test_labels)
 
 
 def search_values(end: float, count: int) -> Iterator[float]:
