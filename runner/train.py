@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from procap.errors import UserError
-from procap.methods.features import FeatureMethod
+from procap.methods.features import FeatureBank, FeatureMethod
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import made, put_score, table_of
+from made_results import made, put_run, put_score, table_of
 
+from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
@@ -136,6 +137,16 @@ def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path)
     assert [[cell.strip() for cell in line[4:6]] for line in printed if "MaPLe" in line[2]][1:] == [["-", "-"]] * 2
     [note] = [note for note in table.notes if note.startswith("MISSING")]
     assert "1 of 24 evaluations" in note and "on tiles:novel:test" in note
+
+
+def test_results_chosen_by_test_accuracy_are_marked_and_never_bold(tmp_path, capsys):
+    for method, correct, options in (("tipadapter", 99, {"selection": "test"}), ("coop", 80, {}), ("maple", 70, {})):
+        config = put_run(tmp_path, method, "tiles", classes="all", options=options)
+        put_score(tmp_path, config, "tiles:all", correct, 100)
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "99.00 ‡" in text and "**99.00" not in text and "**80.00**" in text
+    assert text.count("‡ weights or settings chosen by test accuracy") == 1
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):

@@ -57,11 +57,13 @@ def test_a_training_on_features_is_read_back_and_classifies_what_it_can(method, 
                 evaluate(config, target, runtime, trained=trained)
 
 
-@pytest.mark.parametrize("method", ["tipadapterf", "taskres"])
+@pytest.mark.parametrize(("method", "options"), [
+    ("tipadapterf", {}), ("tipadapterf", {"selection": "test"}), ("taskres", {}),
+])  # fmt: skip
 def test_a_paused_training_on_features_ends_with_the_bits_of_one_that_was_not(
-    method, few_digits, short_checkpoint, tmp_path
+    method, options, few_digits, short_checkpoint, tmp_path
 ):
-    config = plan(short_checkpoint, method)
+    config = plan(short_checkpoint, method, options=options)
     whole, paused = (make_runtime(few_digits, tmp_path / name) for name in ("whole", "paused"))
     train(config, whole)
     train(config, paused, until=1)
@@ -83,6 +85,19 @@ def test_a_training_cannot_read_the_test_split(method, few_digits, short_checkpo
     train(config, without)
     for name, tensor in tensors(with_test, config).items():
         assert torch.equal(tensor, tensors(without, config)[name]), name
+
+
+@pytest.mark.parametrize("method", ["tipadapter", "tipadapterf"])
+def test_the_public_rule_is_read_back_and_never_worse_on_the_test_images(
+    method, few_digits, short_checkpoint, tmp_path
+):
+    runtime, target = make_runtime(few_digits, tmp_path), Target("digits", "base")
+    options = {"search": False} if method == "tipadapter" else {}
+    configs = [plan(short_checkpoint, method, options={**options, "selection": by}) for by in ("validation", "test")]
+    for config in configs:
+        train(config, runtime)
+    counts = [evaluate(config, target, runtime).correct for config in configs]
+    assert counts[1] >= counts[0]
 
 
 def test_image_features_of_a_packed_set_give_the_counts_of_the_nearest_mean(few_digits, short_checkpoint, tmp_path):

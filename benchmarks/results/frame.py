@@ -52,6 +52,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
         fps, fps_model        evaluated images per second with and without decoding
+        chosen_on_test        whether weights or settings were chosen by test accuracy (option selection = test)
         imported              whether the weights were imported from a checkpoint of public code
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
@@ -134,6 +135,7 @@ def make_records(
         "options": dict(config.options),
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
+        "chosen_on_test": config.options.get("selection") == "test",
         "imported": training.imported is not None,
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
@@ -180,8 +182,8 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "imported", "source", "train_seconds"),
-    *("steps", "losses", "manifest", "contents", "backbone_digest", "written"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source"),
+    *("train_seconds", "steps", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )
 
@@ -192,9 +194,8 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
     frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
     # Without rows all columns would have dtype object, which cannot be used as a mask.
-    frame = frame.astype(
-        {"limited": bool, "imported": bool, "correct": int, "total": int, "accuracy": float, "fps": float}
-    )
+    types: dict[str, type] = dict.fromkeys(("limited", "chosen_on_test", "imported"), bool)
+    frame = frame.astype(types | {"correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     return frame
 
@@ -312,4 +313,5 @@ def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | 
     rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
     if rows.empty or rows[column].isna().any():
         return None
-    return make_metric(list(map(float, rows[column])), tuple(map(int, rows.seed)), limited)
+    values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
+    return make_metric(values, seeds, limited, chosen_on_test=bool(rows.chosen_on_test.any()))

@@ -15,6 +15,7 @@ class Metric:
 
     std: sample standard deviation (ddof = 1), None for one seed. seeds: those of `values`, none for a published number.
     published: what the paper prints for the same setting. limited: only the first images of a test set were evaluated.
+    chosen_on_test: the weights or a setting were chosen by test accuracy, as some public code does.
     """
 
     mean: float
@@ -23,6 +24,7 @@ class Metric:
     published: float | None = None
     limited: bool = False
     values: tuple[float, ...] = ()
+    chosen_on_test: bool = False
 
     @property
     def delta(self) -> float | None:
@@ -30,10 +32,17 @@ class Metric:
         return None if self.published is None else self.mean - self.published
 
 
-def make_metric(values: Sequence[float], seeds: tuple[int, ...], limited: bool, mean: float | None = None) -> Metric:
+def make_metric(
+    values: Sequence[float],
+    seeds: tuple[int, ...],
+    limited: bool,
+    mean: float | None = None,
+    chosen_on_test: bool = False,
+) -> Metric:
     """Make a metric of one value per seed. mean: if it is not that of the values."""
     std = stdev(values) if len(values) > 1 else None
-    return Metric(fmean(values) if mean is None else mean, std, seeds, None, limited, tuple(values))
+    mean = fmean(values) if mean is None else mean
+    return Metric(mean, std, seeds, None, limited, tuple(values), chosen_on_test)
 
 
 def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
@@ -41,7 +50,8 @@ def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
     if not base or not novel or (base.seeds, base.limited) != (novel.seeds, novel.limited):
         return None
     values = [harmonic_mean(b, n) for b, n in zip(base.values, novel.values, strict=True)]
-    return make_metric(values, base.seeds, base.limited, harmonic_mean(base.mean, novel.mean))
+    mean = harmonic_mean(base.mean, novel.mean)
+    return make_metric(values, base.seeds, base.limited, mean, base.chosen_on_test or novel.chosen_on_test)
 
 
 def average(metrics: Sequence[Metric | None]) -> Metric | None:
@@ -50,7 +60,8 @@ def average(metrics: Sequence[Metric | None]) -> Metric | None:
     if len(present) < len(metrics) or len({(metric.seeds, metric.limited) for metric in present}) != 1:
         return None
     values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
-    return make_metric(values, present[0].seeds, present[0].limited, fmean(metric.mean for metric in present))
+    mean, on_test = fmean(metric.mean for metric in present), any(metric.chosen_on_test for metric in present)
+    return make_metric(values, present[0].seeds, present[0].limited, mean, on_test)
 
 
 def format_seeds(seeds: Sequence[int]) -> str:

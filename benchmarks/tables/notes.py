@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LIMITED = "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold."
 
+CHOSEN_ON_TEST = "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold."
+
 
 class Notes(NamedTuple):
     """The notes of a table. lines: at most four, below it. details: recipe and options of each row, for JSON."""
@@ -60,7 +62,8 @@ def run_notes(
     runs = list(runs)
     spread = "; ± is the sample standard deviation" if len(seeds) > 1 else ""
     setting = [*rules, f"{format_seeds(seeds).capitalize()}{spread}." * bool(seeds), describe_shared(runs)]
-    limited = [*limited, LIMITED if frame.limited.any() else ""]
+    marks = {LIMITED: frame.limited.any(), CHOSEN_ON_TEST: frame.chosen_on_test.any()}
+    limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
 

@@ -29,6 +29,8 @@ PAGE = 45
 """Rows of a LaTeX table on a page."""
 MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
 """Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
+MARKS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+"""Signs of the cells of numbers."""
 LATEX = {
     **{sign: f"\\{sign}" for sign in "{}$&#_%"},
     **{sign: f"${sign}$" for sign in "<>|"},
@@ -37,8 +39,7 @@ LATEX = {
     "^": r"\textasciicircum{}",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
-    "†": r"$^\dagger$",
-    "±": r"$\pm$",
+    **MARKS,
     "β": r"$\beta$",
     "λ": r"$\lambda$",
     "τ": r"$\tau$",
@@ -86,7 +87,7 @@ def to_latex(table: Table) -> str:
     marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
     body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
-        cells[:] = [MINUS.sub("$-$", cell).replace("±", r"$\pm$").replace("†", r"$^\dagger$") for cell in cells]
+        cells[:] = [MINUS.sub("$-$", cell).translate(str.maketrans(MARKS)) for cell in cells]
         # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
         row, previous = table.rows[number], table.rows[max(0, number - 1)]
@@ -162,11 +163,11 @@ def escape_latex(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited.
+    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, and so on.
 
     Columns that are empty in all rows are left out.
     """
-    parts = ("", " std", " n", " published", " delta", " limited")
+    parts = ("", " std", " n", " published", " delta", " limited", " chosen_on_test")
     lines = [[*table.labels, "source", "average", *(column.title + part for column in table.columns for part in parts)]]
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
@@ -174,7 +175,7 @@ def to_csv(table: Table) -> str:
             if isinstance(cell, Metric):
                 numbers = (cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta)
                 cells += ["" if number is None else str(round(number, 6)) for number in numbers]
-                cells.append(str(cell.limited).lower())
+                cells += [str(cell.limited).lower(), str(cell.chosen_on_test).lower() if cell.chosen_on_test else ""]
             else:
                 cells += [cell or "", *[""] * (len(parts) - 1)]
         lines.append(cells)
@@ -201,6 +202,7 @@ def to_dict(table: Table) -> dict[str, Any]:
                     "published": cell.published,
                     "delta": cell.delta,
                     "limited": cell.limited,
+                    "chosen_on_test": cell.chosen_on_test,
                     "mark": marks.get((number, index)),
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}

@@ -99,8 +99,9 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results are left out. There is no mark where results of ours have different seeds, as the best of the
-        comparable ones would be read as the best of the group. Numbers that are equal as printed share a mark.
+        Limited results and those chosen by test accuracy are left out. There is no mark where results of ours have
+        different seeds, as the best of the comparable ones would be read as the best of the group. Numbers that are
+        equal as printed share a mark.
         """
         marks: dict[tuple[int, int], Mark] = {}
         for group, (index, column) in product(self.groups, enumerate(self.columns)):
@@ -108,7 +109,7 @@ class Table:
             seeds = set()
             for number, row in enumerate(self.rows):
                 metric = self.metric(number, index)
-                if row.group == group and metric and not metric.limited:
+                if row.group == group and metric and not (metric.limited or metric.chosen_on_test):
                     printed[number] = round(metric.mean, column.digits)
                     seeds |= {metric.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
@@ -157,7 +158,7 @@ def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", esca
         text += f" (n={len(cell.seeds)})"
     if cell.delta is not None:
         text += f" ({format_number(cell.delta, digits, '+')})"
-    return text + (" †" if cell.limited else "")
+    return text + " †" * cell.limited + " ‡" * cell.chosen_on_test
 
 
 def format_number(number: float, digits: int, sign: str = "") -> str:
